@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::files::production_files;
 use crate::sources_of;
-use crate::tables::{CRATES, TOOLS};
+use crate::tables::CRATES;
 use crate::tokens::Token;
 
 /// Names that stand more than once on purpose, how often, and why.
@@ -31,6 +31,16 @@ const ON_PURPOSE: &[(&str, usize, &str)] = &[
         "an open NIC to the library's users, and the simulated NIC itself",
     ),
     (
+        "Context",
+        2,
+        "an open verbs device, and a context of the stand-in for the CUDA driver: each API's own word",
+    ),
+    (
+        "Event",
+        2,
+        "an event of the library's streams, and one of the stand-in: CUDA's word",
+    ),
+    (
         "UnsafeCell",
         2,
         "the interface of loom's, over that of the standard library",
@@ -44,8 +54,7 @@ const MOST: usize = 20;
 fn type_names_stand_once() {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let folders = CRATES.iter().map(|package| package.folder);
-    // Tools are read apart from the products, and may use the same words.
-    for folder in folders.filter(|folder| !TOOLS.contains(folder)) {
+    for folder in folders {
         for (name, files) in type_names(&sources_of(folder)) {
             let files = files.iter().map(|file| format!("{folder}/{file}"));
             places.entry(name).or_default().extend(files);

@@ -21,9 +21,6 @@ pub const CRATES: &[Package] = &[
     LIBRARY, WIRE, DEVICE, PRELOAD, CAPI, CLI, GPU_CHECK, STANDIN,
 ];
 
-/// Those that are no products.
-pub const TOOLS: &[&str] = &[GPU_CHECK.folder, STANDIN.folder];
-
 const LIBRARY: Package = Package {
     folder: "src",
     common: &[],

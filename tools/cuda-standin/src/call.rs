@@ -9,7 +9,7 @@ pub use cudarc::driver::sys::CUresult;
 use crate::fault;
 
 /// The outcome of a call but for the number that C gets.
-pub type Outcome<T = ()> = Result<T, CUresult>;
+pub type CudaResult<T = ()> = Result<T, CUresult>;
 
 static INITIALIZED: AtomicBool = AtomicBool::new(false);
 
@@ -37,13 +37,13 @@ pub extern "C" fn doorbell_cuda_standin_calls_here() -> u64 {
 }
 
 /// A call that works before `cuInit` too.
-pub fn always(name: &'static str, work: impl FnOnce() -> Outcome) -> CUresult {
+pub fn always(name: &'static str, work: impl FnOnce() -> CudaResult) -> CUresult {
     // A thread that is ending has no counter any more.
     let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
     run(name, work)
 }
 
-fn run(name: &'static str, work: impl FnOnce() -> Outcome) -> CUresult {
+fn run(name: &'static str, work: impl FnOnce() -> CudaResult) -> CUresult {
     let work = || {
         fault::of_call(name)?;
         work()
@@ -57,7 +57,7 @@ fn run(name: &'static str, work: impl FnOnce() -> Outcome) -> CUresult {
 }
 
 /// Any other call.
-pub fn enter(name: &'static str, work: impl FnOnce() -> Outcome) -> CUresult {
+pub fn enter(name: &'static str, work: impl FnOnce() -> CudaResult) -> CUresult {
     let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
     if !INITIALIZED.load(Ordering::Acquire) {
         return CUresult::CUDA_ERROR_NOT_INITIALIZED;
@@ -92,7 +92,7 @@ impl<T> Out<T> {
     }
 
     /// Null is CUDA_ERROR_INVALID_VALUE.
-    pub fn put(&self, value: T) -> Outcome {
+    pub fn put(&self, value: T) -> CudaResult {
         if self.0.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
@@ -107,7 +107,7 @@ impl<T> Out<T> {
     }
 
     /// For what is both read and written.
-    pub fn get(&self) -> Outcome<T>
+    pub fn get(&self) -> CudaResult<T>
     where
         T: Copy,
     {
@@ -141,7 +141,7 @@ impl<T: Copy> In<T> {
     }
 
     /// Null is CUDA_ERROR_INVALID_VALUE.
-    pub fn get(&self) -> Outcome<T> {
+    pub fn get(&self) -> CudaResult<T> {
         if self.0.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
@@ -150,7 +150,7 @@ impl<T: Copy> In<T> {
     }
 
     /// An array of `len` elements. Null is CUDA_ERROR_INVALID_VALUE unless it is empty.
-    pub fn get_all(&self, len: usize) -> Outcome<Vec<T>> {
+    pub fn get_all(&self, len: usize) -> CudaResult<Vec<T>> {
         if len > 0 && self.0.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
@@ -162,7 +162,7 @@ impl<T: Copy> In<T> {
 }
 
 /// CUDA_ERROR_INVALID_VALUE unless it holds.
-pub fn valid(holds: bool) -> Outcome {
+pub fn valid(holds: bool) -> CudaResult {
     if holds {
         Ok(())
     } else {

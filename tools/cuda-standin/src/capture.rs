@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
 
-use crate::call::{CUresult, Outcome};
+use crate::call::{CUresult, CudaResult};
 use crate::context::Context;
-use crate::graph::{self, Graph, Work};
-use crate::stream::{Kind, Stream};
+use crate::graph::{self, Graph, NodeWork};
+use crate::stream::{Stream, StreamOrder};
 use crate::task::node_type;
 
 pub const GLOBAL: u32 = 0;
@@ -21,11 +21,11 @@ pub struct Capture {
     thread: ThreadId,
     pub graph: Arc<Graph>,
     origin: u64,
-    state: Mutex<State>,
+    state: Mutex<CaptureState>,
 }
 
 #[derive(Default)]
-struct State {
+struct CaptureState {
     /// The streams in it, each with the nodes that its next one comes after.
     parts: Vec<(Arc<Stream>, Vec<u64>)>,
     invalid: bool,
@@ -65,7 +65,7 @@ pub fn exchange_mode(mode: u32) -> u32 {
 }
 
 impl Capture {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CaptureState> {
         self.state
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -106,7 +106,7 @@ impl Capture {
         }
     }
 
-    fn add(self: &Arc<Capture>, stream: &Arc<Stream>, work: Work) -> Outcome {
+    fn add(self: &Arc<Capture>, stream: &Arc<Stream>, work: NodeWork) -> CudaResult {
         if self.is_invalid() {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
         }
@@ -156,8 +156,8 @@ impl Capture {
     }
 }
 
-pub fn begin(stream: &Arc<Stream>, mode: u32) -> Outcome {
-    if stream.kind == Kind::Legacy {
+pub fn begin(stream: &Arc<Stream>, mode: u32) -> CudaResult {
+    if stream.kind == StreamOrder::Legacy {
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
     if stream.capture().is_some() {
@@ -179,7 +179,7 @@ pub fn begin(stream: &Arc<Stream>, mode: u32) -> Outcome {
 }
 
 /// The graph, or why there is none.
-pub fn end(stream: &Arc<Stream>) -> Outcome<Arc<Graph>> {
+pub fn end(stream: &Arc<Stream>) -> CudaResult<Arc<Graph>> {
     let capture = stream.capture().ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
     if capture.origin != stream.id {
         capture.invalidate();
@@ -223,7 +223,7 @@ pub fn forget(context: &Context) {
 }
 
 /// Queues work to a stream, or makes it a node if the stream is being captured.
-pub fn queue(stream: &Arc<Stream>, work: Work) -> Outcome {
+pub fn queue(stream: &Arc<Stream>, work: NodeWork) -> CudaResult {
     match stream.capture() {
         Some(capture) => capture.add(stream, work),
         None => {
@@ -235,13 +235,13 @@ pub fn queue(stream: &Arc<Stream>, work: Work) -> Outcome {
 }
 
 /// Work of the default stream would come between that of a blocking stream, which is being captured.
-pub fn check_default(stream: &Stream) -> Outcome {
-    if stream.kind != Kind::Legacy {
+pub fn check_default(stream: &Stream) -> CudaResult {
+    if stream.kind != StreamOrder::Legacy {
         return Ok(());
     }
     let mut outcome = Ok(());
     for capture in active() {
-        if capture.has(&stream.context, |other| other.kind == Kind::Blocking) {
+        if capture.has(&stream.context, |other| other.kind == StreamOrder::Blocking) {
             capture.invalidate();
             outcome = Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
         }
@@ -251,13 +251,14 @@ pub fn check_default(stream: &Stream) -> Outcome {
 
 /// As `check_default`, for a caller that only asks: nothing is invalidated.
 pub fn is_default_beside_capture(stream: &Stream) -> bool {
-    let beside =
-        |capture: &Arc<Capture>| capture.has(&stream.context, |other| other.kind == Kind::Blocking);
-    stream.kind == Kind::Legacy && active().iter().any(beside)
+    let beside = |capture: &Arc<Capture>| {
+        capture.has(&stream.context, |other| other.kind == StreamOrder::Blocking)
+    };
+    stream.kind == StreamOrder::Legacy && active().iter().any(beside)
 }
 
 /// For a call that asks how far a stream is, or waits for it.
-pub fn check_idle_call(stream: &Stream) -> Outcome {
+pub fn check_idle_call(stream: &Stream) -> CudaResult {
     if let Some(capture) = stream.capture() {
         capture.invalidate();
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -267,7 +268,7 @@ pub fn check_idle_call(stream: &Stream) -> Outcome {
 }
 
 /// For a call that waits for a whole context.
-pub fn check_context_call(context: &Context) -> Outcome {
+pub fn check_context_call(context: &Context) -> CudaResult {
     let mut outcome = check_safe();
     for capture in active() {
         if capture.has(context, |_| true) {
@@ -280,7 +281,7 @@ pub fn check_context_call(context: &Context) -> Outcome {
 
 /// For calls that a capture does not see and that are not safe beside it, by the modes of the capture and of the thread
 /// (cuThreadExchangeStreamCaptureMode).
-pub fn check_safe() -> Outcome {
+pub fn check_safe() -> CudaResult {
     let mode = MODE.get();
     if mode == RELAXED {
         return Ok(());
@@ -302,7 +303,7 @@ pub fn check_safe() -> Outcome {
 }
 
 /// A wait, in a stream, for what was recorded in a capture: the stream joins it.
-pub fn join(stream: &Arc<Stream>, recorded: &Arc<Capture>, nodes: &[u64]) -> Outcome {
+pub fn join(stream: &Arc<Stream>, recorded: &Arc<Capture>, nodes: &[u64]) -> CudaResult {
     let own = stream.capture();
     if recorded.is_over() {
         // It has become part of a graph, of which nobody outside can wait for a piece.
@@ -323,7 +324,7 @@ pub fn join(stream: &Arc<Stream>, recorded: &Arc<Capture>, nodes: &[u64]) -> Out
             recorded.invalidate();
             Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE)
         }
-        None if stream.kind == Kind::Legacy => {
+        None if stream.kind == StreamOrder::Legacy => {
             recorded.invalidate();
             Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
         }

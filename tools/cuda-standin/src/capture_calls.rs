@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUgraph, CUgraphNode, CUstream};
 
-use crate::call::{CUresult, In, Out, Outcome, cuda, valid};
+use crate::call::{CUresult, CudaResult, In, Out, cuda, valid};
 use crate::capture::{self, Capture};
 use crate::stream::Stream;
 use crate::streams;
@@ -25,7 +25,7 @@ thread_local! {
 }
 
 /// A stream as these functions see it: they do not mind that it is being captured.
-fn status(stream: &Stream) -> Outcome<(u32, Option<Arc<Capture>>)> {
+fn status(stream: &Stream) -> CudaResult<(u32, Option<Arc<Capture>>)> {
     if capture::is_default_beside_capture(stream) {
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     }
@@ -44,7 +44,7 @@ fn info(
     to_graph: &Out<CUgraph>,
     to_nodes: &Out<*const CUgraphNode>,
     to_count: &Out<usize>,
-) -> Outcome {
+) -> CudaResult {
     let stream = streams::find(stream)?;
     valid(!to_status.is_null())?;
     let (status, capture) = status(&stream)?;
@@ -67,7 +67,7 @@ fn info(
     Ok(())
 }
 
-fn update(stream: CUstream, nodes: &In<CUgraphNode>, count: usize, flags: u32) -> Outcome {
+fn update(stream: CUstream, nodes: &In<CUgraphNode>, count: usize, flags: u32) -> CudaResult {
     let stream = streams::find(stream)?;
     valid(flags <= SET)?;
     let capture = stream.capture().ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;

@@ -5,9 +5,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use cudarc::driver::sys::{CUcontext, CUdevice};
 
-use crate::handle::Table;
-use crate::life::Life;
-use crate::stream::{Kind, Stream};
+use crate::handle::ObjectTable;
+use crate::life::ContextLife;
+use crate::stream::{Stream, StreamOrder};
 
 pub struct Context {
     pub handle: u64,
@@ -16,7 +16,7 @@ pub struct Context {
     pub device: CUdevice,
     pub flags: u32,
     pub primary: bool,
-    pub life: Life,
+    pub life: ContextLife,
     /// All streams with work, or that may get some. The lock also orders submissions: the legacy stream's order with the others is
     /// that of the calls.
     pub streams: Mutex<Vec<Arc<Stream>>>,
@@ -25,7 +25,7 @@ pub struct Context {
     freed: Condvar,
 }
 
-static CONTEXTS: Table<Context> = Table::new();
+static CONTEXTS: ObjectTable<Context> = ObjectTable::new();
 
 /// A context that is not destroyed.
 pub fn find(handle: CUcontext) -> Option<Arc<Context>> {
@@ -41,7 +41,7 @@ impl Context {
             device,
             flags,
             primary,
-            life: Life::default(),
+            life: ContextLife::default(),
             streams: Mutex::default(),
             frees: Mutex::default(),
             freed: Condvar::new(),
@@ -59,10 +59,13 @@ impl Context {
     /// The default stream, made when it is first used.
     pub fn legacy(self: &Arc<Context>) -> Arc<Stream> {
         let mut streams = self.lock_streams();
-        if let Some(found) = streams.iter().find(|stream| stream.kind == Kind::Legacy) {
+        if let Some(found) = streams
+            .iter()
+            .find(|stream| stream.kind == StreamOrder::Legacy)
+        {
             return found.clone();
         }
-        let made = Stream::new(self, 0, 0, Kind::Legacy);
+        let made = Stream::new(self, 0, 0, StreamOrder::Legacy);
         streams.push(made.clone());
         made
     }

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use cudarc::driver::sys::{CUcontext, CUctxCreateParams, CUdevice};
 
-use crate::call::{CUresult, In, Out, Outcome, cuda, valid};
+use crate::call::{CUresult, CudaResult, In, Out, cuda, valid};
 use crate::context::{self, Context};
 use crate::{capture, current, device, event, handle, memory, module, streams};
 
@@ -32,7 +32,10 @@ struct Primary {
 
 static PRIMARIES: Mutex<Vec<Primary>> = Mutex::new(Vec::new());
 
-fn with_primary<T>(device: CUdevice, work: impl FnOnce(&mut Primary) -> Outcome<T>) -> Outcome<T> {
+fn with_primary<T>(
+    device: CUdevice,
+    work: impl FnOnce(&mut Primary) -> CudaResult<T>,
+) -> CudaResult<T> {
     device::check(device)?;
     let mut all = PRIMARIES
         .lock()
@@ -53,7 +56,7 @@ fn flags_are_known(flags: u32) -> bool {
     flags & !(0x7 | OTHERS) == 0 && SCHEDULES.contains(&(flags & 0x7))
 }
 
-fn create(pctx: &Out<CUcontext>, flags: u32, dev: CUdevice) -> Outcome {
+fn create(pctx: &Out<CUcontext>, flags: u32, dev: CUdevice) -> CudaResult {
     valid(!pctx.is_null() && flags_are_known(flags))?;
     device::check(dev)?;
     let context = Context::create(handle::fresh(), dev, flags, false);

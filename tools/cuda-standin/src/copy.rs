@@ -6,19 +6,19 @@ use std::sync::atomic::Ordering;
 
 use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUstream};
 
-use crate::call::{CUresult, Outcome, cuda, valid};
+use crate::call::{CUresult, CudaResult, cuda, valid};
 use crate::capture;
-use crate::graph::Work;
+use crate::graph::NodeWork;
 use crate::held;
-use crate::life::Life;
-use crate::memory::{self, Kind, Place};
+use crate::life::ContextLife;
+use crate::memory::{self, BlockKind, Place};
 use crate::stream::Stream;
 use crate::streams;
 use crate::task::{Task, node_type};
 
 /// What a side of a copy may be.
 #[derive(Clone, std::marker::Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum CopySide {
     Host,
     Device,
     /// Found out from the address.
@@ -26,7 +26,7 @@ pub enum Side {
 }
 
 #[derive(Clone)]
-enum Source {
+enum CopySource {
     Address(u64),
     /// Pageable memory, read when the call was made.
     Staged(Arc<[u8]>),
@@ -34,7 +34,7 @@ enum Source {
 
 /// One side of a copy: where it begins, and how far its rows and slices are apart.
 pub struct Plane {
-    pub side: Side,
+    pub side: CopySide,
     pub address: u64,
     pub pitch: u64,
     pub slice: u64,
@@ -44,7 +44,7 @@ pub struct Plane {
 #[derive(Clone)]
 pub struct Copy {
     to: u64,
-    from: Source,
+    from: CopySource,
     width: u64,
     height: u64,
     depth: u64,
@@ -57,21 +57,23 @@ pub struct Copy {
 }
 
 /// Memory at an address as one side of a copy; none if there is nothing.
-fn place(side: Side, address: u64, len: u64) -> Option<Place> {
+fn place(side: CopySide, address: u64, len: u64) -> Option<Place> {
     match side {
-        Side::Device => memory::device_place(address, len),
-        Side::Host => memory::host_place(address, len),
-        Side::Any => memory::any_place(address, len),
+        CopySide::Device => memory::device_place(address, len),
+        CopySide::Host => memory::host_place(address, len),
+        CopySide::Any => memory::any_place(address, len),
     }
 }
 
-fn is_pageable(side: Side, address: u64) -> bool {
-    side != Side::Device && memory::find(address).is_none() && memory::find_host(address).is_none()
+fn is_pageable(side: CopySide, address: u64) -> bool {
+    side != CopySide::Device
+        && memory::find(address).is_none()
+        && memory::find_host(address).is_none()
 }
 
 impl Copy {
     /// One row, checked as a call checks its arguments.
-    pub fn of_row(to: (Side, u64), from: (Side, u64), len: u64) -> Outcome<Copy> {
+    pub fn of_row(to: (CopySide, u64), from: (CopySide, u64), len: u64) -> CudaResult<Copy> {
         let plane = |(side, address)| Plane {
             side,
             address,
@@ -82,7 +84,7 @@ impl Copy {
     }
 
     /// Rows of `size[0]` bytes, `size[1]` of them in each of `size[2]` slices.
-    pub fn of_box(to: Plane, from: Plane, size: [u64; 3]) -> Outcome<Copy> {
+    pub fn of_box(to: Plane, from: Plane, size: [u64; 3]) -> CudaResult<Copy> {
         let [width, height, depth] = size;
         valid(
             width > 0
@@ -105,7 +107,7 @@ impl Copy {
         }
         Ok(Copy {
             to: to.address,
-            from: Source::Address(from.address),
+            from: CopySource::Address(from.address),
             width,
             height,
             depth,
@@ -119,7 +121,7 @@ impl Copy {
 
     /// Reads a row now, for a copy that is done later.
     fn stage(&mut self) {
-        if let Source::Address(address) = self.from {
+        if let CopySource::Address(address) = self.from {
             let mut bytes = vec![0u8; self.width as usize];
             // SAFETY: memory of the program, which answers for its length; the vector is as long.
             unsafe {
@@ -129,15 +131,15 @@ impl Copy {
                     bytes.len(),
                 )
             };
-            self.from = Source::Staged(bytes.into());
+            self.from = CopySource::Staged(bytes.into());
         }
     }
 
-    fn run_row(&self, to: u64, from_offset: u64) -> Outcome {
+    fn run_row(&self, to: u64, from_offset: u64) -> CudaResult {
         let gone = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
         if self.is_nic
             && is_device(to)
-            && let Source::Address(address) = self.from
+            && let CopySource::Address(address) = self.from
         {
             // What is read may be held itself.
             if is_device(address) {
@@ -172,7 +174,7 @@ impl Copy {
         let to = memory::any_place(to, self.width).ok_or(gone)?;
         let len = self.width as usize;
         match &self.from {
-            Source::Address(address) => {
+            CopySource::Address(address) => {
                 let from = memory::any_place(address + from_offset, self.width).ok_or(gone)?;
                 // SAFETY: device memory that the places keep alive, or memory of the program, which answers for it.
                 unsafe {
@@ -184,7 +186,7 @@ impl Copy {
                 };
             }
             // SAFETY: as above; the staged bytes are `width` long.
-            Source::Staged(bytes) => unsafe {
+            CopySource::Staged(bytes) => unsafe {
                 libc::memcpy(
                     to.address as *mut c_void,
                     bytes.as_ptr().cast(),
@@ -197,7 +199,7 @@ impl Copy {
 }
 
 impl Task for Copy {
-    fn run(&self, _life: &Life) -> Outcome {
+    fn run(&self, _life: &ContextLife) -> CudaResult {
         for slice in 0..self.depth {
             for row in 0..self.height {
                 self.run_row(
@@ -220,12 +222,12 @@ fn syncs(address: u64) -> bool {
 }
 
 fn is_device(address: u64) -> bool {
-    memory::find(address).is_some_and(|block| block.kind == Kind::Device)
+    memory::find(address).is_some_and(|block| block.kind == BlockKind::Device)
 }
 
 /// A copy that the call waits for, as far as the driver does: not between device memories, and from pageable memory only until it
 /// has been read.
-fn copy_now(to: (Side, u64), from: (Side, u64), len: usize) -> Outcome {
+fn copy_now(to: (CopySide, u64), from: (CopySide, u64), len: usize) -> CudaResult {
     let legacy = streams::find(std::ptr::null_mut())?;
     capture::check_default(&legacy)?;
     capture::check_safe()?;
@@ -247,13 +249,18 @@ fn copy_now(to: (Side, u64), from: (Side, u64), len: usize) -> Outcome {
 }
 
 /// A copy in a stream. Pageable memory makes it wait: for its own end where it is written, and it is read before the call returns.
-fn copy_in(stream: &Arc<Stream>, to: (Side, u64), from: (Side, u64), len: usize) -> Outcome {
+fn copy_in(
+    stream: &Arc<Stream>,
+    to: (CopySide, u64),
+    from: (CopySide, u64),
+    len: usize,
+) -> CudaResult {
     if len == 0 {
         return Ok(());
     }
     let mut copy = Copy::of_row(to, from, len as u64)?;
     if stream.capture().is_some() {
-        return capture::queue(stream, Work::of(copy));
+        return capture::queue(stream, NodeWork::of(copy));
     }
     capture::check_default(stream)?;
     if is_pageable(to.0, to.1) {
@@ -268,31 +275,31 @@ fn copy_in(stream: &Arc<Stream>, to: (Side, u64), from: (Side, u64), len: usize)
 
 cuda! {
     fn cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, len: usize) {
-        copy_now((Side::Any, to), (Side::Any, from), len)
+        copy_now((CopySide::Any, to), (CopySide::Any, from), len)
     }
 
     fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, len: usize) {
-        copy_now((Side::Device, to), (Side::Host, from as u64), len)
+        copy_now((CopySide::Device, to), (CopySide::Host, from as u64), len)
     }
 
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, len: usize) {
-        copy_now((Side::Host, to as u64), (Side::Device, from), len)
+        copy_now((CopySide::Host, to as u64), (CopySide::Device, from), len)
     }
 
     fn cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, len: usize) {
-        copy_now((Side::Device, to), (Side::Device, from), len)
+        copy_now((CopySide::Device, to), (CopySide::Device, from), len)
     }
 
     fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) {
-        copy_in(&streams::find(stream)?, (Side::Any, to), (Side::Any, from), len)
+        copy_in(&streams::find(stream)?, (CopySide::Any, to), (CopySide::Any, from), len)
     }
 
     fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, len: usize, stream: CUstream) {
-        copy_in(&streams::find(stream)?, (Side::Device, to), (Side::Host, from as u64), len)
+        copy_in(&streams::find(stream)?, (CopySide::Device, to), (CopySide::Host, from as u64), len)
     }
 
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, len: usize, stream: CUstream) {
-        copy_in(&streams::find(stream)?, (Side::Host, to as u64), (Side::Device, from), len)
+        copy_in(&streams::find(stream)?, (CopySide::Host, to as u64), (CopySide::Device, from), len)
     }
 
     // Between devices or on one; the contexts are those of the memory.
@@ -303,10 +310,10 @@ cuda! {
                 return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
             }
         }
-        copy_in(&streams::find(stream)?, (Side::Device, to), (Side::Device, from), len)
+        copy_in(&streams::find(stream)?, (CopySide::Device, to), (CopySide::Device, from), len)
     }
 
     fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) {
-        copy_in(&streams::find(stream)?, (Side::Device, to), (Side::Device, from), len)
+        copy_in(&streams::find(stream)?, (CopySide::Device, to), (CopySide::Device, from), len)
     }
 }

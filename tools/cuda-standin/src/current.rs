@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUcontext, CUdevice};
 
-use crate::call::{CUresult, Out, Outcome, cuda};
+use crate::call::{CUresult, CudaResult, Out, cuda};
 use crate::context::{self, Context};
 
 thread_local! {
@@ -19,13 +19,13 @@ fn top() -> Option<u64> {
 }
 
 /// The context that is current to this thread, whatever its state.
-pub fn any() -> Outcome<Arc<Context>> {
+pub fn any() -> CudaResult<Arc<Context>> {
     let handle = top().ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
     context::find(handle as CUcontext).ok_or(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
 }
 
 /// The context that is current to this thread, if it can be used: it neither is destroyed nor had an error that it keeps.
-pub fn context() -> Outcome<Arc<Context>> {
+pub fn context() -> CudaResult<Arc<Context>> {
     let context = any()?;
     context.life.check()?;
     Ok(context)

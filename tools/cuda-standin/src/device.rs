@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char};
 
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute_enum as A, CUuuid};
 
-use crate::call::{CUresult, Out, Outcome, always, cuda, set_initialized, valid};
+use crate::call::{CUresult, CudaResult, Out, always, cuda, set_initialized, valid};
 use crate::fault;
 use crate::settings::settings;
 
@@ -13,7 +13,7 @@ pub const FLUSH_WRITES_OPTIONS: u32 =
     A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS as u32;
 
 /// CUDA_ERROR_INVALID_DEVICE if this is not a device.
-pub fn check(device: CUdevice) -> Outcome {
+pub fn check(device: CUdevice) -> CudaResult {
     if (0..settings().devices).contains(&device) {
         Ok(())
     } else {
@@ -133,7 +133,7 @@ fn bus_id(device: CUdevice) -> String {
 }
 
 /// Into a buffer of C, which cuts what is longer.
-fn put_text(to: &Out<c_char>, len: i32, text: &[u8]) -> Outcome {
+fn put_text(to: &Out<c_char>, len: i32, text: &[u8]) -> CudaResult {
     valid(!to.is_null() && len > 0)?;
     let kept = text.len().min(len as usize - 1);
     let mut bytes: Vec<c_char> = text[..kept].iter().map(|byte| *byte as c_char).collect();
@@ -224,7 +224,7 @@ cuda! {
     }
 }
 
-fn put_uuid(uuid: &Out<CUuuid>, dev: CUdevice) -> Outcome {
+fn put_uuid(uuid: &Out<CUuuid>, dev: CUdevice) -> CudaResult {
     check(dev)?;
     let mut bytes = *b"cuda-standin---\0";
     bytes[15] = dev as u8;

@@ -4,13 +4,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use cudarc::driver::sys::{CUevent, CUstream};
 
-use crate::call::{CUresult, Out, Outcome, cuda, valid};
+use crate::call::{CUresult, CudaResult, Out, cuda, valid};
 use crate::capture::{self, Capture};
 use crate::context::Context;
-use crate::graph::Work;
-use crate::handle::{self, Table};
-use crate::life::Life;
-use crate::mark::Mark;
+use crate::graph::NodeWork;
+use crate::handle::{self, ObjectTable};
+use crate::life::ContextLife;
+use crate::mark::StreamMark;
 use crate::stream::Stream;
 use crate::task::Task;
 use crate::{current, streams};
@@ -32,7 +32,7 @@ pub struct Event {
 enum Latest {
     #[default]
     Nothing,
-    Mark(Arc<Mark>),
+    Mark(Arc<StreamMark>),
     /// In a stream that was being captured: the nodes that came before it.
     Captured(Arc<Capture>, Vec<u64>),
 }
@@ -40,7 +40,7 @@ enum Latest {
 impl Latest {
     /// For calls that ask whether it has passed: an event of a capture cannot
     /// be queried.
-    fn mark(self) -> Outcome<Option<Arc<Mark>>> {
+    fn mark(self) -> CudaResult<Option<Arc<StreamMark>>> {
         match self {
             Latest::Nothing => Ok(None),
             Latest::Mark(mark) => Ok(Some(mark)),
@@ -53,29 +53,29 @@ impl Latest {
 }
 
 /// A record.
-struct Reach(Arc<Mark>);
+struct RecordTask(Arc<StreamMark>);
 
-impl Task for Reach {
-    fn run(&self, _life: &Life) -> Outcome {
+impl Task for RecordTask {
+    fn run(&self, _life: &ContextLife) -> CudaResult {
         Ok(())
     }
 
-    fn end(&self) -> Option<&Mark> {
+    fn end(&self) -> Option<&StreamMark> {
         Some(&self.0)
     }
 }
 
 /// A wait for a record.
-struct Await(Arc<Mark>);
+struct WaitTask(Arc<StreamMark>);
 
-impl Task for Await {
-    fn run(&self, life: &Life) -> Outcome {
+impl Task for WaitTask {
+    fn run(&self, life: &ContextLife) -> CudaResult {
         self.0.wait(life);
         Ok(())
     }
 }
 
-static EVENTS: Table<Event> = Table::new();
+static EVENTS: ObjectTable<Event> = ObjectTable::new();
 
 impl Event {
     fn latest(&self) -> MutexGuard<'_, Latest> {
@@ -85,7 +85,7 @@ impl Event {
     }
 }
 
-fn find(handle: CUevent) -> Outcome<Arc<Event>> {
+fn find(handle: CUevent) -> CudaResult<Arc<Event>> {
     current::context()?;
     let event = EVENTS
         .get(handle)
@@ -99,7 +99,7 @@ pub fn forget(context: &Context) {
 }
 
 /// Queues to a stream the wait for what the event recorded last.
-pub fn wait_in(stream: &Arc<Stream>, event: CUevent) -> Outcome {
+pub fn wait_in(stream: &Arc<Stream>, event: CUevent) -> CudaResult {
     let event = find(event)?;
     let latest = event.latest().clone();
     match (latest, stream.capture()) {
@@ -110,11 +110,11 @@ pub fn wait_in(stream: &Arc<Stream>, event: CUevent) -> Outcome {
             capture.invalidate();
             Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION)
         }
-        (Latest::Mark(mark), None) => capture::queue(stream, Work::of(Await(mark))),
+        (Latest::Mark(mark), None) => capture::queue(stream, NodeWork::of(WaitTask(mark))),
     }
 }
 
-fn record(event: CUevent, stream: CUstream) -> Outcome {
+fn record(event: CUevent, stream: CUstream) -> CudaResult {
     let event = find(event)?;
     let stream = streams::find(stream)?;
     // Both are of one context.
@@ -130,15 +130,15 @@ fn record(event: CUevent, stream: CUstream) -> Outcome {
         return Ok(());
     }
     capture::check_default(&stream)?;
-    let mark = Arc::new(Mark::default());
+    let mark = Arc::new(StreamMark::default());
     let mut latest = event.latest();
-    stream.submit(Arc::new(Reach(mark.clone())))?;
+    stream.submit(Arc::new(RecordTask(mark.clone())))?;
     *latest = Latest::Mark(mark);
     Ok(())
 }
 
 /// Milliseconds between the two, with the documented errors.
-fn elapsed(start: CUevent, end: CUevent) -> Outcome<f32> {
+fn elapsed(start: CUevent, end: CUevent) -> CudaResult<f32> {
     let (start, end) = (find(start)?, find(end)?);
     if (start.flags | end.flags) & DISABLE_TIMING != 0 || start.context.id != end.context.id {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);

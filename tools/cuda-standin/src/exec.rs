@@ -7,12 +7,12 @@ use cudarc::driver::sys::{
     CUDA_KERNEL_NODE_PARAMS_v2, CUgraph, CUgraphExec, CUgraphNode, CUstream,
 };
 
-use crate::call::{CUresult, In, Out, Outcome, cuda, valid};
+use crate::call::{CUresult, CudaResult, In, Out, cuda, valid};
 use crate::capture;
-use crate::graph::{self, Node, Work};
-use crate::handle::{self, Table};
-use crate::life::Life;
-use crate::mark::Mark;
+use crate::graph::{self, Node, NodeWork};
+use crate::handle::{self, ObjectTable};
+use crate::life::ContextLife;
+use crate::mark::StreamMark;
 use crate::node::{self, BatchParams};
 use crate::settings::settings;
 use crate::streams;
@@ -20,14 +20,14 @@ use crate::task::{Task, node_type};
 
 /// A snapshot of a graph. Its nodes are named by those of the graph.
 struct Exec {
-    state: Mutex<State>,
+    state: Mutex<ExecState>,
     flags: u64,
 }
 
-struct State {
+struct ExecState {
     nodes: Vec<Node>,
     /// The end of the last launch: the next one comes after it, in whatever stream.
-    last: Option<Arc<Mark>>,
+    last: Option<Arc<StreamMark>>,
 }
 
 /// CUDA_GRAPH_INSTANTIATE_PARAMS, whose result need not be a value of its enumeration before it is written.
@@ -40,7 +40,7 @@ pub struct InstantiateParams {
     result: u32,
 }
 
-static EXECS: Table<Exec> = Table::new();
+static EXECS: ObjectTable<Exec> = ObjectTable::new();
 
 /// AUTO_FREE_ON_LAUNCH, which has nothing to free here, and USE_NODE_PRIORITY.
 const FLAGS: u64 = 1 | 8;
@@ -49,18 +49,18 @@ const UPLOAD: u64 = 2;
 const DEVICE_LAUNCH: u64 = 4;
 
 impl Exec {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ExecState> {
         self.state
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-fn find(exec: CUgraphExec) -> Outcome<Arc<Exec>> {
+fn find(exec: CUgraphExec) -> CudaResult<Arc<Exec>> {
     EXECS.get(exec).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
 }
 
-fn instantiate(to: &Out<CUgraphExec>, graph: CUgraph, flags: u64) -> Outcome {
+fn instantiate(to: &Out<CUgraphExec>, graph: CUgraph, flags: u64) -> CudaResult {
     let graph = graph::find(graph)?;
     valid(!to.is_null() && flags & !(FLAGS | DEVICE_LAUNCH) == 0)?;
     if flags & DEVICE_LAUNCH != 0 {
@@ -70,7 +70,7 @@ fn instantiate(to: &Out<CUgraphExec>, graph: CUgraph, flags: u64) -> Outcome {
     // A circle has no order.
     valid(graph::order(&nodes, 1).is_some())?;
     let handle = handle::fresh();
-    let state = Mutex::new(State { nodes, last: None });
+    let state = Mutex::new(ExecState { nodes, last: None });
     EXECS.insert(handle, Arc::new(Exec { state, flags }));
     to.put(handle as CUgraphExec)
 }
@@ -87,14 +87,14 @@ fn draw() -> u64 {
 }
 
 /// One launch, in the order that was drawn for it.
-struct Run {
+struct GraphLaunch {
     tasks: Vec<Arc<dyn Task>>,
-    before: Option<Arc<Mark>>,
-    end: Arc<Mark>,
+    before: Option<Arc<StreamMark>>,
+    end: Arc<StreamMark>,
 }
 
-impl Task for Run {
-    fn run(&self, life: &Life) -> Outcome {
+impl Task for GraphLaunch {
+    fn run(&self, life: &ContextLife) -> CudaResult {
         if let Some(before) = &self.before {
             before.wait(life);
         }
@@ -108,7 +108,7 @@ impl Task for Run {
     }
 
     /// What the next launch waits for.
-    fn end(&self) -> Option<&Mark> {
+    fn end(&self) -> Option<&StreamMark> {
         Some(&self.end)
     }
 
@@ -117,7 +117,7 @@ impl Task for Run {
     }
 }
 
-fn launch(exec: CUgraphExec, stream: CUstream) -> Outcome {
+fn launch(exec: CUgraphExec, stream: CUstream) -> CudaResult {
     let exec = find(exec)?;
     let stream = streams::find(stream)?;
     let mut state = exec.state();
@@ -126,19 +126,19 @@ fn launch(exec: CUgraphExec, stream: CUstream) -> Outcome {
         .iter()
         .filter_map(|index| state.nodes[*index].work.task().cloned())
         .collect();
-    let end = Arc::new(Mark::default());
-    let run = Run {
+    let end = Arc::new(StreamMark::default());
+    let run = GraphLaunch {
         tasks,
         before: state.last.clone(),
         end: end.clone(),
     };
-    capture::queue(&stream, Work::of(run))?;
+    capture::queue(&stream, NodeWork::of(run))?;
     state.last = Some(end);
     Ok(())
 }
 
 /// Later launches of the node do this; what is queued stays as it is.
-fn set(exec: CUgraphExec, node: CUgraphNode, work: Work) -> Outcome {
+fn set(exec: CUgraphExec, node: CUgraphNode, work: NodeWork) -> CudaResult {
     let exec = find(exec)?;
     // It must be in the graph still.
     graph::find_of(node)?;

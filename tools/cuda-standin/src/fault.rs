@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use crate::call::{CUresult, Outcome};
+use crate::call::{CUresult, CudaResult};
 use crate::names;
 use crate::settings::settings;
 
@@ -21,7 +21,7 @@ enum What {
     Delay(Duration),
 }
 
-struct Rule {
+struct FaultRule {
     name: String,
     what: What,
     /// Calls until it is its turn.
@@ -29,24 +29,24 @@ struct Rule {
     ppm: u64,
 }
 
-struct Faults {
-    rules: Vec<Rule>,
+struct PlannedFaults {
+    rules: Vec<FaultRule>,
     random: u64,
 }
 
 thread_local! {
     /// Rules for calls of this thread alone. Their numbers are of a sequence of their own.
-    static HERE: RefCell<Faults> = const { RefCell::new(Faults { rules: Vec::new(), random: 1 }) };
+    static HERE: RefCell<PlannedFaults> = const { RefCell::new(PlannedFaults { rules: Vec::new(), random: 1 }) };
 }
 
 /// Whether there are rules at all: without any, a call does not take the lock.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-fn faults() -> MutexGuard<'static, Faults> {
-    static FAULTS: OnceLock<Mutex<Faults>> = OnceLock::new();
+fn faults() -> MutexGuard<'static, PlannedFaults> {
+    static FAULTS: OnceLock<Mutex<PlannedFaults>> = OnceLock::new();
     FAULTS
         .get_or_init(|| {
-            Mutex::new(Faults {
+            Mutex::new(PlannedFaults {
                 rules: Vec::new(),
                 random: settings().seed.max(1),
             })
@@ -67,12 +67,12 @@ pub fn start() {
     });
 }
 
-fn add(rule: Rule) {
+fn add(rule: FaultRule) {
     faults().rules.push(rule);
     ANY.store(true, Ordering::Release);
 }
 
-fn parse(text: &str) -> Option<Rule> {
+fn parse(text: &str) -> Option<FaultRule> {
     let (name, rest) = text.split_once(':')?;
     let mut words = rest.split(',');
     let what = words.next()?;
@@ -80,7 +80,7 @@ fn parse(text: &str) -> Option<Rule> {
         Some(us) => What::Delay(Duration::from_micros(us.parse().ok()?)),
         None => What::Fail(names::result(what.parse().ok()?)?),
     };
-    let mut rule = Rule {
+    let mut rule = FaultRule {
         name: name.to_owned(),
         what,
         nth: None,
@@ -107,7 +107,7 @@ fn drawn(name: &str, wants_delay: bool) -> Option<What> {
 }
 
 /// The same of one list. Every rule that fits counts it.
-fn drawn_of(faults: &mut Faults, name: &str, wants_delay: bool) -> Option<What> {
+fn drawn_of(faults: &mut PlannedFaults, name: &str, wants_delay: bool) -> Option<What> {
     let mut found = None;
     for rule in &mut faults.rules {
         let fits = rule.name == name
@@ -136,18 +136,18 @@ fn drawn_of(faults: &mut Faults, name: &str, wants_delay: bool) -> Option<What> 
     found
 }
 
-fn failure(name: &str) -> Outcome {
+fn failure(name: &str) -> CudaResult {
     match drawn(name, false) {
         Some(What::Fail(error)) => Err(error),
         _ => Ok(()),
     }
 }
 
-pub fn of_call(name: &str) -> Outcome {
+pub fn of_call(name: &str) -> CudaResult {
     failure(name)
 }
 
-pub fn of_task() -> Outcome {
+pub fn of_task() -> CudaResult {
     failure("task")
 }
 
@@ -176,7 +176,7 @@ pub extern "C" fn doorbell_cuda_standin_fault_here(rule: *const c_char) -> CUres
     })
 }
 
-fn take(rule: *const c_char, clear: impl FnOnce(), add: impl FnOnce(Rule)) -> CUresult {
+fn take(rule: *const c_char, clear: impl FnOnce(), add: impl FnOnce(FaultRule)) -> CUresult {
     if rule.is_null() {
         clear();
         return CUresult::CUDA_SUCCESS;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use crate::call::{CUresult, Outcome, cuda, valid};
+use crate::call::{CUresult, CudaResult, cuda, valid};
 use crate::capture;
-use crate::graph::Work;
-use crate::life::Life;
-use crate::memory::{self, Kind};
+use crate::graph::NodeWork;
+use crate::life::ContextLife;
+use crate::memory::{self, BlockKind};
 use crate::stream::Stream;
 use crate::streams;
 use crate::task::{Task, node_type};
@@ -35,7 +35,7 @@ impl Fill {
         width: u64,
         height: u64,
         pitch: u64,
-    ) -> Outcome<Fill> {
+    ) -> CudaResult<Fill> {
         valid(matches!(element_len, 1 | 2 | 4) && to.is_multiple_of(u64::from(element_len)))?;
         valid(value as u64 >> (8 * element_len) == 0)?;
         let row = width
@@ -59,7 +59,7 @@ impl Fill {
 }
 
 impl Task for Fill {
-    fn run(&self, _life: &Life) -> Outcome {
+    fn run(&self, _life: &ContextLife) -> CudaResult {
         let len = self.width as usize * self.element_len;
         for row in 0..self.height {
             let place = memory::device_place(self.to + row * self.pitch, len as u64)
@@ -87,16 +87,16 @@ fn fill(
     value: u32,
     element_len: u32,
     count: usize,
-) -> Outcome {
+) -> CudaResult {
     let legacy = streams::find(std::ptr::null_mut())?;
     if count == 0 {
         return Ok(());
     }
     let fill = Fill::new(to, value, element_len, count as u64, 1, 0)?;
     match stream {
-        Some(stream) => capture::queue(stream, Work::of(fill)),
-        None if memory::find(to).is_some_and(|block| block.kind == Kind::Device) => {
-            capture::queue(&legacy, Work::of(fill))
+        Some(stream) => capture::queue(stream, NodeWork::of(fill)),
+        None if memory::find(to).is_some_and(|block| block.kind == BlockKind::Device) => {
+            capture::queue(&legacy, NodeWork::of(fill))
         }
         None => {
             capture::check_default(&legacy)?;

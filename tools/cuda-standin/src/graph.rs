@@ -6,44 +6,44 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use cudarc::driver::sys::{CUgraph, CUgraphNode};
 
-use crate::call::{CUresult, Outcome, valid};
-use crate::handle::{self, Table};
+use crate::call::{CUresult, CudaResult, valid};
+use crate::handle::{self, ObjectTable};
 use crate::task::{Task, node_type};
 
 /// CUstreamBatchMemOpParams as its words: the operation, the address, the value, the flags. Read so because what comes from C need not
 /// be a value of the enumeration.
-pub type Words = [u64; 6];
+pub type MemopWords = [u64; 6];
 
 /// What a node does.
 #[derive(Clone)]
-pub enum Work {
+pub enum NodeWork {
     Empty,
     Task(Arc<dyn Task>),
     /// Memory operations with the words that they came as, for calls that ask for them.
     Memops {
         context: u64,
-        words: Vec<Words>,
+        words: Vec<MemopWords>,
         task: Arc<dyn Task>,
     },
 }
 
-impl Work {
-    pub fn of(task: impl Task + 'static) -> Work {
-        Work::Task(Arc::new(task))
+impl NodeWork {
+    pub fn of(task: impl Task + 'static) -> NodeWork {
+        NodeWork::Task(Arc::new(task))
     }
 
     /// CUgraphNodeType.
     pub fn kind(&self) -> u32 {
         match self {
-            Work::Empty => node_type::EMPTY,
-            Work::Task(task) | Work::Memops { task, .. } => task.node_type(),
+            NodeWork::Empty => node_type::EMPTY,
+            NodeWork::Task(task) | NodeWork::Memops { task, .. } => task.node_type(),
         }
     }
 
     pub fn task(&self) -> Option<&Arc<dyn Task>> {
         match self {
-            Work::Empty => None,
-            Work::Task(task) | Work::Memops { task, .. } => Some(task),
+            NodeWork::Empty => None,
+            NodeWork::Task(task) | NodeWork::Memops { task, .. } => Some(task),
         }
     }
 }
@@ -51,7 +51,7 @@ impl Work {
 #[derive(Clone)]
 pub struct Node {
     pub handle: u64,
-    pub work: Work,
+    pub work: NodeWork,
     /// The handles of those that it comes after.
     pub after: Vec<u64>,
     /// Of what this is a copy in a cloned graph.
@@ -65,19 +65,19 @@ pub struct Graph {
     pub capturing: AtomicBool,
 }
 
-static GRAPHS: Table<Graph> = Table::new();
+static GRAPHS: ObjectTable<Graph> = ObjectTable::new();
 /// The graph of each node.
-static NODES: Table<Graph> = Table::new();
+static NODES: ObjectTable<Graph> = ObjectTable::new();
 
 /// What graph functions return for an invalid handle.
 const WRONG: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-pub fn find(handle: CUgraph) -> Outcome<Arc<Graph>> {
+pub fn find(handle: CUgraph) -> CudaResult<Arc<Graph>> {
     GRAPHS.get(handle).ok_or(WRONG)
 }
 
 /// The graph that a node is in.
-pub fn find_of(node: CUgraphNode) -> Outcome<Arc<Graph>> {
+pub fn find_of(node: CUgraphNode) -> CudaResult<Arc<Graph>> {
     NODES.get(node).ok_or(WRONG)
 }
 
@@ -99,7 +99,7 @@ impl Graph {
     }
 
     /// Adds a node after others of this graph, each named once.
-    pub fn add(self: &Arc<Graph>, work: Work, after: &[u64]) -> Outcome<u64> {
+    pub fn add(self: &Arc<Graph>, work: NodeWork, after: &[u64]) -> CudaResult<u64> {
         let mut nodes = self.nodes();
         let known = |node: &u64| nodes.iter().any(|other| other.handle == *node);
         valid(
@@ -117,7 +117,7 @@ impl Graph {
     }
 
     /// Takes a node away, and the edges from and to it.
-    pub fn remove(&self, node: CUgraphNode) -> Outcome {
+    pub fn remove(&self, node: CUgraphNode) -> CudaResult {
         valid(!self.capturing.load(Ordering::Acquire))?;
         NODES.remove(node).ok_or(WRONG)?;
         let mut nodes = self.nodes();

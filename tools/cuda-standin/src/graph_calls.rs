@@ -7,8 +7,8 @@ use cudarc::driver::sys::{
     CUgraphNode,
 };
 
-use crate::call::{CUresult, In, Out, Outcome, cuda, valid};
-use crate::graph::{self, Graph, Work};
+use crate::call::{CUresult, CudaResult, In, Out, cuda, valid};
+use crate::graph::{self, Graph, NodeWork};
 use crate::node::{self, BatchParams, BoxParams};
 
 /// Adds a node that was made from its parameters.
@@ -17,8 +17,8 @@ fn add(
     graph: CUgraph,
     after: &In<CUgraphNode>,
     count: usize,
-    work: Outcome<Work>,
-) -> Outcome {
+    work: CudaResult<NodeWork>,
+) -> CudaResult {
     let graph = graph::find(graph)?;
     valid(!node.is_null())?;
     let after: Vec<u64> = after
@@ -30,7 +30,7 @@ fn add(
 }
 
 /// As many handles as the caller has room for, and how many those were; or how many there are, if it wants no handles.
-fn put_handles(to: &Out<CUgraphNode>, count: &Out<usize>, handles: &[u64]) -> Outcome {
+fn put_handles(to: &Out<CUgraphNode>, count: &Out<usize>, handles: &[u64]) -> CudaResult {
     valid(!count.is_null())?;
     if to.is_null() {
         return count.put(handles.len());
@@ -58,7 +58,7 @@ fn put_edges(
     from: &Out<CUgraphNode>,
     to: &Out<CUgraphNode>,
     count: &Out<usize>,
-) -> Outcome {
+) -> CudaResult {
     let edges = edges(&*graph::find(graph)?);
     // Either both arrays or none.
     valid(!count.is_null() && from.is_null() == to.is_null())?;
@@ -78,7 +78,7 @@ fn change_edges(
     to: &In<CUgraphNode>,
     count: usize,
     adds: bool,
-) -> Outcome {
+) -> CudaResult {
     let graph = graph::find(graph)?;
     let (from, to) = (from.get_all(count)?, to.get_all(count)?);
     let mut nodes = graph.nodes();
@@ -126,7 +126,7 @@ cuda! {
     }
 
     fn cuGraphAddEmptyNode(node: Out<CUgraphNode>, graph: CUgraph, after: In<CUgraphNode>, count: usize) {
-        add(&node, graph, &after, count, Ok(Work::Empty))
+        add(&node, graph, &after, count, Ok(NodeWork::Empty))
     }
 
     fn cuGraphAddKernelNode_v2(
@@ -165,7 +165,7 @@ cuda! {
         let graph = graph::find_of(node)?;
         let nodes = graph.nodes();
         let found = nodes.iter().find(|other| other.handle == node as u64).map(|node| &node.work);
-        let Some(Work::Memops { context, words, .. }) = found else {
+        let Some(NodeWork::Memops { context, words, .. }) = found else {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         };
         params.put(BatchParams {
@@ -232,7 +232,7 @@ cuda! {
 }
 
 /// Gives a node other work of its kind.
-fn set(node: CUgraphNode, work: Work) -> Outcome {
+fn set(node: CUgraphNode, work: NodeWork) -> CudaResult {
     let graph = graph::find_of(node)?;
     let mut nodes = graph.nodes();
     let found = nodes.iter_mut().find(|other| other.handle == node as u64);

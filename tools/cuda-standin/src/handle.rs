@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// The objects of one kind, by their handle.
-pub struct Table<T> {
+pub struct ObjectTable<T> {
     objects: OnceLock<Mutex<HashMap<u64, Arc<T>>>>,
 }
 
@@ -16,9 +16,9 @@ pub fn fresh() -> u64 {
     0x0dbe_0000_0000_0000 | (NEXT.fetch_add(1, Ordering::Relaxed) << 4)
 }
 
-impl<T> Table<T> {
-    pub const fn new() -> Table<T> {
-        Table {
+impl<T> ObjectTable<T> {
+    pub const fn new() -> ObjectTable<T> {
+        ObjectTable {
             objects: OnceLock::new(),
         }
     }

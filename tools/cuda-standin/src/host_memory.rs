@@ -5,8 +5,8 @@ use std::ptr::null_mut;
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::call::{CUresult, Out, Outcome, cuda, valid};
-use crate::memory::{self, Block, Kind};
+use crate::call::{CUresult, CudaResult, Out, cuda, valid};
+use crate::memory::{self, BlockKind, MemoryBlock};
 use crate::reservation::{self, page};
 use crate::settings::settings;
 use crate::{capture, current, device};
@@ -19,7 +19,7 @@ const READ_ONLY: u32 = 0x8;
 /// PORTABLE, DEVICEMAP, IOMEMORY, READ_ONLY.
 const REGISTER_FLAGS: u32 = 0xf;
 
-fn allocate(pointer: &Out<*mut c_void>, len: usize, flags: u32) -> Outcome {
+fn allocate(pointer: &Out<*mut c_void>, len: usize, flags: u32) -> CudaResult {
     let context = current::context()?;
     context.pass();
     capture::check_safe()?;
@@ -32,13 +32,20 @@ fn allocate(pointer: &Out<*mut c_void>, len: usize, flags: u32) -> Outcome {
         return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     }
     let start = found as u64;
-    let block = Block::new(Kind::Allocated, start, len as u64, start, flags, context);
+    let block = MemoryBlock::new(
+        BlockKind::Allocated,
+        start,
+        len as u64,
+        start,
+        flags,
+        context,
+    );
     memory::insert(block, |_| Ok(()))?;
     pointer.put(found)
 }
 
 /// The memory of a block that is no longer the device's.
-pub fn give_back(block: &Block) {
+pub fn give_back(block: &MemoryBlock) {
     // SAFETY: mapped by `allocate`, and no longer to be found.
     unsafe { libc::munmap(block.host as *mut c_void, block.len as usize) };
 }
@@ -99,7 +106,7 @@ fn is_io(start: u64, len: u64) -> Option<bool> {
     }
 }
 
-fn register(pointer: *mut c_void, len: usize, flags: u32) -> Outcome {
+fn register(pointer: *mut c_void, len: usize, flags: u32) -> CudaResult {
     let context = current::context()?;
     context.pass();
     capture::check_safe()?;
@@ -127,16 +134,16 @@ fn register(pointer: *mut c_void, len: usize, flags: u32) -> Outcome {
     };
     let (first, end) = pages(start, len);
     memory::insert(
-        Block::new(Kind::Registered, seen, len, start, flags, context),
+        MemoryBlock::new(BlockKind::Registered, seen, len, start, flags, context),
         |other| {
-            if other.kind == Kind::Device {
+            if other.kind == BlockKind::Device {
                 return Ok(());
             }
             let (other_first, other_end) = pages(other.host, other.len);
             // Pages are locked, not bytes. What the driver allocated is no memory to be registered.
             if first < other_end && other_first < end {
                 return Err(match other.kind {
-                    Kind::Registered => CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
+                    BlockKind::Registered => CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
                     _ => CUresult::CUDA_ERROR_INVALID_VALUE,
                 });
             }
@@ -157,7 +164,7 @@ cuda! {
     fn cuMemFreeHost(pointer: *mut c_void) {
         let context = current::context()?;
         capture::check_safe()?;
-        let block = memory::remove(Kind::Allocated, pointer as u64);
+        let block = memory::remove(BlockKind::Allocated, pointer as u64);
         give_back(&*block.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?);
         context.life.check()
     }
@@ -171,7 +178,7 @@ cuda! {
         let context = current::context()?;
         capture::check_safe()?;
         valid(!pointer.is_null())?;
-        if memory::remove(Kind::Registered, pointer as u64).is_none() {
+        if memory::remove(BlockKind::Registered, pointer as u64).is_none() {
             return Err(match memory::find_host(pointer as u64) {
                 Some(_) => CUresult::CUDA_ERROR_INVALID_VALUE,
                 None => CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
@@ -186,7 +193,7 @@ cuda! {
         valid(!device_pointer.is_null() && flags == 0)?;
         let address = pointer as u64;
         let block = memory::find_host(address).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        valid(block.kind == Kind::Allocated || block.flags & DEVICEMAP != 0)?;
+        valid(block.kind == BlockKind::Allocated || block.flags & DEVICEMAP != 0)?;
         // CAN_MAP_HOST_MEMORY.
         valid(device::attribute(context.device, 19) == 1)?;
         device_pointer.put(block.start + (address - block.host))
@@ -194,7 +201,7 @@ cuda! {
 
     fn cuMemHostGetFlags(flags: Out<u32>, pointer: *mut c_void) {
         current::context()?;
-        let block = memory::find_host(pointer as u64).filter(|block| block.kind == Kind::Allocated);
+        let block = memory::find_host(pointer as u64).filter(|block| block.kind == BlockKind::Allocated);
         // Mapped it always is.
         flags.put(block.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.flags | DEVICEMAP)
     }

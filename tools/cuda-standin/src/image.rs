@@ -2,7 +2,7 @@
 //! what nvcc 12 makes, which older drivers do not know; and no driver compiles PTX of a later version than its own. The layout is that of what nvcc 12.4
 //! and 13.0 write. Any other image will do: a build without nvcc has none.
 
-use crate::call::{CUresult, Outcome};
+use crate::call::{CUresult, CudaResult};
 use crate::settings::settings;
 
 const MAGIC: u32 = 0xba55_ed50;
@@ -22,7 +22,7 @@ fn known(driver: i32) -> (u32, u32) {
 ///
 /// # Safety
 /// The image is whole.
-pub unsafe fn check(image: *const u8) -> Outcome {
+pub unsafe fn check(image: *const u8) -> CudaResult {
     // SAFETY: within the image, by the lengths that it gives.
     let word = |at: usize| unsafe { image.add(at).cast::<u32>().read_unaligned() };
     // SAFETY: as above.

@@ -6,8 +6,8 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::call::{CUresult, Outcome};
-use crate::life::Life;
+use crate::call::{CUresult, CudaResult};
+use crate::life::ContextLife;
 use crate::memop;
 use crate::memory::{self, Place};
 use crate::names;
@@ -18,14 +18,14 @@ pub struct Kernel {
     pub parameters: &'static [usize],
     /// Run once for the whole grid: for what all threads do side by side.
     pub once: bool,
-    run: Run,
+    run: KernelCode,
 }
 
 /// A kernel of `kernels.c`: a pointer to each argument, and the place of the thread. A CUresult comes back.
 type InC = unsafe extern "C" fn(*const *const c_void, u64) -> u32;
 
-enum Run {
-    Here(fn(&Thread) -> Outcome),
+enum KernelCode {
+    Here(fn(&Thread) -> CudaResult),
     C(InC),
 }
 
@@ -51,113 +51,113 @@ static KERNELS: &[Kernel] = &[
         name: c"doorbell_spin",
         parameters: &[8],
         once: true,
-        run: Run::Here(spin),
+        run: KernelCode::Here(spin),
     },
     // `struct batch` of cuda/kernels.cu, with 62 words and with 2046.
     Kernel {
         name: c"doorbell_execute_short",
         parameters: &[512],
         once: true,
-        run: Run::C(doorbell_execute),
+        run: KernelCode::C(doorbell_execute),
     },
     Kernel {
         name: c"doorbell_execute_long",
         parameters: &[16384],
         once: true,
-        run: Run::C(doorbell_execute),
+        run: KernelCode::C(doorbell_execute),
     },
     // A `struct doorbell_trigger`, two times, an address.
     Kernel {
         name: c"doorbell_step",
         parameters: &[512, 8, 8, 8],
         once: true,
-        run: Run::C(doorbell_step),
+        run: KernelCode::C(doorbell_step),
     },
     // `struct doorbell_queue`, `struct dbl_step`.
     Kernel {
         name: c"doorbell_put_step",
         parameters: &[96, 64],
         once: true,
-        run: Run::C(doorbell_put_step),
+        run: KernelCode::C(doorbell_put_step),
     },
     // Those of tools/gpu-check/src.
     Kernel {
         name: c"gpu_check_mark",
         parameters: &[8],
         once: true,
-        run: Run::C(gpu_check_mark),
+        run: KernelCode::C(gpu_check_mark),
     },
     Kernel {
         name: c"gpu_check_ring",
         parameters: &[48],
         once: true,
-        run: Run::C(gpu_check_ring),
+        run: KernelCode::C(gpu_check_ring),
     },
     Kernel {
         name: c"gpu_check_put",
         parameters: &[56],
         once: false,
-        run: Run::C(gpu_check_put),
+        run: KernelCode::C(gpu_check_put),
     },
     Kernel {
         name: c"gpu_check_look",
         parameters: &[24],
         once: true,
-        run: Run::C(gpu_check_look),
+        run: KernelCode::C(gpu_check_look),
     },
     Kernel {
         name: c"gpu_check_time",
         parameters: &[56],
         once: true,
-        run: Run::C(gpu_check_time),
+        run: KernelCode::C(gpu_check_time),
     },
     Kernel {
         name: c"gpu_check_flood",
         parameters: &[32],
         once: false,
-        run: Run::C(gpu_check_flood),
+        run: KernelCode::C(gpu_check_flood),
     },
     Kernel {
         name: c"gpu_check_post",
         parameters: &[80],
         once: false,
-        run: Run::C(gpu_check_post),
+        run: KernelCode::C(gpu_check_post),
     },
     Kernel {
         name: c"gpu_check_full",
         parameters: &[32],
         once: true,
-        run: Run::C(gpu_check_full),
+        run: KernelCode::C(gpu_check_full),
     },
     Kernel {
         name: c"gpu_check_group",
         parameters: &[536],
         once: false,
-        run: Run::C(gpu_check_group),
+        run: KernelCode::C(gpu_check_group),
     },
     Kernel {
         name: c"gpu_check_emit",
         parameters: &[16],
         once: false,
-        run: Run::C(gpu_check_emit),
+        run: KernelCode::C(gpu_check_emit),
     },
     Kernel {
         name: c"doorbell_standin_mark",
         parameters: &[8, 4],
         once: false,
-        run: Run::Here(mark),
+        run: KernelCode::Here(mark),
     },
     Kernel {
         name: c"doorbell_test_copy",
         parameters: &[8, 8],
         once: true,
-        run: Run::Here(copy),
+        run: KernelCode::Here(copy),
     },
     Kernel {
         name: c"doorbell_standin_wait",
         parameters: &[8, 4],
         once: true,
-        run: Run::C(doorbell_standin_wait),
+        run: KernelCode::C(doorbell_standin_wait),
     },
 ];
 
@@ -166,10 +166,10 @@ pub fn find(name: &CStr) -> Option<&'static Kernel> {
 }
 
 impl Kernel {
-    pub fn run(&self, thread: &Thread) -> Outcome {
+    pub fn run(&self, thread: &Thread) -> CudaResult {
         let function = match self.run {
-            Run::Here(function) => return function(thread),
-            Run::C(function) => function,
+            KernelCode::Here(function) => return function(thread),
+            KernelCode::C(function) => function,
         };
         let arguments: Vec<*const c_void> = thread
             .arguments
@@ -189,7 +189,7 @@ impl Kernel {
 
 thread_local! {
     /// That of the context whose kernel in C this thread runs.
-    static RUNNING: Cell<*const Life> = const { Cell::new(null()) };
+    static RUNNING: Cell<*const ContextLife> = const { Cell::new(null()) };
 }
 
 /// For kernels in C: memory at a device address, or null. It stays while the kernel runs, since to free it is to wait for the kernel.
@@ -221,14 +221,14 @@ fn is_over() -> c_int {
 
 /// One thread of a grid, and what it can reach.
 pub struct Thread<'a> {
-    life: &'a Life,
+    life: &'a ContextLife,
     arguments: &'a [Vec<u8>],
     /// Its place in the grid, all dimensions in one.
     pub index: u64,
 }
 
 impl<'a> Thread<'a> {
-    pub fn new(life: &'a Life, arguments: &'a [Vec<u8>], index: u64) -> Thread<'a> {
+    pub fn new(life: &'a ContextLife, arguments: &'a [Vec<u8>], index: u64) -> Thread<'a> {
         Thread {
             life,
             arguments,
@@ -245,7 +245,7 @@ impl<'a> Thread<'a> {
     }
 
     /// Memory at a device address. Where there is none, the context keeps CUDA_ERROR_ILLEGAL_ADDRESS, if the kernel returns it.
-    pub fn memory(&self, address: u64, len: u64) -> Outcome<Place> {
+    pub fn memory(&self, address: u64, len: u64) -> CudaResult<Place> {
         memory::device_place(address, len).ok_or(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)
     }
 
@@ -256,7 +256,7 @@ impl<'a> Thread<'a> {
 }
 
 /// `doorbell_spin(uint64_t ns)`: takes that long.
-fn spin(thread: &Thread) -> Outcome {
+fn spin(thread: &Thread) -> CudaResult {
     let start = Instant::now();
     let time = Duration::from_nanos(thread.argument(0));
     while start.elapsed() < time && !thread.is_over() {
@@ -271,7 +271,7 @@ fn spin(thread: &Thread) -> Outcome {
 }
 
 /// `doorbell_standin_mark(uint32_t *words, uint32_t value)`: each thread writes its word. For the tests of the stand-in.
-fn mark(thread: &Thread) -> Outcome {
+fn mark(thread: &Thread) -> CudaResult {
     let address = thread.argument(0).wrapping_add(4 * thread.index);
     let place = thread.memory(address, 4)?;
     if !address.is_multiple_of(4) {
@@ -284,7 +284,7 @@ fn mark(thread: &Thread) -> Outcome {
 }
 
 /// `doorbell_test_copy(uint32_t *to, const uint32_t *from)`: a word. For tests in which the application launches kernels of its own.
-fn copy(thread: &Thread) -> Outcome {
+fn copy(thread: &Thread) -> CudaResult {
     let [to, from] = [0, 1].map(|index| thread.argument(index));
     let (into, out_of) = (thread.memory(to, 4)?, thread.memory(from, 4)?);
     if !to.is_multiple_of(4) || !from.is_multiple_of(4) {

@@ -2,19 +2,19 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::call::{CUresult, Outcome};
+use crate::call::{CUresult, CudaResult};
 use crate::names;
 
 #[derive(Default)]
-pub struct Life {
+pub struct ContextLife {
     destroyed: AtomicBool,
     /// The number of the error that every later call returns; 0 is none.
     kept: AtomicU32,
 }
 
-impl Life {
+impl ContextLife {
     /// The error that every call on this context gets.
-    pub fn check(&self) -> Outcome {
+    pub fn check(&self) -> CudaResult {
         if self.is_destroyed() {
             return Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED);
         }

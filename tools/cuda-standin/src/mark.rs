@@ -3,18 +3,18 @@
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crate::life::Life;
+use crate::life::ContextLife;
 
 /// How long a waiting thread sleeps at most before it looks whether its context is over.
 pub const LOOK: Duration = Duration::from_millis(10);
 
 #[derive(Default)]
-pub struct Mark {
+pub struct StreamMark {
     reached: Mutex<Option<Instant>>,
     changed: Condvar,
 }
 
-impl Mark {
+impl StreamMark {
     fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
         self.reached
             .lock()
@@ -33,7 +33,7 @@ impl Mark {
     }
 
     /// Until it is reached, or the context is over.
-    pub fn wait(&self, life: &Life) {
+    pub fn wait(&self, life: &ContextLife) {
         let mut reached = self.lock();
         while reached.is_none() && !life.is_over() {
             reached = self

@@ -9,9 +9,9 @@ use cudarc::driver::sys::{
     CUstreamBatchMemOpType_enum as Op,
 };
 
-use crate::call::{CUresult, In, Outcome, cuda, valid};
-use crate::graph::{Words, Work};
-use crate::life::Life;
+use crate::call::{CUresult, CudaResult, In, cuda, valid};
+use crate::graph::{MemopWords, NodeWork};
+use crate::life::ContextLife;
 use crate::memory::{self, Place};
 use crate::settings::settings;
 use crate::stream::Stream;
@@ -24,7 +24,7 @@ const LIMIT: u32 = 256;
 pub const FLUSH: u32 = 1 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Condition {
+pub enum WaitCondition {
     /// By the signed difference: counters wrap around.
     Geq,
     Eq,
@@ -32,15 +32,15 @@ pub enum Condition {
     Nor,
 }
 
-impl Condition {
+impl WaitCondition {
     fn holds(self, wide: bool, found: u64, value: u64) -> bool {
         match self {
-            Condition::Geq if wide => found.wrapping_sub(value) as i64 >= 0,
-            Condition::Geq => (found as u32).wrapping_sub(value as u32) as i32 >= 0,
-            Condition::Eq => found == value,
-            Condition::And => found & value != 0,
-            Condition::Nor if wide => !(found | value) != 0,
-            Condition::Nor => !(found as u32 | value as u32) != 0,
+            WaitCondition::Geq if wide => found.wrapping_sub(value) as i64 >= 0,
+            WaitCondition::Geq => (found as u32).wrapping_sub(value as u32) as i32 >= 0,
+            WaitCondition::Eq => found == value,
+            WaitCondition::And => found & value != 0,
+            WaitCondition::Nor if wide => !(found | value) != 0,
+            WaitCondition::Nor => !(found as u32 | value as u32) != 0,
         }
     }
 }
@@ -52,7 +52,7 @@ pub enum Memop {
         address: u64,
         wide: bool,
         value: u64,
-        condition: Condition,
+        condition: WaitCondition,
         /// Writes of NICs before the one that ends the wait are seen behind it.
         flushes: bool,
     },
@@ -68,7 +68,7 @@ pub enum Memop {
 }
 
 /// CUDA_ERROR_NOT_SUPPORTED unless the device can.
-fn supported(device: CUdevice, attribute: A) -> Outcome {
+fn supported(device: CUdevice, attribute: A) -> CudaResult {
     if device::attribute(device, attribute as u32) != 0 {
         Ok(())
     } else {
@@ -76,7 +76,7 @@ fn supported(device: CUdevice, attribute: A) -> Outcome {
     }
 }
 
-fn check_address(address: u64, wide: bool) -> Outcome {
+fn check_address(address: u64, wide: bool) -> CudaResult {
     let len = if wide { 8 } else { 4 };
     valid(address.is_multiple_of(len))?;
     let place = memory::device_place(address, len).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
@@ -86,12 +86,12 @@ fn check_address(address: u64, wide: bool) -> Outcome {
 /// Whether it is in the registers of a card.
 fn is_io(place: &Place) -> bool {
     place.block.as_ref().is_some_and(|block| {
-        block.flags & host_memory::IOMEMORY != 0 && block.kind == memory::Kind::Registered
+        block.flags & host_memory::IOMEMORY != 0 && block.kind == memory::BlockKind::Registered
     })
 }
 
 /// One operation, checked as the call checks it.
-pub fn parse(device: CUdevice, words: &Words) -> Outcome<Memop> {
+pub fn parse(device: CUdevice, words: &MemopWords) -> CudaResult<Memop> {
     if settings().lacks("memops") {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
@@ -134,13 +134,13 @@ pub fn parse(device: CUdevice, words: &Words) -> Outcome<Memop> {
         });
     }
     let condition = match flags & !FLUSH {
-        0 => Condition::Geq,
-        1 => Condition::Eq,
-        2 => Condition::And,
-        3 => Condition::Nor,
+        0 => WaitCondition::Geq,
+        1 => WaitCondition::Eq,
+        2 => WaitCondition::And,
+        3 => WaitCondition::Nor,
         _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
     };
-    if condition == Condition::Nor {
+    if condition == WaitCondition::Nor {
         supported(device, A::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR)?;
     }
     if flags & FLUSH != 0 {
@@ -160,14 +160,14 @@ pub fn parse(device: CUdevice, words: &Words) -> Outcome<Memop> {
 pub fn parse_all(
     device: CUdevice,
     count: u32,
-    params: &In<Words>,
-) -> Outcome<(Vec<Words>, Vec<Memop>)> {
+    params: &In<MemopWords>,
+) -> CudaResult<(Vec<MemopWords>, Vec<Memop>)> {
     valid(count > 0 && count < LIMIT)?;
     let all = params.get_all(count as usize)?;
     let memops = all
         .iter()
         .map(|words| parse(device, words))
-        .collect::<Outcome<_>>()?;
+        .collect::<CudaResult<_>>()?;
     Ok((all, memops))
 }
 
@@ -196,7 +196,7 @@ pub fn pause(turn: u32) {
 
 impl Memop {
     /// A wait ends with its context as well.
-    fn run(&self, life: &Life) -> Outcome {
+    fn run(&self, life: &ContextLife) -> CudaResult {
         let reach = |address, wide: bool| {
             memory::device_place(address, if wide { 8 } else { 4 })
                 .ok_or(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)
@@ -257,7 +257,7 @@ impl Memop {
 pub struct Memops(pub Vec<Memop>);
 
 impl Task for Memops {
-    fn run(&self, life: &Life) -> Outcome {
+    fn run(&self, life: &ContextLife) -> CudaResult {
         self.0.iter().try_for_each(|memop| memop.run(life))
     }
 
@@ -266,8 +266,8 @@ impl Task for Memops {
     }
 }
 
-fn place(stream: &Arc<Stream>, words: Vec<Words>, memops: Vec<Memop>) -> Outcome {
-    let work = Work::Memops {
+fn place(stream: &Arc<Stream>, words: Vec<MemopWords>, memops: Vec<Memop>) -> CudaResult {
+    let work = NodeWork::Memops {
         context: stream.context.handle,
         words,
         task: Arc::new(Memops(memops)),
@@ -276,7 +276,7 @@ fn place(stream: &Arc<Stream>, words: Vec<Words>, memops: Vec<Memop>) -> Outcome
 }
 
 /// One operation in a stream.
-fn queue(stream: CUstream, operation: Op, address: u64, value: u64, flags: u32) -> Outcome {
+fn queue(stream: CUstream, operation: Op, address: u64, value: u64, flags: u32) -> CudaResult {
     let stream = streams::find_here(stream)?;
     let words = [operation as u64, address, value, flags.into(), 0, 0];
     let memop = parse(stream.context.device, &words)?;
@@ -284,7 +284,7 @@ fn queue(stream: CUstream, operation: Op, address: u64, value: u64, flags: u32) 
 }
 
 cuda! {
-    fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, params: In<Words>, flags: u32) {
+    fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, params: In<MemopWords>, flags: u32) {
         let stream = streams::find_here(stream)?;
         valid(flags == 0)?;
         let (words, memops) = parse_all(stream.context.device, count, &params)?;

@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::call::{CUresult, Out, Outcome, cuda, valid};
+use crate::call::{CUresult, CudaResult, Out, cuda, valid};
 use crate::context::Context;
-use crate::reservation::{self, Backing};
+use crate::reservation::{self, PhysicalPages};
 use crate::settings::settings;
 use crate::{capture, current};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum BlockKind {
     Device,
     /// By cuMemHostAlloc or cuMemAllocHost.
     Allocated,
@@ -21,8 +21,8 @@ pub enum Kind {
     Registered,
 }
 
-pub struct Block {
-    pub kind: Kind,
+pub struct MemoryBlock {
+    pub kind: BlockKind,
     /// Its first address as a device sees it.
     pub start: u64,
     pub len: u64,
@@ -33,35 +33,35 @@ pub struct Block {
     /// Unique for the life of the process (CU_POINTER_ATTRIBUTE_BUFFER_ID).
     pub id: u64,
     pub sync_memops: AtomicBool,
-    backing: Option<Backing>,
+    backing: Option<PhysicalPages>,
 }
 
 /// Some bytes that may be read and written for as long as this lives; for host memory, as long as the program leaves it mapped.
 pub struct Place {
     pub address: u64,
-    pub block: Option<Arc<Block>>,
+    pub block: Option<Arc<MemoryBlock>>,
 }
 
 /// By the first address.
-static BLOCKS: Mutex<BTreeMap<u64, Arc<Block>>> = Mutex::new(BTreeMap::new());
+static BLOCKS: Mutex<BTreeMap<u64, Arc<MemoryBlock>>> = Mutex::new(BTreeMap::new());
 
-fn blocks() -> MutexGuard<'static, BTreeMap<u64, Arc<Block>>> {
+fn blocks() -> MutexGuard<'static, BTreeMap<u64, Arc<MemoryBlock>>> {
     BLOCKS
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-impl Block {
+impl MemoryBlock {
     pub fn new(
-        kind: Kind,
+        kind: BlockKind,
         start: u64,
         len: u64,
         host: u64,
         flags: u32,
         context: Arc<Context>,
-    ) -> Block {
+    ) -> MemoryBlock {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Block {
+        MemoryBlock {
             kind,
             start,
             len,
@@ -81,7 +81,7 @@ impl Block {
     }
 
     /// A descriptor of its memory, if it is the device's.
-    pub fn descriptor(&self) -> Outcome<i32> {
+    pub fn descriptor(&self) -> CudaResult<i32> {
         match &self.backing {
             Some(backing) => backing.descriptor(),
             None => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
@@ -90,7 +90,7 @@ impl Block {
 }
 
 /// Adds a block, unless `refuses` finds one among the others that it goes badly with.
-pub fn insert(block: Block, refuses: impl Fn(&Block) -> Outcome) -> Outcome {
+pub fn insert(block: MemoryBlock, refuses: impl Fn(&MemoryBlock) -> CudaResult) -> CudaResult {
     let mut blocks = blocks();
     blocks.values().try_for_each(|other| refuses(other))?;
     blocks.insert(block.start, Arc::new(block));
@@ -98,29 +98,31 @@ pub fn insert(block: Block, refuses: impl Fn(&Block) -> Outcome) -> Outcome {
 }
 
 /// The block around an address of a device.
-pub fn find(address: u64) -> Option<Arc<Block>> {
+pub fn find(address: u64) -> Option<Arc<MemoryBlock>> {
     let blocks = blocks();
     let (_, block) = blocks.range(..=address).next_back()?;
     block.contains(address, 1).then(|| block.clone())
 }
 
 /// The block of host memory around an address of the program.
-pub fn find_host(address: u64) -> Option<Arc<Block>> {
+pub fn find_host(address: u64) -> Option<Arc<MemoryBlock>> {
     blocks()
         .values()
         .find(|block| {
-            block.kind != Kind::Device && address >= block.host && address - block.host < block.len
+            block.kind != BlockKind::Device
+                && address >= block.host
+                && address - block.host < block.len
         })
         .cloned()
 }
 
 /// Takes a block away that begins at this address of the program or of a device, once nothing runs that could be using it.
-pub fn remove(kind: Kind, address: u64) -> Option<Arc<Block>> {
+pub fn remove(kind: BlockKind, address: u64) -> Option<Arc<MemoryBlock>> {
     let found = blocks()
         .values()
         .find(|block| {
             block.kind == kind
-                && (if kind == Kind::Device {
+                && (if kind == BlockKind::Device {
                     block.start
                 } else {
                     block.host
@@ -130,7 +132,7 @@ pub fn remove(kind: Kind, address: u64) -> Option<Arc<Block>> {
     // Freeing waits for the device, as the driver's does (cuMemFree: no implicit synchronization only for what cuMemAllocAsync gave).
     found.context.wait_idle_alone();
     let removed = blocks().remove(&found.start);
-    if kind == Kind::Device && settings().has("reuse") {
+    if kind == BlockKind::Device && settings().has("reuse") {
         reservation::reuse(found.start, found.len);
     }
     removed
@@ -154,7 +156,7 @@ pub fn host_place(address: u64, len: u64) -> Option<Place> {
     }
     let blocks = blocks();
     let block = blocks.values().find(|block| {
-        block.kind != Kind::Device && block.host < end && address < block.host + block.len
+        block.kind != BlockKind::Device && block.host < end && address < block.host + block.len
     });
     // Page-locked as a whole, or not at all.
     if block.is_some_and(|block| address < block.host || end > block.host + block.len) {
@@ -184,7 +186,10 @@ pub fn forget(context: &Context) {
         }
         stays
     });
-    for block in gone.iter().filter(|block| block.kind == Kind::Allocated) {
+    for block in gone
+        .iter()
+        .filter(|block| block.kind == BlockKind::Allocated)
+    {
         crate::host_memory::give_back(block);
     }
 }
@@ -192,7 +197,7 @@ pub fn forget(context: &Context) {
 fn used_bytes(context: &Context) -> u64 {
     blocks()
         .values()
-        .filter(|block| block.kind == Kind::Device && block.context.device == context.device)
+        .filter(|block| block.kind == BlockKind::Device && block.context.device == context.device)
         .map(|block| block.len)
         .sum()
 }
@@ -209,8 +214,8 @@ cuda! {
         }
         let align = if len >= 2 << 20 { 2 << 20 } else { reservation::page() };
         let start = reservation::reserve(len, align)?;
-        let backing = Backing::new(len)?;
-        let mut block = Block::new(Kind::Device, start, len, backing.address, 0, context);
+        let backing = PhysicalPages::new(len)?;
+        let mut block = MemoryBlock::new(BlockKind::Device, start, len, backing.address, 0, context);
         block.backing = Some(backing);
         insert(block, |_| Ok(()))?;
         pointer.put(start)
@@ -220,7 +225,7 @@ cuda! {
     fn cuMemFree_v2(pointer: CUdeviceptr) {
         let context = current::context()?;
         capture::check_safe()?;
-        remove(Kind::Device, pointer).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        remove(BlockKind::Device, pointer).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         context.life.check()
     }
 
@@ -234,7 +239,7 @@ cuda! {
 
     fn cuMemGetAddressRange_v2(base: Out<CUdeviceptr>, size: Out<usize>, pointer: CUdeviceptr) {
         current::context()?;
-        let block = find(pointer).filter(|block| block.kind != Kind::Registered);
+        let block = find(pointer).filter(|block| block.kind != BlockKind::Registered);
         let block = block.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
         base.put_if_wanted(block.start);
         size.put_if_wanted(block.len as usize);
@@ -250,7 +255,7 @@ cuda! {
         if !settings().has("dmabuf") {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
-        let block = find(pointer).filter(|block| block.kind == Kind::Device);
+        let block = find(pointer).filter(|block| block.kind == BlockKind::Device);
         let block = block.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         valid(size as u64 <= block.len.next_multiple_of(reservation::page()))?;
         if block.start != pointer {

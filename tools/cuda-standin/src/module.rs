@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUlaunchConfig, CUmodule, CUstream};
 
-use crate::call::{CUresult, In, Out, Outcome, cuda, valid};
+use crate::call::{CUresult, CudaResult, In, Out, cuda, valid};
 use crate::context::Context;
-use crate::graph::Work;
-use crate::handle::{self, Table};
+use crate::graph::NodeWork;
+use crate::handle::{self, ObjectTable};
 use crate::kernels::{self, Kernel, Thread};
-use crate::life::Life;
+use crate::life::ContextLife;
 use crate::settings::settings;
 use crate::task::{Task, node_type};
 use crate::{capture, current, image, streams};
@@ -22,14 +22,14 @@ struct Module {
     context: Arc<Context>,
 }
 
-pub struct Function {
+pub struct KernelFunction {
     context: Arc<Context>,
     module: u64,
     kernel: &'static Kernel,
 }
 
-static MODULES: Table<Module> = Table::new();
-static FUNCTIONS: Table<Function> = Table::new();
+static MODULES: ObjectTable<Module> = ObjectTable::new();
+static FUNCTIONS: ObjectTable<KernelFunction> = ObjectTable::new();
 
 /// A kernel with its grid and its arguments, which were copied when the call was made.
 #[derive(Clone)]
@@ -47,7 +47,7 @@ pub fn forget(context: &Context) {
     FUNCTIONS.remove_where(|function| function.context.id == context.id);
 }
 
-fn load(module: &Out<CUmodule>, image: *const c_void) -> Outcome {
+fn load(module: &Out<CUmodule>, image: *const c_void) -> CudaResult {
     let context = current::context()?;
     capture::check_safe()?;
     valid(!module.is_null() && !image.is_null())?;
@@ -61,7 +61,7 @@ fn load(module: &Out<CUmodule>, image: *const c_void) -> Outcome {
     module.put(handle as CUmodule)
 }
 
-pub fn find(function: CUfunction) -> Outcome<Arc<Function>> {
+pub fn find(function: CUfunction) -> CudaResult<Arc<KernelFunction>> {
     let found = FUNCTIONS
         .get(function)
         .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
@@ -78,7 +78,7 @@ impl Launch {
         block: [u32; 3],
         shared_bytes: u32,
         arguments: &In<*const c_void>,
-    ) -> Outcome<Launch> {
+    ) -> CudaResult<Launch> {
         let function = find(function)?;
         // A function is of its context.
         if function.context.id != context.id {
@@ -99,7 +99,7 @@ impl Launch {
             .iter()
             .zip(kernel.parameters)
             .map(|(pointer, len)| In::<u8>::at(*pointer).get_all(*len))
-            .collect::<Outcome<Vec<_>>>()?;
+            .collect::<CudaResult<Vec<_>>>()?;
         Ok(Launch {
             context: context.id,
             kernel,
@@ -112,7 +112,7 @@ impl Launch {
 
 impl Task for Launch {
     /// One thread after the other.
-    fn run(&self, life: &Life) -> Outcome {
+    fn run(&self, life: &ContextLife) -> CudaResult {
         if self.kernel.once {
             return self.kernel.run(&Thread::new(life, &self.arguments, 0));
         }
@@ -151,7 +151,7 @@ fn launch(
     stream: CUstream,
     arguments: &In<*const c_void>,
     extra: *const c_void,
-) -> Outcome {
+) -> CudaResult {
     let stream = streams::find_here(stream)?;
     if !extra.is_null() {
         return Err(if arguments.is_null() {
@@ -168,11 +168,11 @@ fn launch(
         shared_bytes,
         arguments,
     )?;
-    capture::queue(&stream, Work::of(launch))
+    capture::queue(&stream, NodeWork::of(launch))
 }
 
 /// What a function may be asked for, by number (cuda.h, CUfunction_attribute).
-fn function_attribute(attribute: u32) -> Outcome<i32> {
+fn function_attribute(attribute: u32) -> CudaResult<i32> {
     match attribute {
         // MAX_THREADS_PER_BLOCK.
         0 => Ok(1024),
@@ -243,7 +243,7 @@ cuda! {
         let name = unsafe { CStr::from_ptr(name) };
         let kernel = kernels::find(name).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
         let handle = handle::fresh();
-        let made = Function { context: found.context.clone(), module: module as u64, kernel };
+        let made = KernelFunction { context: found.context.clone(), module: module as u64, kernel };
         FUNCTIONS.insert(handle, Arc::new(made));
         function.put(handle as CUfunction)
     }

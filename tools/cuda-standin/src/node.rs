@@ -6,15 +6,15 @@ use cudarc::driver::sys::{
     CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v2, CUDA_MEMSET_NODE_PARAMS, CUcontext,
 };
 
-use crate::call::{CUresult, In, Outcome, valid};
+use crate::call::{CUresult, CudaResult, In, valid};
 use crate::context::{self, Context};
-use crate::copy::{Copy, Plane, Side};
+use crate::copy::{Copy, CopySide, Plane};
 use crate::current;
 use crate::fill::Fill;
-use crate::graph::{Words, Work};
+use crate::graph::{MemopWords, NodeWork};
 use crate::memop::{self, Memops};
 use crate::module::Launch;
-use crate::task::HostFunction;
+use crate::task::HostCallback;
 
 /// CUDA_BATCH_MEM_OP_NODE_PARAMS, with the operations as words: what comes from C need not be a value of their enumeration.
 #[derive(Clone, std::marker::Copy)]
@@ -22,20 +22,20 @@ use crate::task::HostFunction;
 pub struct BatchParams {
     pub context: CUcontext,
     pub count: u32,
-    pub params: *const Words,
+    pub params: *const MemopWords,
     pub flags: u32,
 }
 
 /// CUDA_MEMCPY3D as words, for the same reason.
 pub type BoxParams = [u64; 25];
 
-fn context(handle: CUcontext) -> Outcome<Arc<Context>> {
+fn context(handle: CUcontext) -> CudaResult<Arc<Context>> {
     let context = context::find(handle).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     context.life.check()?;
     Ok(context)
 }
 
-pub fn kernel(params: &In<CUDA_KERNEL_NODE_PARAMS_v2>) -> Outcome<Work> {
+pub fn kernel(params: &In<CUDA_KERNEL_NODE_PARAMS_v2>) -> CudaResult<NodeWork> {
     let params = params.get()?;
     if !params.kern.is_null() || !params.extra.is_null() {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
@@ -58,10 +58,10 @@ pub fn kernel(params: &In<CUDA_KERNEL_NODE_PARAMS_v2>) -> Outcome<Work> {
         CUresult::CUDA_ERROR_INVALID_HANDLE => CUresult::CUDA_ERROR_INVALID_VALUE,
         other => other,
     })?;
-    Ok(Work::of(launch))
+    Ok(NodeWork::of(launch))
 }
 
-pub fn copy(params: &In<BoxParams>, ctx: CUcontext) -> Outcome<Work> {
+pub fn copy(params: &In<BoxParams>, ctx: CUcontext) -> CudaResult<NodeWork> {
     context(ctx)?;
     let words = params.get()?;
     // One side: its offsets, kind, addresses and pitches begin at `base`.
@@ -70,9 +70,9 @@ pub fn copy(params: &In<BoxParams>, ctx: CUcontext) -> Outcome<Work> {
         let pitch = words[base + 9];
         let slice = words[base + 10].wrapping_mul(pitch);
         let (side, address) = match kind {
-            1 => (Side::Host, words[base + 5]),
-            2 => (Side::Device, words[base + 6]),
-            4 => (Side::Any, words[base + 6]),
+            1 => (CopySide::Host, words[base + 5]),
+            2 => (CopySide::Device, words[base + 6]),
+            4 => (CopySide::Any, words[base + 6]),
             // Arrays: there are none.
             _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         };
@@ -86,10 +86,10 @@ pub fn copy(params: &In<BoxParams>, ctx: CUcontext) -> Outcome<Work> {
         })
     };
     let copy = Copy::of_box(plane(11)?, plane(0)?, [words[22], words[23], words[24]])?;
-    Ok(Work::of(copy))
+    Ok(NodeWork::of(copy))
 }
 
-pub fn fill(params: &In<CUDA_MEMSET_NODE_PARAMS>, ctx: CUcontext) -> Outcome<Work> {
+pub fn fill(params: &In<CUDA_MEMSET_NODE_PARAMS>, ctx: CUcontext) -> CudaResult<NodeWork> {
     context(ctx)?;
     let params = params.get()?;
     valid(params.width > 0 && params.height > 0)?;
@@ -101,25 +101,25 @@ pub fn fill(params: &In<CUDA_MEMSET_NODE_PARAMS>, ctx: CUcontext) -> Outcome<Wor
         params.height as u64,
         params.pitch as u64,
     )?;
-    Ok(Work::of(fill))
+    Ok(NodeWork::of(fill))
 }
 
-pub fn host(params: &In<CUDA_HOST_NODE_PARAMS>) -> Outcome<Work> {
+pub fn host(params: &In<CUDA_HOST_NODE_PARAMS>) -> CudaResult<NodeWork> {
     let params = params.get()?;
     let function = params.fn_.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    Ok(Work::of(HostFunction {
+    Ok(NodeWork::of(HostCallback {
         function,
         argument: params.userData,
     }))
 }
 
-pub fn batch(params: &In<BatchParams>) -> Outcome<Work> {
+pub fn batch(params: &In<BatchParams>) -> CudaResult<NodeWork> {
     let params = params.get()?;
     valid(params.flags == 0)?;
     let context = context(params.context)?;
     let (words, memops) =
         memop::parse_all(context.device, params.count, &In::at(params.params.cast()))?;
-    Ok(Work::Memops {
+    Ok(NodeWork::Memops {
         context: params.context as u64,
         words,
         task: Arc::new(Memops(memops)),
@@ -128,18 +128,18 @@ pub fn batch(params: &In<BatchParams>) -> Outcome<Work> {
 
 /// Whether an instantiated node may go from the one to the other: the kind stays, and of memory operations all but the address, the
 /// value and the condition (cuGraphExecBatchMemOpNodeSetParams); a kernel stays in its context.
-pub fn check_change(from: &Work, to: &Work) -> Outcome {
+pub fn check_change(from: &NodeWork, to: &NodeWork) -> CudaResult {
     valid(from.kind() == to.kind())?;
     match (from, to) {
         (
-            Work::Memops { context, words, .. },
-            Work::Memops {
+            NodeWork::Memops { context, words, .. },
+            NodeWork::Memops {
                 context: next_context,
                 words: next,
                 ..
             },
         ) => {
-            let same = |(one, other): (&Words, &Words)| {
+            let same = |(one, other): (&MemopWords, &MemopWords)| {
                 let is_barrier = matches!(one[0] as u32, 3 | 6);
                 one[0] as u32 == other[0] as u32
                     && (!is_barrier || one[0] == other[0])
@@ -152,7 +152,7 @@ pub fn check_change(from: &Work, to: &Work) -> Outcome {
             )
         }
         _ => {
-            let context = |work: &Work| work.task().and_then(|task| task.context());
+            let context = |work: &NodeWork| work.task().and_then(|task| task.context());
             valid(context(from) == context(to))
         }
     }

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 
 use cudarc::driver::sys::{CUdeviceptr, CUpointer_attribute_enum as A};
 
-use crate::call::{CUresult, In, Outcome, cuda, valid};
-use crate::memory::{self, Block, Kind};
+use crate::call::{CUresult, CudaResult, In, cuda, valid};
+use crate::memory::{self, BlockKind, MemoryBlock};
 use crate::{current, device};
 
 /// CU_MEMORYTYPE_HOST and CU_MEMORYTYPE_DEVICE.
@@ -20,15 +20,15 @@ enum Value {
     Long(u64),
 }
 
-fn block_of(pointer: u64) -> Option<Arc<Block>> {
+fn block_of(pointer: u64) -> Option<Arc<MemoryBlock>> {
     memory::find(pointer).or_else(|| memory::find_host(pointer))
 }
 
 /// None: the attribute does not exist. An error: not for this pointer. Without a block it is what unknown pointers have.
-fn value(attribute: u32, pointer: u64, block: Option<&Block>) -> Option<Outcome<Value>> {
+fn value(attribute: u32, pointer: u64, block: Option<&MemoryBlock>) -> Option<CudaResult<Value>> {
     let is = |of: A| attribute == of as u32;
-    let on_device = block.is_some_and(|block| block.kind == Kind::Device);
-    let long = |of: fn(&Block) -> u64| Ok(Value::Long(block.map_or(0, of)));
+    let on_device = block.is_some_and(|block| block.kind == BlockKind::Device);
+    let long = |of: fn(&MemoryBlock) -> u64| Ok(Value::Long(block.map_or(0, of)));
     Some(if is(A::CU_POINTER_ATTRIBUTE_CONTEXT) {
         long(|block| block.context.handle)
     } else if is(A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE) {
@@ -73,7 +73,8 @@ fn value(attribute: u32, pointer: u64, block: Option<&Block>) -> Option<Outcome<
         Ok(Value::Word(u32::from(block.is_some())))
     } else if is(A::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE) {
         // GPU_DIRECT_RDMA_SUPPORTED.
-        let can = |block: &Block| on_device && device::attribute(block.context.device, 116) == 1;
+        let can =
+            |block: &MemoryBlock| on_device && device::attribute(block.context.device, 116) == 1;
         Ok(Value::Word(u32::from(block.is_some_and(can))))
     } else if is(A::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS) {
         // READWRITE.
@@ -91,7 +92,7 @@ fn value(attribute: u32, pointer: u64, block: Option<&Block>) -> Option<Outcome<
     })
 }
 
-fn write(to: *mut c_void, value: Value) -> Outcome {
+fn write(to: *mut c_void, value: Value) -> CudaResult {
     valid(!to.is_null())?;
     match value {
         // SAFETY: the caller gave room for a value of this attribute.
@@ -128,7 +129,7 @@ cuda! {
     fn cuPointerSetAttribute(from: In<u32>, attribute: u32, pointer: CUdeviceptr) {
         current::context()?;
         valid(attribute == A::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32)?;
-        let block = memory::find(pointer).filter(|block| block.kind == Kind::Device);
+        let block = memory::find(pointer).filter(|block| block.kind == BlockKind::Device);
         let block = block.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         block.sync_memops.store(from.get()? != 0, Ordering::Relaxed);
         Ok(())

@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::Mutex;
 
-use crate::call::{CUresult, Outcome};
+use crate::call::{CUresult, CudaResult};
 use crate::settings::settings;
 
 /// All device addresses of a process. They are not given out twice, so that what was freed is found out, unless the settings say so.
@@ -15,16 +15,16 @@ pub fn page() -> u64 {
     settings().page_bytes
 }
 
-struct Span {
+struct ReservedSpan {
     start: u64,
     next: u64,
     /// Ranges to be given out again: where they begin, and how long they are.
     freed: Vec<(u64, u64)>,
 }
 
-static ADDRESSES: Mutex<Option<Span>> = Mutex::new(None);
+static ADDRESSES: Mutex<Option<ReservedSpan>> = Mutex::new(None);
 
-fn map(at: *mut libc::c_void, len: u64, rights: i32, flags: i32, file: i32) -> Outcome<u64> {
+fn map(at: *mut libc::c_void, len: u64, rights: i32, flags: i32, file: i32) -> CudaResult<u64> {
     // SAFETY: a new mapping where the kernel finds a place: nobody has a pointer into it.
     let found = unsafe { libc::mmap(at, len as usize, rights, flags, file, 0) };
     if found == libc::MAP_FAILED {
@@ -34,7 +34,7 @@ fn map(at: *mut libc::c_void, len: u64, rights: i32, flags: i32, file: i32) -> O
 }
 
 /// A range of device addresses that is no other's, and is not next to any.
-pub fn reserve(len: u64, align: u64) -> Outcome<u64> {
+pub fn reserve(len: u64, align: u64) -> CudaResult<u64> {
     let mut addresses = ADDRESSES
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -50,7 +50,7 @@ pub fn reserve(len: u64, align: u64) -> Outcome<u64> {
         let (start, len) = found.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         LIMIT.store(start + len, std::sync::atomic::Ordering::Release);
         START.store(start, std::sync::atomic::Ordering::Release);
-        *addresses = Some(Span {
+        *addresses = Some(ReservedSpan {
             start,
             next: start,
             freed: Vec::new(),
@@ -94,14 +94,14 @@ pub fn is_reserved(address: u64) -> bool {
 }
 
 /// The memory behind a range: pages of a memfd, at an address that only this library knows.
-pub struct Backing {
+pub struct PhysicalPages {
     pub address: u64,
     len: u64,
     file: OwnedFd,
 }
 
-impl Backing {
-    pub fn new(len: u64) -> Outcome<Backing> {
+impl PhysicalPages {
+    pub fn new(len: u64) -> CudaResult<PhysicalPages> {
         let len = len.next_multiple_of(page());
         // SAFETY: a string constant; the descriptor that comes back is nobody's.
         let file = unsafe {
@@ -117,11 +117,11 @@ impl Backing {
         }
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         let address = map(null_mut(), len, rights, libc::MAP_SHARED, file.as_raw_fd())?;
-        Ok(Backing { address, len, file })
+        Ok(PhysicalPages { address, len, file })
     }
 
     /// A descriptor of the same memory, which is the caller's.
-    pub fn descriptor(&self) -> Outcome<i32> {
+    pub fn descriptor(&self) -> CudaResult<i32> {
         // SAFETY: a descriptor that is open.
         let copy = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0) };
         if copy < 0 {
@@ -131,7 +131,7 @@ impl Backing {
     }
 }
 
-impl Drop for Backing {
+impl Drop for PhysicalPages {
     fn drop(&mut self) {
         // SAFETY: mapped by `new`; code that uses the memory keeps it alive.
         unsafe { libc::munmap(self.address as *mut libc::c_void, self.len as usize) };

@@ -5,10 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use crate::call::{CUresult, Outcome};
+use crate::call::{CUresult, CudaResult};
 use crate::capture::Capture;
 use crate::context::Context;
-use crate::life::Life;
+use crate::life::ContextLife;
 use crate::mark::LOOK;
 use crate::settings::settings;
 use crate::task::Task;
@@ -19,7 +19,7 @@ pub const GREATEST_PRIORITY: i32 = -5;
 
 /// How a stream stands to the default one.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum StreamOrder {
     Legacy,
     /// In order with the default stream, both ways.
     Blocking,
@@ -33,15 +33,15 @@ pub struct Stream {
     pub context: Arc<Context>,
     pub flags: u32,
     pub priority: i32,
-    pub kind: Kind,
-    queue: Mutex<Queue>,
+    pub kind: StreamOrder,
+    queue: Mutex<TaskQueue>,
     changed: Condvar,
     /// What it is being captured into.
     capture: Mutex<Option<Arc<Capture>>>,
 }
 
 #[derive(Default)]
-struct Queue {
+struct TaskQueue {
     tasks: VecDeque<Arc<dyn Task>>,
     /// How many tasks ever came.
     submitted: u64,
@@ -58,7 +58,7 @@ struct Queue {
 struct After(Vec<(Arc<Stream>, u64)>);
 
 impl Task for After {
-    fn run(&self, life: &Life) -> Outcome {
+    fn run(&self, life: &ContextLife) -> CudaResult {
         for (stream, place) in &self.0 {
             stream.wait_until_over(*place, life);
         }
@@ -67,7 +67,12 @@ impl Task for After {
 }
 
 impl Stream {
-    pub fn new(context: &Arc<Context>, flags: u32, priority: i32, kind: Kind) -> Arc<Stream> {
+    pub fn new(
+        context: &Arc<Context>,
+        flags: u32,
+        priority: i32,
+        kind: StreamOrder,
+    ) -> Arc<Stream> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Arc::new(Stream {
             handle: 0,
@@ -97,13 +102,13 @@ impl Stream {
         *own = capture;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, TaskQueue> {
         self.queue
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn sleep<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+    fn sleep<'a>(&self, queue: MutexGuard<'a, TaskQueue>) -> MutexGuard<'a, TaskQueue> {
         self.changed
             .wait_timeout(queue, LOOK)
             .map_or_else(|poisoned| poisoned.into_inner().0, |(guard, _)| guard)
@@ -112,7 +117,7 @@ impl Stream {
     /// A stream takes so many calls, and the next one waits until one of them is done. Other streams wait meanwhile, above all copies
     /// (Oneflow-Inc/oneflow pull request 890): it has the driver's lock.
     fn wait_for_room(&self) {
-        let is_full = |queue: &Queue| queue.submitted - queue.completed >= settings().queue;
+        let is_full = |queue: &TaskQueue| queue.submitted - queue.completed >= settings().queue;
         if !is_full(&self.lock()) {
             return;
         }
@@ -124,7 +129,7 @@ impl Stream {
     }
 
     /// Queues a task behind what it follows by the rules of the default stream. Its place in the stream's count comes back.
-    pub fn submit(self: &Arc<Stream>, task: Arc<dyn Task>) -> Outcome<u64> {
+    pub fn submit(self: &Arc<Stream>, task: Arc<dyn Task>) -> CudaResult<u64> {
         // Work that is queued later than a NIC's write sees it.
         if !held::is_nic() {
             held::release();
@@ -136,9 +141,9 @@ impl Stream {
         let before: Vec<(Arc<Stream>, u64)> = streams
             .iter()
             .filter(|other| match self.kind {
-                Kind::Legacy => other.kind == Kind::Blocking,
-                Kind::Blocking => other.kind == Kind::Legacy,
-                Kind::NonBlocking => false,
+                StreamOrder::Legacy => other.kind == StreamOrder::Blocking,
+                StreamOrder::Blocking => other.kind == StreamOrder::Legacy,
+                StreamOrder::NonBlocking => false,
             })
             .filter(|other| !other.is_idle())
             .map(|other| (other.clone(), other.submitted()))
@@ -165,7 +170,7 @@ impl Stream {
     }
 
     /// Queues a task and waits for its end.
-    pub fn submit_and_wait(self: &Arc<Stream>, task: Arc<dyn Task>) -> Outcome {
+    pub fn submit_and_wait(self: &Arc<Stream>, task: Arc<dyn Task>) -> CudaResult {
         let place = self.submit(task)?;
         self.wait_for(place);
         self.context.life.check()
@@ -189,7 +194,7 @@ impl Stream {
     }
 
     /// As `wait_for`, in the thread of another stream.
-    pub fn wait_until_over(&self, place: u64, life: &Life) {
+    pub fn wait_until_over(&self, place: u64, life: &ContextLife) {
         let mut queue = self.lock();
         while queue.completed < place && !life.is_over() {
             queue = self.sleep(queue);

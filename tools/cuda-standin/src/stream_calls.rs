@@ -5,9 +5,9 @@ use std::ffi::c_void;
 use cudarc::driver::sys::{CUcontext, CUdevice, CUhostFn, CUstream};
 
 use crate::call::{CUresult, Out, cuda, valid};
-use crate::graph::Work;
+use crate::graph::NodeWork;
 use crate::stream::NON_BLOCKING;
-use crate::task::HostFunction;
+use crate::task::HostCallback;
 use crate::{capture, current, event, streams};
 
 cuda! {
@@ -69,7 +69,7 @@ cuda! {
     fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, argument: *mut c_void) {
         let function = function.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let stream = streams::find(stream)?;
-        capture::queue(&stream, Work::of(HostFunction { function, argument }))
+        capture::queue(&stream, NodeWork::of(HostCallback { function, argument }))
     }
 
     // One device has nothing to tell from another's memory operations.

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUstream;
 
-use crate::call::{CUresult, Outcome};
+use crate::call::{CUresult, CudaResult};
 use crate::context::Context;
-use crate::handle::{self, Table};
-use crate::stream::{GREATEST_PRIORITY, Kind, NON_BLOCKING, Stream};
+use crate::handle::{self, ObjectTable};
+use crate::stream::{GREATEST_PRIORITY, NON_BLOCKING, Stream, StreamOrder};
 use crate::{capture, current};
 
-static STREAMS: Table<Stream> = Table::new();
+static STREAMS: ObjectTable<Stream> = ObjectTable::new();
 
 thread_local! {
     /// CU_STREAM_PER_THREAD of each context, by its id.
@@ -19,7 +19,7 @@ thread_local! {
 }
 
 /// The stream that a handle names, in a context that can be used. 0 and 1 are the default stream, 2 is that of the thread.
-pub fn find(handle: CUstream) -> Outcome<Arc<Stream>> {
+pub fn find(handle: CUstream) -> CudaResult<Arc<Stream>> {
     let context = current::context()?;
     match handle as u64 {
         0 | 1 => Ok(context.legacy()),
@@ -35,7 +35,7 @@ pub fn find(handle: CUstream) -> Outcome<Arc<Stream>> {
 }
 
 /// As `find`, for work that takes a stream of the current context only.
-pub fn find_here(handle: CUstream) -> Outcome<Arc<Stream>> {
+pub fn find_here(handle: CUstream) -> CudaResult<Arc<Stream>> {
     let stream = find(handle)?;
     if stream.context.id != current::context()?.id {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
@@ -49,7 +49,7 @@ fn of_thread(context: &Arc<Context>) -> Arc<Stream> {
         if let Some((_, stream)) = streams.iter().find(|(id, _)| *id == context.id) {
             return stream.clone();
         }
-        let made = Stream::new(context, 0, 0, Kind::Blocking);
+        let made = Stream::new(context, 0, 0, StreamOrder::Blocking);
         context.lock_streams().push(made.clone());
         streams.push((context.id, made.clone()));
         made
@@ -57,12 +57,12 @@ fn of_thread(context: &Arc<Context>) -> Arc<Stream> {
 }
 
 /// A stream with a handle.
-pub fn create(flags: u32, priority: i32) -> Outcome<Arc<Stream>> {
+pub fn create(flags: u32, priority: i32) -> CudaResult<Arc<Stream>> {
     let context = current::context()?;
     let kind = if flags & NON_BLOCKING != 0 {
-        Kind::NonBlocking
+        StreamOrder::NonBlocking
     } else {
-        Kind::Blocking
+        StreamOrder::Blocking
     };
     context.pass();
     let mut made = Stream::new(&context, flags, priority.clamp(GREATEST_PRIORITY, 0), kind);
@@ -76,7 +76,7 @@ pub fn create(flags: u32, priority: i32) -> Outcome<Arc<Stream>> {
 }
 
 /// Takes the handle away. What is queued is still done.
-pub fn destroy(handle: CUstream) -> Outcome {
+pub fn destroy(handle: CUstream) -> CudaResult {
     current::context()?;
     let stream = STREAMS
         .remove(handle)

@@ -2,9 +2,9 @@
 
 use std::ffi::c_void;
 
-use crate::call::{Outcome, as_host_function};
-use crate::life::Life;
-use crate::mark::Mark;
+use crate::call::{CudaResult, as_host_function};
+use crate::life::ContextLife;
+use crate::mark::StreamMark;
 
 /// CUgraphNodeType.
 pub mod node_type {
@@ -19,10 +19,10 @@ pub mod node_type {
 
 pub trait Task: Send + Sync {
     /// An error ends all work of the context. So does the end of the context's life, for which whatever waits looks.
-    fn run(&self, life: &Life) -> Outcome;
+    fn run(&self, life: &ContextLife) -> CudaResult;
 
     /// What is reached with its end.
-    fn end(&self) -> Option<&Mark> {
+    fn end(&self) -> Option<&StreamMark> {
         None
     }
 
@@ -38,18 +38,18 @@ pub trait Task: Send + Sync {
 }
 
 /// A function of the program with its argument.
-pub struct HostFunction {
+pub struct HostCallback {
     pub function: unsafe extern "C" fn(*mut c_void),
     pub argument: *mut c_void,
 }
 
 // SAFETY: the program gave both for a call on a thread of the driver.
-unsafe impl Send for HostFunction {}
+unsafe impl Send for HostCallback {}
 // SAFETY: as above.
-unsafe impl Sync for HostFunction {}
+unsafe impl Sync for HostCallback {}
 
-impl Task for HostFunction {
-    fn run(&self, _life: &Life) -> Outcome {
+impl Task for HostCallback {
+    fn run(&self, _life: &ContextLife) -> CudaResult {
         // SAFETY: the program answers for what it gave to cuLaunchHostFunc.
         as_host_function(|| unsafe { (self.function)(self.argument) });
         Ok(())

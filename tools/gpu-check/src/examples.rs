@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::figures::figure;
 use super::process::{Ended, judged};
-use super::report::{Limit, Report, Step, Time};
+use super::report::{CheckedStep, Report, StepLimit, Time};
 
 /// Name of the example, its arguments, and about how many seconds it takes.
 const LIST: [(&str, &[&str], u64); 5] = [
@@ -46,19 +46,20 @@ pub fn run_all(bundle: &Path, short: bool, report: &mut Report) {
     }
 }
 
-fn one(bundle: &Path, name: &str, arguments: &[&str], limit: Limit) -> Step {
+fn one(bundle: &Path, name: &str, arguments: &[&str], limit: StepLimit) -> CheckedStep {
     let program = bundle.join("bin").join(format!("example_{name}"));
     if !program.is_file() {
-        return Step::waived("the bundle was made without nvcc".into());
+        return CheckedStep::waived("the bundle was made without nvcc".into());
     }
     judged(Command::new(program).args(arguments), limit, |ended| {
-        judge(ended)
-            .unwrap_or_else(|error| Step::failed(format!("{error:#}\n{}", ended.complaint())))
+        judge(ended).unwrap_or_else(|error| {
+            CheckedStep::failed(format!("{error:#}\n{}", ended.complaint()))
+        })
     })
 }
 
 /// What its last line and its status say.
-fn judge(ended: &Ended) -> Result<Step> {
+fn judge(ended: &Ended) -> Result<CheckedStep> {
     let last = ended
         .said
         .lines()
@@ -66,10 +67,10 @@ fn judge(ended: &Ended) -> Result<Step> {
         .find(|line| !line.is_empty())
         .unwrap_or("");
     if let Some(reason) = last.strip_prefix("WAIVED: ").filter(|_| !ended.success) {
-        return Ok(Step::waived(reason.to_owned()));
+        return Ok(CheckedStep::waived(reason.to_owned()));
     }
     if !ended.success || !last.starts_with("PASS: ") {
-        return Ok(Step::failed(ended.complaint()));
+        return Ok(CheckedStep::failed(ended.complaint()));
     }
     let mut found = Vec::new();
     for line in ended
@@ -79,7 +80,7 @@ fn judge(ended: &Ended) -> Result<Step> {
     {
         found.extend(of_size(line).with_context(|| format!("what is {line:?}?"))?);
     }
-    Ok(Step::found(if found.is_empty() {
+    Ok(CheckedStep::found(if found.is_empty() {
         json!(last)
     } else {
         Value::Array(found)

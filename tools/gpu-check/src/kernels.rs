@@ -114,9 +114,10 @@ pub fn mark() -> Result<Value> {
     ensure!(found == 7, "the word is {found}");
     Ok(json!({"word": found}))
 }
+
 /// `struct measured_group`.
 #[repr(C)]
-struct Group {
+struct MeasuredGroup {
     trigger: Trigger,
     data: u64,
     codes: u64,
@@ -152,7 +153,7 @@ pub fn triggers_of_groups(short: bool) -> Result<Value> {
                 let remote = to.remote();
                 a.stream_queue_write(&kernels, &slices, RemoteSlice::at(remote.addr, remote.rkey))?;
                 a.stream_wait_cq(&kernels, Side::Send)?;
-                let group = Group {
+                let group = MeasuredGroup {
                     trigger: kernels.take()?.context("no trigger")?,
                     data: data.ptr(),
                     codes: codes.ptr(),

@@ -31,7 +31,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use report::{Outcome, Report};
+use report::{Report, StepOutcome};
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
         }
     }
     print!("{}", report.summary());
-    if report.has(Outcome::Failed) {
+    if report.has(StepOutcome::Failed) {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS

@@ -21,15 +21,15 @@ const EFULL: i32 = -15;
 const EWORK: i32 = -19;
 
 /// Queues of a GPU, with their peers.
-struct Queues {
+struct PeeredQueues {
     // In the order in which they may go.
     queues: Vec<KernelQueue>,
     ends: Vec<(Endpoint, Option<Endpoint>)>,
     views: doorbell::DeviceBuffer,
 }
 
-impl Queues {
-    fn new(context: &CudaContext, domain: &ProtectionDomain, count: u32) -> Result<Queues> {
+impl PeeredQueues {
+    fn new(context: &CudaContext, domain: &ProtectionDomain, count: u32) -> Result<PeeredQueues> {
         let config = EndpointConfig::default().send_depth(256).ack_timeout(10);
         let (mut queues, mut ends, mut views) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..count {
@@ -44,7 +44,7 @@ impl Queues {
         }
         let memory = context.alloc(views.len() as u64)?;
         memory.copy_from_host(0, &views)?;
-        Ok(Queues {
+        Ok(PeeredQueues {
             queues,
             ends,
             views: memory,
@@ -122,11 +122,11 @@ fn post(context: &CudaContext, measured: &Kernels, device: &str, mut posts: Post
     let start = NonNull::new(page.host).context("a page at 0")?;
     // SAFETY: mapped, and never freed; nobody has references to it but to atomics.
     let region = unsafe { Region::register(&domain, start, 1 << 16, Access::ALL) }?;
-    let Queues {
+    let PeeredQueues {
         queues,
         ends,
         views,
-    } = Queues::new(context, &domain, posts.queue_count)?;
+    } = PeeredQueues::new(context, &domain, posts.queue_count)?;
     let threads = posts.blocks * posts.threads;
     let codes = context.alloc(4 * u64::from(threads))?;
     codes.copy_from_host(0, &77_i32.to_ne_bytes().repeat(threads as usize))?;
@@ -202,7 +202,7 @@ pub fn failures() -> Result<Value> {
 fn full(context: &CudaContext, measured: &Kernels, device: &str) -> Result<f64> {
     let stream = CudaStream::new(context, "full")?;
     let domain = Device::open(device)?.protection_domain();
-    let queues = Queues::new(context, &domain, 1)?;
+    let queues = PeeredQueues::new(context, &domain, 1)?;
     let bound = Duration::from_millis(2);
     // Codes, and behind them the time.
     let memory = context.alloc(32)?;
@@ -241,7 +241,7 @@ fn dead_peer(context: &CudaContext, measured: &Kernels, device: &str) -> Result<
     let stream = CudaStream::new(context, "dead peer")?;
     let domain = Device::open(device)?.protection_domain();
     let region = Region::alloc(&domain, 4096, Access::ALL)?;
-    let mut queues = Queues::new(context, &domain, 1)?;
+    let mut queues = PeeredQueues::new(context, &domain, 1)?;
     let (local_addr, lkey) = queues.queues[0].local(&region.slice(0, 4096)?)?;
     let codes = context.alloc(4 * u64::from(BLOCKS))?;
     codes.copy_from_host(0, &77_i32.to_ne_bytes().repeat(BLOCKS as usize))?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::report::{Limit, NO_TIME, Step};
+use super::report::{CheckedStep, NO_TIME, StepLimit};
 
 /// How a process came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,14 +40,18 @@ impl Ended {
 }
 
 /// Runs it, and has what came of it judged; unless the time of the whole was up before the process had its own, which says nothing of it.
-pub fn judged(command: &mut Command, limit: Limit, judge: impl FnOnce(&Ended) -> Step) -> Step {
+pub fn judged(
+    command: &mut Command,
+    limit: StepLimit,
+    judge: impl FnOnce(&Ended) -> CheckedStep,
+) -> CheckedStep {
     match run(command, limit) {
         Ok(ended) if ended.end == End::AtTheEndOfTheWhole => {
             let after = limit.time.as_secs_f64();
-            Step::waived(format!("{NO_TIME}: it was ended after {after:.0} s"))
+            CheckedStep::waived(format!("{NO_TIME}: it was ended after {after:.0} s"))
         }
         Ok(ended) => judge(&ended),
-        Err(error) => Step::failed(format!("{error:#}")),
+        Err(error) => CheckedStep::failed(format!("{error:#}")),
     }
 }
 
@@ -55,7 +59,7 @@ pub fn judged(command: &mut Command, limit: Limit, judge: impl FnOnce(&Ended) ->
 const AFTERWARDS: Duration = Duration::from_secs(5);
 
 /// Runs it, for no longer than that.
-pub fn run(command: &mut Command, limit: Limit) -> Result<Ended> {
+pub fn run(command: &mut Command, limit: StepLimit) -> Result<Ended> {
     use std::os::unix::process::CommandExt;
     // A group of its own, so that all that it has started ends with it.
     let mut child = command
@@ -141,13 +145,13 @@ impl Said {
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::Outcome;
+    use super::super::report::StepOutcome;
     use super::*;
 
     fn shell(script: &str, time_ms: u64, is_of_the_whole: bool) -> (Ended, Duration) {
         let start = Instant::now();
         let time = Duration::from_millis(time_ms);
-        let limit = Limit {
+        let limit = StepLimit {
             time,
             is_of_the_whole,
         };
@@ -178,12 +182,14 @@ mod tests {
         });
         assert!(told, "what it said before is lost");
         let mut slow = Command::new("sleep");
-        let limit = Limit {
+        let limit = StepLimit {
             time: Duration::from_millis(100),
             is_of_the_whole: true,
         };
-        let step = judged(slow.arg("60"), limit, |_| Step::failed("judged".into()));
-        assert_eq!(step.outcome, Outcome::Waived);
+        let step = judged(slow.arg("60"), limit, |_| {
+            CheckedStep::failed("judged".into())
+        });
+        assert_eq!(step.outcome, StepOutcome::Waived);
         assert!(step.reason.contains(NO_TIME));
     }
 

@@ -24,7 +24,7 @@ pub struct Time {
 
 /// How a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum StepOutcome {
     Passed,
     /// A figure that is not reached.
     Missed,
@@ -32,30 +32,30 @@ pub enum Outcome {
     Failed,
 }
 
-impl Outcome {
+impl StepOutcome {
     fn name(self) -> &'static str {
         match self {
-            Outcome::Passed => "passed",
-            Outcome::Missed => "MISSED",
-            Outcome::Waived => "WAIVED",
-            Outcome::Failed => "FAILED",
+            StepOutcome::Passed => "passed",
+            StepOutcome::Missed => "MISSED",
+            StepOutcome::Waived => "WAIVED",
+            StepOutcome::Failed => "FAILED",
         }
     }
 }
 
 /// A step and what came of it.
-pub struct Step {
+pub struct CheckedStep {
     pub name: String,
-    pub outcome: Outcome,
+    pub outcome: StepOutcome,
     pub seconds: f64,
     pub found: Value,
     pub reason: String,
     pub waived: Vec<String>,
 }
 
-impl Step {
-    fn new(outcome: Outcome, found: Value, reason: String) -> Step {
-        Step {
+impl CheckedStep {
+    fn new(outcome: StepOutcome, found: Value, reason: String) -> CheckedStep {
+        CheckedStep {
             name: String::new(),
             outcome,
             seconds: 0.0,
@@ -66,35 +66,35 @@ impl Step {
     }
 
     /// It ended well: it is passed, unless a figure of it was missed.
-    pub fn found(found: Value) -> Step {
+    pub fn found(found: Value) -> CheckedStep {
         let outcome = if figures(&found).iter().all(|figure| figure["met"] == true) {
-            Outcome::Passed
+            StepOutcome::Passed
         } else {
-            Outcome::Missed
+            StepOutcome::Missed
         };
-        Step::new(outcome, found, String::new())
+        CheckedStep::new(outcome, found, String::new())
     }
 
-    pub fn failed(reason: String) -> Step {
-        Step::new(Outcome::Failed, Value::Null, reason)
+    pub fn failed(reason: String) -> CheckedStep {
+        CheckedStep::new(StepOutcome::Failed, Value::Null, reason)
     }
 
-    pub fn waived(reason: String) -> Step {
-        Step::new(Outcome::Waived, Value::Null, reason)
+    pub fn waived(reason: String) -> CheckedStep {
+        CheckedStep::new(StepOutcome::Waived, Value::Null, reason)
     }
 }
 
 /// How long a process may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limit {
+pub struct StepLimit {
     pub time: Duration,
     /// It is less than the step's own limit: no more is left of the whole.
     pub is_of_the_whole: bool,
 }
 
-fn limit_of(time: Time, left: Duration) -> Option<Limit> {
+fn limit_of(time: Time, left: Duration) -> Option<StepLimit> {
     let own = Duration::from_secs(time.limit_s);
-    (left >= Duration::from_secs(time.about_s)).then(|| Limit {
+    (left >= Duration::from_secs(time.about_s)).then(|| StepLimit {
         time: own.min(left),
         is_of_the_whole: left < own,
     })
@@ -116,7 +116,7 @@ pub struct Report {
     out: PathBuf,
     short: bool,
     standin: bool,
-    steps: Vec<Step>,
+    steps: Vec<CheckedStep>,
 }
 
 const STANDIN: &str = "The device is the stand-in for tests, and no GPU: no figure here means anything, and none was judged.";
@@ -133,13 +133,13 @@ impl Report {
     }
 
     /// Has a step done, if there is time for it, and adds it.
-    pub fn step(&mut self, name: String, time: Time, work: impl FnOnce(Limit) -> Step) {
+    pub fn step(&mut self, name: String, time: Time, work: impl FnOnce(StepLimit) -> CheckedStep) {
         let began = Instant::now();
         let step = match self.time_for(time) {
             Some(limit) => work(limit),
-            None => Step::waived(NO_TIME.into()),
+            None => CheckedStep::waived(NO_TIME.into()),
         };
-        self.add(Step {
+        self.add(CheckedStep {
             name,
             seconds: began.elapsed().as_secs_f64(),
             ..step
@@ -147,13 +147,13 @@ impl Report {
     }
 
     /// Adds a step, and says so: the whole takes minutes.
-    pub fn add(&mut self, mut step: Step) {
+    pub fn add(&mut self, mut step: CheckedStep) {
         // The device says it as well, whatever the environment says.
         self.standin |= step.found["name"]
             .as_str()
             .is_some_and(|name| name.contains("stand-in"));
-        if self.standin && step.outcome == Outcome::Missed {
-            step.outcome = Outcome::Passed;
+        if self.standin && step.outcome == StepOutcome::Missed {
+            step.outcome = StepOutcome::Passed;
         }
         println!(
             "{:<7} {:>6.1} s  {}",
@@ -170,16 +170,16 @@ impl Report {
     }
 
     /// How long a step may take. None, and it is not begun, if less is left of the whole than it is likely to need.
-    fn time_for(&self, time: Time) -> Option<Limit> {
+    fn time_for(&self, time: Time) -> Option<StepLimit> {
         let whole = if self.short { WHOLE_SHORT } else { WHOLE };
         limit_of(time, whole.saturating_sub(self.began.elapsed()))
     }
 
-    pub fn has(&self, outcome: Outcome) -> bool {
+    pub fn has(&self, outcome: StepOutcome) -> bool {
         self.count(outcome) > 0
     }
 
-    fn count(&self, outcome: Outcome) -> usize {
+    fn count(&self, outcome: StepOutcome) -> usize {
         self.steps
             .iter()
             .filter(|step| step.outcome == outcome)
@@ -190,7 +190,7 @@ impl Report {
     fn waived(&self) -> Vec<String> {
         let mut all = Vec::new();
         for step in &self.steps {
-            if step.outcome == Outcome::Waived {
+            if step.outcome == StepOutcome::Waived {
                 all.push(format!("{}: {}", step.name, step.reason));
             }
             all.extend(
@@ -209,7 +209,7 @@ impl Report {
             name: &step.name,
             found: &step.found,
             reason: &step.reason,
-            has_failed: step.outcome == Outcome::Failed,
+            has_failed: step.outcome == StepOutcome::Failed,
         });
         verdicts(&shown.collect::<Vec<_>>())
     }
@@ -224,10 +224,10 @@ impl Report {
             let _ = writeln!(text, "{STANDIN}");
         }
         let [passed, missed, waived, failed] = [
-            Outcome::Passed,
-            Outcome::Missed,
-            Outcome::Waived,
-            Outcome::Failed,
+            StepOutcome::Passed,
+            StepOutcome::Missed,
+            StepOutcome::Waived,
+            StepOutcome::Failed,
         ]
         .map(|it| self.count(it));
         let _ = writeln!(
@@ -338,10 +338,10 @@ impl Report {
                 found.replace('|', "\\|")
             );
         }
-        let failed: Vec<&Step> = self
+        let failed: Vec<&CheckedStep> = self
             .steps
             .iter()
-            .filter(|step| step.outcome == Outcome::Failed)
+            .filter(|step| step.outcome == StepOutcome::Failed)
             .collect();
         if !failed.is_empty() {
             text.push_str("\n## Failures\n");
@@ -370,7 +370,7 @@ mod tests {
         let left = |seconds| limit_of(time, Duration::from_secs(seconds));
         let of = |seconds, is_of_the_whole| {
             let time = Duration::from_secs(seconds);
-            Some(Limit {
+            Some(StepLimit {
                 time,
                 is_of_the_whole,
             })

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::kernels::{FAILURES, GROUPS, MARK, POSTS, PUTS};
 use super::process::{End, Ended, judged};
-use super::report::{Outcome, Report, Step, Time};
+use super::report::{CheckedStep, Report, StepOutcome, Time};
 use super::suites::{self, Waivers};
 
 /// What runs: for people, the program of the bundle with its arguments, the tools, and about how long one takes.
@@ -63,9 +63,9 @@ pub fn about_s() -> u64 {
 /// Runs all of them, each tool only if it gets along with this machine: that it does not is no fault of the kernels.
 pub fn run_all(bundle: &Path, report: &mut Report) {
     let Some(tool) = find() else {
-        let step = Step::waived("compute-sanitizer is not here".into());
+        let step = CheckedStep::waived("compute-sanitizer is not here".into());
         let name = "compute-sanitizer".to_owned();
-        return report.add(Step { name, ..step });
+        return report.add(CheckedStep { name, ..step });
     };
     let mut good = Vec::new();
     for name in TOOLS {
@@ -76,7 +76,7 @@ pub fn run_all(bundle: &Path, report: &mut Report) {
         report.step(about, TRIAL, |limit| {
             let mut command = under(&tool, name, &program, &arguments);
             let step = judged(&mut command, limit, trial);
-            runs = step.outcome == Outcome::Passed;
+            runs = step.outcome == StepOutcome::Passed;
             step
         });
         if runs {
@@ -92,14 +92,14 @@ pub fn run_all(bundle: &Path, report: &mut Report) {
             let called = format!("{what} under compute-sanitizer {name}");
             report.step(called, time, |limit| {
                 let [program, arguments @ ..] = arguments else {
-                    return Step::waived("nothing was named".into());
+                    return CheckedStep::waived("nothing was named".into());
                 };
                 let program = bundle.join("bin").join(program);
                 if !program.is_file() {
-                    return Step::waived(format!("the bundle has no {}", program.display()));
+                    return CheckedStep::waived(format!("the bundle has no {}", program.display()));
                 }
                 if !good.contains(name) {
-                    return Step::waived(format!("{name} does not run on this machine"));
+                    return CheckedStep::waived(format!("{name} does not run on this machine"));
                 }
                 let log = Waivers::new();
                 let mut command = under(&tool, name, &program, arguments);
@@ -139,40 +139,40 @@ fn is_clean(ended: &Ended) -> Option<bool> {
 }
 
 /// Whether the tool runs here: on a kernel of which nothing could be said.
-fn trial(ended: &Ended) -> Step {
+fn trial(ended: &Ended) -> CheckedStep {
     let has_stored = ended.said.contains("{\"found\":{\"word\":");
     if ended.success && has_stored && is_clean(ended) == Some(true) {
-        return Step::found(json!("it runs"));
+        return CheckedStep::found(json!("it runs"));
     }
     if ended.said.contains("{\"found\":{\"waived\":") {
-        return Step::waived("the bundle has no kernels of its own".into());
+        return CheckedStep::waived("the bundle has no kernels of its own".into());
     }
     // A line: this is in lists of what was waived.
     let complaint = ended.complaint();
     let lines = complaint.lines().map(str::trim);
     let lines: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
-    Step::waived(format!("it does not run here: {}", lines.join("; ")))
+    CheckedStep::waived(format!("it does not run here: {}", lines.join("; ")))
 }
 
 /// What a tool that runs here has said of a program: a step of this one, or a suite.
-fn judge(ended: &Ended, waived: Vec<String>) -> Step {
+fn judge(ended: &Ended, waived: Vec<String>) -> CheckedStep {
     // A step says in its line what became of it.
     if ended.end == End::ByItself && ended.said.contains("{\"found\":{\"waived\":") {
-        return Step::waived("the program had nothing to run".into());
+        return CheckedStep::waived("the program had nothing to run".into());
     }
     let mut step = if ended.said.contains("test result: ") {
         suites::judge(ended, waived)
     } else if ended.success && ended.said.contains("{\"found\":") {
-        Step::found(json!(""))
+        CheckedStep::found(json!(""))
     } else {
-        return Step::failed(ended.complaint());
+        return CheckedStep::failed(ended.complaint());
     };
-    if step.outcome == Outcome::Passed {
+    if step.outcome == StepOutcome::Passed {
         let more = step.found.as_str().unwrap_or_default().to_owned();
         match is_clean(ended) {
             Some(true) => step.found = json!(format!("no errors. {more}")),
-            Some(false) => return Step::failed(ended.complaint()),
-            None => return Step::waived("the tool says nothing of what it has seen".into()),
+            Some(false) => return CheckedStep::failed(ended.complaint()),
+            None => return CheckedStep::waived("the tool says nothing of what it has seen".into()),
         }
     }
     step
@@ -198,16 +198,16 @@ mod tests {
     fn a_tool_that_does_not_run_here_is_no_failure() {
         let of = |success, said: &str| trial(&ended(success, said)).outcome;
         let stored = "{\"found\":{\"word\":7}}\n";
-        assert_eq!(of(true, &(stored.to_owned() + CLEAN)), Outcome::Passed);
+        assert_eq!(of(true, &(stored.to_owned() + CLEAN)), StepOutcome::Passed);
         for said in [
             "========= Error: Device not supported\n",
             stored,
             CLEAN,
             "{\"failed\":\"cuMemAlloc: CUDA_ERROR_UNKNOWN\"}\n",
         ] {
-            assert_eq!(of(true, said), Outcome::Waived, "{said}");
+            assert_eq!(of(true, said), StepOutcome::Waived, "{said}");
         }
-        assert_eq!(of(false, &(stored.to_owned() + CLEAN)), Outcome::Waived);
+        assert_eq!(of(false, &(stored.to_owned() + CLEAN)), StepOutcome::Waived);
         let refused = trial(&ended(false, "=== TOOL\n=== Error: Device not supported\n"));
         assert!(
             refused
@@ -223,21 +223,24 @@ mod tests {
             judge(&ended(success, &said.concat()), waived).outcome
         };
         let step = "{\"found\":[1]}\n";
-        assert_eq!(of(true, &[step, CLEAN], &[]), Outcome::Passed);
-        assert_eq!(of(true, &[TESTS, CLEAN], &[]), Outcome::Passed);
-        assert_eq!(of(true, &[TESTS, CLEAN], &["a@1: no GPU"]), Outcome::Waived);
-        assert_eq!(of(true, &[step], &[]), Outcome::Waived);
+        assert_eq!(of(true, &[step, CLEAN], &[]), StepOutcome::Passed);
+        assert_eq!(of(true, &[TESTS, CLEAN], &[]), StepOutcome::Passed);
+        assert_eq!(
+            of(true, &[TESTS, CLEAN], &["a@1: no GPU"]),
+            StepOutcome::Waived
+        );
+        assert_eq!(of(true, &[step], &[]), StepOutcome::Waived);
         assert_eq!(
             of(true, &["{\"found\":{\"waived\":\"so\"}}", CLEAN], &[]),
-            Outcome::Waived
+            StepOutcome::Waived
         );
         let found = "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n";
-        assert_eq!(of(false, &[step, found], &[]), Outcome::Failed);
-        assert_eq!(of(true, &[TESTS, found], &[]), Outcome::Failed);
+        assert_eq!(of(false, &[step, found], &[]), StepOutcome::Failed);
+        assert_eq!(of(true, &[TESTS, found], &[]), StepOutcome::Failed);
         assert_eq!(
             of(true, &["{\"failed\":\"so\"}", CLEAN], &[]),
-            Outcome::Failed
+            StepOutcome::Failed
         );
-        assert_eq!(of(false, &[CLEAN], &[]), Outcome::Failed);
+        assert_eq!(of(false, &[CLEAN], &[]), StepOutcome::Failed);
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::kernels::{FAILURES, GROUPS, MARK, POSTS, PUTS};
 use super::process::{End, Ended, judged};
-use super::report::{Outcome, Report, Step, Time, WHOLE};
+use super::report::{CheckedStep, Report, StepOutcome, Time, WHOLE};
 use super::verdicts::{CALLS, GRAPHS, ORDER, QUEUED, STREAMS};
 use super::{
     attributes, bells, blocking, emitter, examples, facts, figures, kernels, posts, puts,
@@ -121,7 +121,7 @@ pub fn run_all(bundle: &Path, short: bool, tests: usize, report: &mut Report) {
         );
     }
     here(&FACTS[..1], short, report);
-    if report.has(Outcome::Failed) {
+    if report.has(StepOutcome::Failed) {
         // Nothing below can be.
         return;
     }
@@ -137,7 +137,7 @@ fn here(list: &[Here], short: bool, report: &mut Report) {
     for &(name, time) in list {
         report.step(name.to_owned(), time, |limit| {
             let Ok(program) = std::env::current_exe() else {
-                return Step::failed("where this program lies is not known".into());
+                return CheckedStep::failed("where this program lies is not known".into());
             };
             let mut command = Command::new(program);
             command.args(["--step", name]);
@@ -150,20 +150,20 @@ fn here(list: &[Here], short: bool, report: &mut Report) {
 }
 
 /// What its last line of JSON says.
-fn found(ended: &Ended) -> Step {
+fn found(ended: &Ended) -> CheckedStep {
     let line = ended.said.lines().rev().find(|line| line.starts_with('{'));
     let Some(found) = line.and_then(|line| serde_json::from_str::<Value>(line).ok()) else {
-        return Step::failed(ended.complaint());
+        return CheckedStep::failed(ended.complaint());
     };
     match (found.get("found"), found.get("failed")) {
         // It has found it, and then does not end.
-        (Some(_), _) if ended.end != End::ByItself => Step::failed(ended.complaint()),
+        (Some(_), _) if ended.end != End::ByItself => CheckedStep::failed(ended.complaint()),
         (Some(found), _) if found.get("waived").is_some() => {
-            Step::waived(found["waived"].as_str().unwrap_or_default().to_owned())
+            CheckedStep::waived(found["waived"].as_str().unwrap_or_default().to_owned())
         }
-        (Some(found), _) => Step::found(found.clone()),
-        (None, Some(reason)) => Step::failed(reason.as_str().unwrap_or_default().to_owned()),
-        (None, None) => Step::failed(ended.complaint()),
+        (Some(found), _) => CheckedStep::found(found.clone()),
+        (None, Some(reason)) => CheckedStep::failed(reason.as_str().unwrap_or_default().to_owned()),
+        (None, None) => CheckedStep::failed(ended.complaint()),
     }
 }
 
@@ -189,14 +189,14 @@ mod tests {
             super::found(&ended).outcome
         };
         let well = "on the way\n{\"found\":{\"of\":1}}\n";
-        assert_eq!(found(well, End::ByItself), Outcome::Passed);
-        assert_eq!(found(well, End::AtItsLimit), Outcome::Failed);
+        assert_eq!(found(well, End::ByItself), StepOutcome::Passed);
+        assert_eq!(found(well, End::AtItsLimit), StepOutcome::Failed);
         let waived = "{\"found\":{\"waived\":\"no nvcc\"}}";
-        assert_eq!(found(waived, End::ByItself), Outcome::Waived);
+        assert_eq!(found(waived, End::ByItself), StepOutcome::Waived);
         let missed = "{\"found\":[{\"figure\":\"a\",\"met\":false}]}";
-        assert_eq!(found(missed, End::ByItself), Outcome::Missed);
+        assert_eq!(found(missed, End::ByItself), StepOutcome::Missed);
         for said in ["", "{}", "{\"failed\":\"so\"}", "{\"found\":"] {
-            assert_eq!(found(said, End::ByItself), Outcome::Failed, "{said}");
+            assert_eq!(found(said, End::ByItself), StepOutcome::Failed, "{said}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::json;
 
 use super::process::{Ended, judged};
-use super::report::{Report, Step, Time};
+use super::report::{CheckedStep, Report, Time};
 
 /// In which surroundings a suite runs.
 #[derive(Clone)]
@@ -210,7 +210,7 @@ impl Drop for Waivers {
 }
 
 /// What became of a suite: those of its tests that waived themselves have passed for its harness.
-pub fn judge(ended: &Ended, log: Vec<String>) -> Step {
+pub fn judge(ended: &Ended, log: Vec<String>) -> CheckedStep {
     let mut names: Vec<&str> = log
         .iter()
         .filter_map(|line| line.split(": ").next())
@@ -226,15 +226,15 @@ pub fn judge(ended: &Ended, log: Vec<String>) -> Step {
         .and_then(|rest| rest.split(' ').next()?.parse::<usize>().ok());
     let step = match (result, passed) {
         (Some(_), Some(passed)) if ended.success && count > 0 && passed <= count => {
-            Step::waived(format!("all of its {passed} tests waived themselves"))
+            CheckedStep::waived(format!("all of its {passed} tests waived themselves"))
         }
-        (Some(result), Some(1..)) if ended.success => Step::found(json!(format!(
+        (Some(result), Some(1..)) if ended.success => CheckedStep::found(json!(format!(
             "{} ({count} of them WAIVED)",
             result.trim_start_matches("test result: ")
         ))),
-        _ => Step::failed(ended.complaint()),
+        _ => CheckedStep::failed(ended.complaint()),
     };
-    Step { waived, ..step }
+    CheckedStep { waived, ..step }
 }
 
 /// A line `test@process: reason`, for people.
@@ -248,7 +248,7 @@ fn without_process(line: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::process::End;
-    use super::super::report::Outcome;
+    use super::super::report::StepOutcome;
     use super::*;
 
     #[test]
@@ -266,10 +266,10 @@ mod tests {
             "running 2 tests\ntest result: ok. 2 passed; 0 failed; 0 ignored; finished in 0.1s\n";
         let all = ["a@7: no GPU", "a@7: no path", "b@7: no GPU"];
         let step = judged(ok, true, &all);
-        assert_eq!(step.outcome, Outcome::Waived);
+        assert_eq!(step.outcome, StepOutcome::Waived);
         assert_eq!(step.waived, ["a: no GPU", "a: no path", "b: no GPU"]);
         let step = judged(ok, true, &all[..2]);
-        assert_eq!(step.outcome, Outcome::Passed);
+        assert_eq!(step.outcome, StepOutcome::Passed);
         assert!(step.found.as_str().unwrap().contains("1 of them WAIVED"));
         for (said, success) in [
             (ok, false),
@@ -277,7 +277,7 @@ mod tests {
             ("test result: ok. 0 passed; 0 failed; 0 ignored", true),
             ("test result: FAILED. 1 passed; 1 failed", true),
         ] {
-            assert_eq!(judged(said, success, &[]).outcome, Outcome::Failed);
+            assert_eq!(judged(said, success, &[]).outcome, StepOutcome::Failed);
         }
     }
 
