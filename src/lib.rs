@@ -102,9 +102,9 @@ pub use kernel_queue::{KernelQueue, QueueView};
 #[cfg(feature = "cuda")]
 pub use region::DeviceCache;
 pub use region::{
-    Access, CacheConfig, CacheCounters, Cached, Device, DeviceMemory, Element, HeldRegistration,
-    Invalidation, PageSize, ProtectionDomain, REGION_BYTES_MAX, Reach, Region, RegionCache,
-    RegionKind, RemoteRegion, RemoteSlice, Slice,
+    Access, CacheConfig, CacheCounters, CachedRegion, Device, DeviceMemory, Element,
+    HeldRegistration, Invalidation, PageSize, ProtectionDomain, REGION_BYTES_MAX, Region,
+    RegionCache, RegionKind, RegistrationReport, RemoteRegion, RemoteSlice, Slice,
 };
 #[cfg(feature = "softcx")]
 pub use region::{CommandKind, CommandKinds, Counters, Faults};

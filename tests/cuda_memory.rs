@@ -15,8 +15,8 @@ use cudarc::driver::sys;
 use doorbell::{
     Access, Bounce, BounceConfig, CacheConfig, Cause, Completion, Condition, Control, CudaContext,
     CudaEngine, CudaStream, Device, DeviceBuffer, DeviceCache, EndpointConfig, Error, Executor,
-    Reach, Region, RegionKind, RemoteSlice, Side, StateKind, Status, WcStatus, Work, WorkError,
-    stream_wait_value32, stream_write_value32,
+    Region, RegionKind, RegistrationReport, RemoteSlice, Side, StateKind, Status, WcStatus, Work,
+    WorkError, stream_wait_value32, stream_write_value32,
 };
 use rig::{Limit, Pair, Random, SOON, device, from_env};
 use waived::waived;
@@ -1242,14 +1242,15 @@ fn a_nic_reaches_gpu_memory_or_each_way_says_why_not() {
                 "{reason}"
             );
             // What is only read needs no order; whether there is a way is another question.
-            let reach = Region::reach_device(&pair.domain, &buffer, reads);
+            let reach = Region::register_device_with_report(&pair.domain, &buffer, reads);
             assert_eq!(reach.is_err(), child == "gdr", "{reach:?}");
             return;
         }
         _ => {}
     }
-    let Reach { region, refused } =
-        Region::reach_device(&pair.domain, &buffer, Access::ALL).unwrap();
+    let RegistrationReport {
+        region, refused, ..
+    } = Region::register_device_with_report(&pair.domain, &buffer, Access::ALL).unwrap();
     let Some(region) = region else {
         let [(RegionKind::Dmabuf, dmabuf), (RegionKind::Peermem, peermem)] = &refused[..] else {
             panic!("{refused:?}")

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    Access, CacheConfig, CacheCounters, Cached, Endpoint, EndpointConfig, Error, Invalidation,
-    ProtectionDomain, RegionCache, RemoteSlice, Side, Work,
+    Access, CacheConfig, CacheCounters, CachedRegion, Endpoint, EndpointConfig, Error,
+    Invalidation, ProtectionDomain, RegionCache, RemoteSlice, Side, Work,
 };
 use rig::{Limit, Random, SOON, device, from_env};
 use waived::waived;
@@ -62,7 +62,7 @@ fn behind(at: NonNull<u8>, bytes: usize) -> NonNull<u8> {
     NonNull::new(at.as_ptr().wrapping_add(bytes)).unwrap()
 }
 
-fn get(cache: &RegionCache, at: NonNull<u8>, len: usize) -> Cached {
+fn get(cache: &RegionCache, at: NonNull<u8>, len: usize) -> CachedRegion {
     // SAFETY: the mapping stays until the test has dropped the result.
     unsafe { cache.get(at, len as u64, Access::ALL) }.unwrap()
 }
@@ -111,11 +111,8 @@ fn a_part_of_a_registered_range_with_the_same_rights_is_a_hit() {
     let other = unsafe { cache.get(at, 8, Access::LOCAL_READ) }.unwrap();
     assert_ne!(other.region.id(), whole.region.id());
     assert_eq!(other.region.access(), Access::LOCAL_READ);
-    let counters = CacheCounters {
-        hits: 1,
-        misses: 3,
-        ..CacheCounters::default()
-    };
+    let mut counters = CacheCounters::default();
+    (counters.hits, counters.misses) = (1, 3);
     assert_eq!(cache.counters(), counters);
     assert_eq!(cache.size(), (3, 6 * PAGE as u64 + 8));
     // What is around them takes their place.

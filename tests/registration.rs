@@ -13,8 +13,8 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use doorbell::{
-    Access, DeviceMemory, EndpointConfig, Error, ProtectionDomain, Reach, Region, RegionKind,
-    RemoteSlice, Side, StateKind, Work,
+    Access, DeviceMemory, EndpointConfig, Error, ProtectionDomain, Region, RegionKind,
+    RegistrationReport, RemoteSlice, Side, StateKind, Work,
 };
 use rig::{Limit, Pair, SOON, device};
 use waived::waived;
@@ -283,7 +283,9 @@ fn memory_of_another_device_is_reached_or_each_way_says_why_not() {
             len_bytes,
             dmabuf: exported.then(|| (file.as_fd(), 0)),
         };
-        let Reach { region, refused } = Region::reach(&domain, &memory, Access::ALL).unwrap();
+        let RegistrationReport {
+            region, refused, ..
+        } = Region::register_with_report(&domain, &memory, Access::ALL).unwrap();
         assert!(region.is_none());
         let [(RegionKind::Dmabuf, dmabuf), (RegionKind::Peermem, peermem)] = &refused[..] else {
             panic!("{refused:?}")
@@ -312,7 +314,7 @@ fn memory_of_another_device_is_reached_or_each_way_says_why_not() {
             len_bytes,
             dmabuf: None,
         };
-        let error = Region::reach(&domain, &memory, Access::ALL).unwrap_err();
+        let error = Region::register_with_report(&domain, &memory, Access::ALL).unwrap_err();
         assert!(
             matches!(error, Error::Range { argument, .. } if argument == name),
             "{error}"

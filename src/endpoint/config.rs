@@ -188,6 +188,7 @@ impl EndpointConfig {
 
 /// A completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Completion {
     /// The number that the application gave to the work request.
     pub wr_id: u64,

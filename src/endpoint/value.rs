@@ -229,11 +229,7 @@ unsafe impl Owner for ValueWait {
 
 /// The failure of a wait for a value, which has no endpoint.
 fn value_error(cause: Cause) -> WorkError {
-    WorkError {
-        qpn: 0,
-        wr_id: None,
-        cause,
-    }
+    WorkError::new(0, None, cause)
 }
 
 fn check_registered(region: &Region) -> Result<()> {

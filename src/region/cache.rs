@@ -67,6 +67,7 @@ impl CacheConfig {
 
 /// What a cache has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CacheCounters {
     /// Requests that an entry answered.
     pub hits: u64,
@@ -94,7 +95,8 @@ pub enum Invalidation {
 
 /// Registered memory from a cache.
 #[derive(Debug, Clone)]
-pub struct Cached {
+#[non_exhaustive]
+pub struct CachedRegion {
     /// The region. It may begin before the requested range and end after it.
     pub region: Region,
     /// The offset of the requested range in the region, in bytes.
@@ -284,11 +286,16 @@ impl RegionCache {
     /// # Errors
     /// As [`Region::register`]; [`Error::State`] in a child of `fork`.
     #[inline]
-    pub unsafe fn get(&self, start: NonNull<u8>, len_bytes: u64, access: Access) -> Result<Cached> {
+    pub unsafe fn get(
+        &self,
+        start: NonNull<u8>,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<CachedRegion> {
         // SAFETY: the caller's promise.
         let (region, _) = unsafe { self.request(start, len_bytes, access, Wish::Use) }?;
         let offset = start.as_ptr() as u64 - region.as_ptr() as u64;
-        Ok(Cached { region, offset })
+        Ok(CachedRegion { region, offset })
     }
 
     /// Registers memory, or finds its registration, and relies on the caller's promise that it stays mapped as it is. Until the

@@ -47,22 +47,23 @@ pub struct DeviceMemory<'fd> {
     pub dmabuf: Option<(BorrowedFd<'fd>, u64)>,
 }
 
-/// The result of registering device memory with a NIC; see [`Region::reach`].
+/// The result of registering device memory with a NIC; see [`Region::register_with_report`].
 #[derive(Debug)]
-pub struct Reach {
+#[non_exhaustive]
+pub struct RegistrationReport {
     /// The memory, registered in the best way there is. `None`: only a [`Bounce`](crate::Bounce) buffer reaches it.
     pub region: Option<Region>,
     /// The better ways that were tried, best first, each with the reason why it failed.
     pub refused: Vec<(RegionKind, Error)>,
 }
 
-impl Reach {
+impl RegistrationReport {
     /// The region.
     ///
     /// # Errors
     /// [`Error::State`] if there is none, with the reason of each way.
     pub fn into_region(self) -> Result<Region> {
-        let Reach { region, refused } = self;
+        let RegistrationReport { region, refused } = self;
         region.ok_or_else(|| {
             let reasons: Vec<String> = refused
                 .iter()
@@ -183,11 +184,11 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::Range`] for the length or the address, which no way would take.
-    pub fn reach(
+    pub fn register_with_report(
         domain: &ProtectionDomain,
         memory: &DeviceMemory<'_>,
         access: Access,
-    ) -> Result<Reach> {
+    ) -> Result<RegistrationReport> {
         let DeviceMemory {
             addr,
             len_bytes,
@@ -205,7 +206,7 @@ impl Region {
         })
     }
 
-    /// [`Region::reach`] of memory that was exported, or was not for that reason; what becomes a region holds `own`.
+    /// [`Region::register_with_report`] of memory that was exported, or was not for that reason; what becomes a region holds `own`.
     pub(super) fn climb(
         domain: &ProtectionDomain,
         addr: u64,
@@ -213,7 +214,7 @@ impl Region {
         exported: Result<(BorrowedFd<'_>, u64)>,
         access: Access,
         own: impl Fn() -> OwnedMemory,
-    ) -> Result<Reach> {
+    ) -> Result<RegistrationReport> {
         device_range(addr, len_bytes)?;
         let mut refused = Vec::new();
         let by_dmabuf = exported
@@ -223,7 +224,7 @@ impl Region {
             .map_err(|error| refused.push((RegionKind::Dmabuf, error)))
             .or_else(|()| by_peermem().map_err(|error| refused.push((RegionKind::Peermem, error))))
             .ok();
-        Ok(Reach { region, refused })
+        Ok(RegistrationReport { region, refused })
     }
 }
 

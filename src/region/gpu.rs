@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 #[cfg(feature = "softcx")]
 use std::sync::Arc;
 
-use super::device_registration::{Reach, RegionKind, device_range};
+use super::device_registration::{RegionKind, RegistrationReport, device_range};
 use super::doorbell_trial::try_ring;
 use super::memory::OwnedMemory;
 use crate::cuda::{
@@ -26,7 +26,7 @@ impl Region {
     ///   when its copies are over. An atomic operation is a read and a write: atomic towards other operations of the same device, as a card's
     ///   without PCIe atomics, and not towards kernels. If a copy fails, for example because the context is gone, the work request fails, and
     ///   [`DeviceBuffer::copy_failure`] tells why.
-    /// - Any other device accesses it directly, by dmabuf or peermem: [`Region::reach`].
+    /// - Any other device accesses it directly, by dmabuf or peermem: [`Region::register_with_report`].
     ///
     /// Calls by which the CPU accesses the region, such as [`Region::read`], fail.
     ///
@@ -39,7 +39,7 @@ impl Region {
         memory: &DeviceBuffer,
         access: Access,
     ) -> Result<Region> {
-        Region::reach_device(domain, memory, access)?.into_region()
+        Region::register_device_with_report(domain, memory, access)?.into_region()
     }
 
     /// The address by which kernels of that context reach the first byte of host memory, for its words above all. With the first call for a
@@ -71,11 +71,11 @@ impl Region {
     ///
     /// # Errors
     /// Those of a device that writes to memory of a GPU which would not see it.
-    pub fn reach_device(
+    pub fn register_device_with_report(
         domain: &ProtectionDomain,
         memory: &DeviceBuffer,
         access: Access,
-    ) -> Result<Reach> {
+    ) -> Result<RegistrationReport> {
         let (addr, len_bytes) = (memory.ptr(), memory.len_bytes());
         device_range(addr, len_bytes)?;
         let own = || OwnedMemory::Device {
@@ -83,7 +83,7 @@ impl Region {
         };
         #[cfg(feature = "softcx")]
         if let Some(region) = Region::copied(domain, memory, access)? {
-            return Ok(Reach {
+            return Ok(RegistrationReport {
                 region: Some(region),
                 refused: Vec::new(),
             });

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::cache::{CacheConfig, CacheCounters, Cached};
+use super::cache::{CacheConfig, CacheCounters, CachedRegion};
 use crate::Result;
 use crate::cuda::{Allocation, CudaContext, DeviceBuffer};
 use crate::nic::Access;
@@ -72,7 +72,7 @@ impl DeviceCache {
         ptr: u64,
         len_bytes: u64,
         access: Access,
-    ) -> Result<Cached> {
+    ) -> Result<CachedRegion> {
         let found = Allocation::of(context, ptr, len_bytes)?;
         let offset = ptr - found.start;
         let key = (found.start, access.bits());
@@ -87,7 +87,7 @@ impl DeviceCache {
                     entry.used = clock;
                     let region = entry.region.clone();
                     table.counters.hits += 1;
-                    return Ok(Cached { region, offset });
+                    return Ok(CachedRegion { region, offset });
                 }
                 Some(_) => {
                     gone.extend(table.remove(key));
@@ -109,7 +109,7 @@ impl DeviceCache {
         };
         let gone = self.keep(key, entry, found.number != 0);
         drop(gone);
-        Ok(Cached { region, offset })
+        Ok(CachedRegion { region, offset })
     }
 
     /// Takes out every entry that has any of these bytes, because they are about to be freed. Returns how many there were. A region that has

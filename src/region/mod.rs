@@ -22,10 +22,12 @@ mod table;
 pub use crate::nic::Access;
 #[cfg(feature = "softcx")]
 pub use crate::nic::{CommandKind, CommandKinds, Counters, Faults};
-pub use cache::{CacheConfig, CacheCounters, Cached, HeldRegistration, Invalidation, RegionCache};
+pub use cache::{
+    CacheConfig, CacheCounters, CachedRegion, HeldRegistration, Invalidation, RegionCache,
+};
 pub use control::Control;
 pub use device::{Device, ProtectionDomain};
-pub use device_registration::{DeviceMemory, Reach, RegionKind};
+pub use device_registration::{DeviceMemory, RegionKind, RegistrationReport};
 pub use element::Element;
 #[cfg(feature = "cuda")]
 pub(crate) use gpu::check_gpus;

@@ -15,7 +15,7 @@ use crate::handle::{CObject, destroy, get};
 use crate::region::{access, doorbell_region};
 use doorbell_rs::{CacheConfig, CacheCounters, Invalidation, RegionCache};
 #[cfg(feature = "cuda")]
-use doorbell_rs::{Cached, CudaContext, DeviceCache};
+use doorbell_rs::{CachedRegion, CudaContext, DeviceCache};
 
 /// The cache learns of changes of memory from the kernel.
 pub const DOORBELL_INVALIDATION_KERNEL: u32 = 0;
@@ -242,7 +242,7 @@ unsafe fn of_device(
     address: u64,
     len_bytes: u64,
     rights: doorbell_rs::Access,
-) -> doorbell_rs::Result<Cached> {
+) -> doorbell_rs::Result<CachedRegion> {
     let context = CudaContext::current()?;
     // SAFETY: the caller's promise about the memory.
     unsafe { cache.get(&context, address, len_bytes, rights) }

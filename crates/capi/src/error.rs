@@ -139,11 +139,8 @@ mod tests {
 
     #[test]
     fn a_failure_of_work_keeps_its_numbers() {
-        let error = WorkError {
-            qpn: 0x12,
-            wr_id: Some(7),
-            cause: Cause::Deadline(Duration::from_millis(250)),
-        };
+        let cause = Cause::Deadline(Duration::from_millis(250));
+        let error = WorkError::new(0x12, Some(7), cause);
         assert_eq!(remember(Error::Work(error).into()), DOORBELL_EWORK);
         let mut failure = doorbell_failure::default();
         // SAFETY: a place for a failure.

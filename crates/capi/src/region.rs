@@ -77,7 +77,7 @@ impl doorbell_region {
         buffer: &DeviceBuffer,
         access: Access,
     ) -> Result<doorbell_region, Failure> {
-        let reach = Region::reach_device(domain, buffer, access)?;
+        let reach = Region::register_device_with_report(domain, buffer, access)?;
         let reasons = lines(&reach.refused);
         Ok(doorbell_region {
             inner: reach.into_region()?,

@@ -336,6 +336,7 @@ pub enum StateKind {
 
 /// How an endpoint failed: its first error, and the operation that it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct WorkError {
     /// The number of the endpoint's queue pair; 0 of a wait for a value, which belongs to no endpoint.
     pub qpn: u32,
@@ -344,6 +345,13 @@ pub struct WorkError {
     pub wr_id: Option<u64>,
     /// What happened.
     pub cause: Cause,
+}
+
+impl WorkError {
+    #[doc(hidden)]
+    pub fn new(qpn: u32, wr_id: Option<u64>, cause: Cause) -> WorkError {
+        WorkError { qpn, wr_id, cause }
+    }
 }
 
 /// Why an endpoint failed.

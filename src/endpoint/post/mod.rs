@@ -172,11 +172,8 @@ impl Endpoint {
         let Some(Err(found)) = taken else {
             return Ok(taken.and_then(std::result::Result::ok));
         };
-        Err(Error::Work(crate::WorkError {
-            qpn: self.qpn(),
-            wr_id: found.wr_id,
-            cause: found.cause,
-        }))
+        let failure = crate::WorkError::new(self.qpn(), found.wr_id, found.cause);
+        Err(Error::Work(failure))
     }
 
     /// Waits in this thread for the next completion of a queue; `None` waits for ever.

@@ -68,11 +68,7 @@ impl Shared {
             return;
         }
         if failure.is_none() {
-            *failure = Some(WorkError {
-                qpn: self.qp.qpn(),
-                wr_id,
-                cause,
-            });
+            *failure = Some(WorkError::new(self.qp.qpn(), wr_id, cause));
         }
         // Before any thread that could release a wait learns of the failure.
         self.attachments.alarm().sound();
@@ -93,11 +89,8 @@ impl Shared {
     #[cold]
     pub(in crate::endpoint) fn failure_of_flush(&self, epoch: u32) -> WorkError {
         self.fail_of_flush(epoch);
-        self.failure().unwrap_or(WorkError {
-            qpn: self.qp.qpn(),
-            wr_id: None,
-            cause: Cause::QueuePair,
-        })
+        let unknown = WorkError::new(self.qp.qpn(), None, Cause::QueuePair);
+        self.failure().unwrap_or(unknown)
     }
 
     /// Why a wait on a stream ended without success.

@@ -75,11 +75,7 @@ impl Shared {
             .generations
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let aborted = WorkError {
-            qpn: self.qp.qpn(),
-            wr_id: None,
-            cause: Cause::Aborted,
-        };
+        let aborted = WorkError::new(self.qp.qpn(), None, Cause::Aborted);
         let Some(past) = generations.iter().find(|past| past.epoch == epoch) else {
             return (OpStatus::Unknown, Some(aborted));
         };

@@ -318,14 +318,13 @@ impl World {
         if is_open && self.failure.is_some() && self.rung_in_all.is_none() {
             return None;
         }
-        let failure = self.failure.map(|cause| WorkError {
-            qpn: 1,
-            wr_id: None,
-            cause: match cause {
+        let failure = self.failure.map(|cause| {
+            let cause = match cause {
                 End::Aborted => Cause::Aborted,
                 End::Discarded => Cause::Discarded,
                 End::QueuePair => Cause::QueuePair,
-            },
+            };
+            WorkError::new(1, None, cause)
         });
         match (rules.report)(status, failure) {
             Status::Complete => Some(OpKind::Complete),

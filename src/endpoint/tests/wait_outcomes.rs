@@ -253,15 +253,14 @@ impl World {
             return None;
         }
         let is_left = is_open && rules.leaves_success_to_stream && self.has_succeeded();
-        let failure = self.failure.filter(|_| !is_left).map(|cause| WorkError {
-            qpn: 1,
-            wr_id: None,
-            cause: match cause {
+        let failure = self.failure.filter(|_| !is_left).map(|cause| {
+            let cause = match cause {
                 End::Aborted => Cause::Aborted,
                 End::Deadline => Cause::Deadline(std::time::Duration::ZERO),
                 End::Discarded => Cause::Discarded,
                 End::QueuePair => Cause::QueuePair,
-            },
+            };
+            WorkError::new(1, None, cause)
         });
         match status.report(true, failure) {
             Status::Complete => Some(Told::Complete),
