@@ -198,6 +198,27 @@ fn a_refused_wait_for_an_event_passes_no_failure_on() {
 }
 
 #[test]
+fn a_stream_that_waits_for_its_own_record_behind_a_failure_fails() {
+    let _alone = alone();
+    let test = "a_stream_that_waits_for_its_own_record_behind_a_failure_fails";
+    let Some(context) = context(test) else { return };
+    let stream = new_stream(&context, "own");
+    let bench = Bench::new();
+    let condition = Condition::GreaterOrEqual(1);
+    let event = Event::new();
+    stream_wait_value32(&stream, &bench.region, 0, condition, SHORT).unwrap();
+    stream.record(&event).unwrap();
+    until("the failure", || stream.take_fault().is_some());
+    stream.wait_event(&event).unwrap();
+    let error = stream.synchronize(SOON).unwrap_err();
+    assert!(error.to_string().contains("waited for an event"), "{error}");
+    assert!(stream.take_fault().is_some());
+    let stored = stream_write_value32(&stream, &bench.region, 64, 1).unwrap();
+    assert_eq!(stream.synchronize(SOON), Ok(()));
+    assert_eq!(stored.status(), Status::Complete);
+}
+
+#[test]
 fn a_batch_that_breaks_off_in_the_middle_is_done_to_there_and_everyone_hears_of_it() {
     let _alone = alone();
     let test = "a_batch_that_breaks_off_in_the_middle";

@@ -870,6 +870,47 @@ fn events_behind_a_fault_tell_its_cause_whenever_it_is_taken() {
     }
 }
 
+/// The stream has reported a failure, and has not come to the record that it will discard. A wait of the same stream for that record is as one of
+/// another stream.
+#[test]
+fn a_stream_that_waits_for_its_own_discarded_record_fails() {
+    struct Held(mpsc::Receiver<()>);
+    impl Drop for Held {
+        fn drop(&mut self) {
+            let _ = self.0.recv();
+        }
+    }
+    let stream = HostStream::new("own").unwrap();
+    let (let_go, held) = mpsc::channel();
+    let held = Held(held);
+    let event = Event::new();
+    // Queued together, before anybody can report the panic.
+    let (begin, begun) = mpsc::channel();
+    stream
+        .launch(move || {
+            let _ = begun.recv();
+            panic!("on purpose");
+        })
+        .unwrap();
+    // It is discarded, and keeps the thread of the stream.
+    stream.launch(move || drop(held)).unwrap();
+    stream.record(&event).unwrap();
+    begin.send(()).unwrap();
+    while stream.take_fault().is_none() {
+        std::thread::yield_now();
+    }
+    stream.wait_event(&event).unwrap();
+    let ran = Arc::new(AtomicBool::new(false));
+    let runs = Arc::clone(&ran);
+    stream
+        .launch(move || runs.store(true, Ordering::Relaxed))
+        .unwrap();
+    let_go.send(()).unwrap();
+    let error = stream.synchronize(PATIENCE).unwrap_err();
+    assert!(error.to_string().contains("waited for an event"), "{error}");
+    assert!(!ran.load(Ordering::Relaxed));
+}
+
 #[test]
 fn work_that_would_wait_for_itself_is_refused() {
     let stream = HostStream::with_capacity("self", 2).unwrap();

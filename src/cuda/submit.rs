@@ -56,7 +56,11 @@ impl StreamState {
             return self.check();
         };
         if mark.progress.stream == self.id {
-            return self.check();
+            // The failure before it may have been reported and taken since.
+            return match mark.known_failure() {
+                None => self.check(),
+                Some(failure) => self.fail_here(failure),
+            };
         }
         if mark.is_reached() {
             return match mark.failure() {

@@ -262,11 +262,9 @@ unsafe impl Executor for HostStream {
 
     fn wait_event(&self, event: &Event) -> Result<()> {
         match event.mark() {
-            // What this very stream queued before needs no wait.
-            Some(mark)
-                if (mark.progress.stream != self.id() && !mark.is_reached())
-                    || mark.failure().is_some() =>
-            {
+            // Also a mark of this very stream: the work before it may be discarded because of a failure that was reported meanwhile, and the
+            // stream has not come to it yet.
+            Some(mark) if !mark.is_reached() || mark.failure().is_some() => {
                 self.push(|queued| queued.hold(Item::Wait(mark))).map(drop)
             }
             _ => self.check(),
