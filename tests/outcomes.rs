@@ -40,6 +40,7 @@ fn no_ticket_is_complete_of_a_write_that_never_left() {
     if has_no_queue(&device, "no_ticket_is_complete_of_a_write_that_never_left") {
         return;
     }
+    let mut unknown = 0;
     for round in 0..40u64 {
         let mut pair = Pair::new(&device, &config());
         let (from, to) = (pair.region(4096), pair.region(4096));
@@ -72,15 +73,18 @@ fn no_ticket_is_complete_of_a_write_that_never_left() {
                 status != Status::Complete || arrived,
                 "round {round}: write {at} never arrived"
             );
+            if matches!(status, Status::Unknown(_)) && !arrived {
+                unknown += 1;
+                continue;
+            }
             assert!(
-                matches!(status, Status::Failed(_) | Status::Discarded)
-                    // It is not known whether a GPU has begun the next doorbell.
-                    || rig::is_cuda() && matches!(status, Status::Unknown(_))
-                    || arrived,
+                matches!(status, Status::Failed(_) | Status::Discarded) || arrived,
                 "round {round}, write {at}: {status:?} of a write that never left"
             );
         }
     }
+    // It is not known whether a GPU has begun the next doorbell. A thread is seldom interrupted between its note that it begins one and the doorbell.
+    assert!(rig::is_cuda() || unknown <= 5, "{unknown} are unknown");
 }
 
 /// A queue of one place: the next request takes the place of one that has failed, before anybody is told of the failure.

@@ -89,7 +89,9 @@ unsafe impl Executor for Stray {
         None
     }
 
-    fn fail(&self, _failure: StreamFailure) {}
+    fn fail(&self, _failure: StreamFailure) -> bool {
+        true
+    }
 
     fn query(&self) -> Result<bool> {
         Ok(true)

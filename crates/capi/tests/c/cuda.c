@@ -231,7 +231,7 @@ static void on_streams(const struct driver *driver, struct rig *rig, doorbell_re
 		WORKS(doorbell_stream_create_cuda(NULL, NULL, &stream));
 		transfers(driver, rig, stream, own, 9);
 		WORKS(doorbell_stream_destroy(stream));
-		FAILS(DOORBELL_ESTATE, "each thread",
+		FAILS(DOORBELL_ESTATE, "between threads",
 		      doorbell_stream_create_cuda((struct CUstream_st *)(uintptr_t)2, NULL, &stream));
 		EXPECT(stream == NULL);
 	}
@@ -459,7 +459,7 @@ static int with_the_feature(struct rig *rig)
 		GIVES(0, doorbell_region_reasons(own, text, sizeof text));
 		host_memory_has_an_address_there(&driver, rig, lent);
 		copies_that_fail_say_why(&driver, rig, lent);
-		FAILS(DOORBELL_ESTATE, "processor", doorbell_wait_value32(lent, 0, DOORBELL_WAIT_GEQ, 0, 0));
+		FAILS(DOORBELL_ESTATE, "cannot access", doorbell_wait_value32(lent, 0, DOORBELL_WAIT_GEQ, 0, 0));
 		{
 			doorbell_region *none;
 			FAILS(DOORBELL_ESTATE, "bytes at",
