@@ -316,7 +316,7 @@ fn a_deadline_ends_a_wait_and_the_word_has_its_value_back() {
     bench.works(&stream, 5);
 }
 
-/// The store that ends a wait is seen by whoever waits for the same word.
+/// Another wait for the same word may see the value that the library stores in order to end a wait.
 #[test]
 fn a_wait_that_the_end_of_another_may_have_ended_is_not_complete() {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! The failure of an endpoint: how it is recorded, and who is told.
+//! Records the failure of an endpoint, and tells the threads that wait for it.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;

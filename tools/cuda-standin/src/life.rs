@@ -8,7 +8,7 @@ use crate::names;
 #[derive(Default)]
 pub struct ContextLife {
     destroyed: AtomicBool,
-    /// The number of the error that every later call returns; 0 is none.
+    /// The CUresult that every later call returns. 0 if there is no error.
     kept: AtomicU32,
 }
 
