@@ -51,7 +51,7 @@ unsafe impl CopyEngine for Late {
         Ok(self.begin())
     }
 
-    fn is_over(&mut self, _: CopyTicket) -> Result<bool> {
+    fn is_copy_done(&mut self, _: CopyTicket) -> Result<bool> {
         let over = self
             .under_way
             .front()

@@ -10,8 +10,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    Access, Device, Endpoint, EndpointConfig, Executor, HostStream, ProtectionDomain, Region, Side,
-    Work,
+    Access, Device, Endpoint, EndpointConfig, Executor, HostStream, ProtectionDomain, QueueKind,
+    Region, Work,
 };
 
 const ROUNDS: usize = 15;
@@ -74,14 +74,16 @@ fn cost(path: &str, on_stream: bool, count: usize) -> (u64, u64) {
             let work = Work::write(&local, to);
             if on_stream {
                 endpoint.stream_queue_send(&stream, &work).expect("send");
-                endpoint.stream_wait_cq(&stream, Side::Send).expect("wait");
+                endpoint
+                    .stream_wait_cq(&stream, QueueKind::Send)
+                    .expect("wait");
                 // The depth of one pair bounds what is queued.
                 if next % BATCH.min(count * 8) == 0 {
                     stream.synchronize(SOON).expect("synchronize");
                 }
             } else {
                 endpoint.post_send(&work).expect("send");
-                endpoint.wait_cq(Side::Send, SOON).expect("completion");
+                endpoint.wait_cq(QueueKind::Send, SOON).expect("completion");
             }
         }
         stream.synchronize(SOON).expect("synchronize");

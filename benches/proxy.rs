@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use doorbell::{
-    Access, Device, Endpoint, EndpointConfig, Error, Event, Executor, Region, RemoteSlice, Result,
-    Side, StreamFailure, Submission, Work, execute,
+    Access, Device, Endpoint, EndpointConfig, Error, Event, Executor, QueueKind, Region,
+    RemoteSlice, Result, StreamFailure, Submission, Work, execute,
 };
-use doorbell_wire::peer::PeerOp;
+use doorbell_wire::bytecode::ProgramOp;
 
 /// A stream that is the calling thread, with the time at which it began its last send.
 #[derive(Default)]
@@ -41,7 +41,7 @@ impl Calling {
         let is_wait = program.ops().any(|op| {
             matches!(
                 op,
-                PeerOp::PollGeq { .. } | PeerOp::PollAnd { .. } | PeerOp::PollNor { .. }
+                ProgramOp::PollGeq { .. } | ProgramOp::PollAnd { .. } | ProgramOp::PollNor { .. }
             )
         });
         if !is_wait {
@@ -153,7 +153,9 @@ impl Ends {
             .signaled(signaled);
         self.a.stream_queue_send(stream, &work).expect("send");
         if signaled {
-            self.a.stream_wait_cq(stream, Side::Send).expect("wait");
+            self.a
+                .stream_wait_cq(stream, QueueKind::Send)
+                .expect("wait");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the software ConnectX costs, in one process, below everything else: queue pairs, the queues of the mlx5 room, and
+//! What the software ConnectX costs, in one process, below everything else: queue pairs, the queues of `wire::mlx5`, and
 //! programs executed by the calling thread.
 //!
 //! `cargo bench --bench softcx`. The figures to reach: `latency` under 1.5 us, `rate` over 3 million elements a second,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use doorbell::{Event, Executor, HostStream, Owner, Submission};
-use doorbell_wire::peer::{Program, Qword, Role, TargetId, Targets};
+use doorbell_wire::bytecode::{Program, Qword, Role, TargetId, Targets};
 
 /// Calls between two synchronizes: they fit into the queue, so no call waits for room.
 const BATCH: u64 = 500;

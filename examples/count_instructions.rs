@@ -3,10 +3,10 @@
 
 use std::hint::black_box;
 
+use doorbell_wire::bytecode::{Program, Role, Targets};
 use doorbell_wire::mlx5::{
     CqRing, CqRingConfig, DataSegment, SendQueue, SendQueueConfig, SendRequest,
 };
-use doorbell_wire::peer::{Program, Role, Targets};
 
 const DEPTH: u32 = 1024;
 

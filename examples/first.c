@@ -47,8 +47,8 @@ int main(void)
 	check(doorbell_post_recv(b, 1, &to, 1, NULL));
 	check(doorbell_stream_launch(stream, fill, doorbell_region_pointer(source)));
 	check(doorbell_stream_queue_send(stream, a, &send, NULL));
-	check(doorbell_stream_wait_cq(stream, a, DOORBELL_SIDE_SEND, DOORBELL_DEFAULT_TIMEOUT, NULL));
-	check(doorbell_stream_wait_cq(stream, b, DOORBELL_SIDE_RECV, DOORBELL_DEFAULT_TIMEOUT, NULL));
+	check(doorbell_stream_wait_cq(stream, a, DOORBELL_QUEUE_SEND, DOORBELL_DEFAULT_TIMEOUT, NULL));
+	check(doorbell_stream_wait_cq(stream, b, DOORBELL_QUEUE_RECV, DOORBELL_DEFAULT_TIMEOUT, NULL));
 
 	/* Nothing above has waited. Now we do, to look at the result. */
 	check(doorbell_stream_synchronize(stream, 5000));

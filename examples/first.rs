@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use doorbell::{
-    Access, Device, Endpoint, EndpointConfig, Executor, HostStream, Region, Side, Work,
+    Access, Device, Endpoint, EndpointConfig, Executor, HostStream, QueueKind, Region, Work,
 };
 
 fn main() -> doorbell::Result<()> {
@@ -28,8 +28,8 @@ fn main() -> doorbell::Result<()> {
         let _ = kernel.fill(0, 64, 42);
     })?;
     let sent = a.stream_queue_send(&stream, &Work::send(&[source.slice(0, 64)?]))?;
-    a.stream_wait_cq(&stream, Side::Send)?;
-    b.stream_wait_cq(&stream, Side::Recv)?;
+    a.stream_wait_cq(&stream, QueueKind::Send)?;
+    b.stream_wait_cq(&stream, QueueKind::Recv)?;
 
     // Nothing above has waited. The CPU could go away now; it looks at the result instead.
     stream.synchronize(Some(Duration::from_secs(5)))?;

@@ -6,7 +6,7 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use doorbell::{Access, Device, Endpoint, EndpointConfig, HostStream, Region, Side};
+use doorbell::{Access, Device, Endpoint, EndpointConfig, HostStream, QueueKind, Region};
 
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 
@@ -39,7 +39,7 @@ pub fn flow(device: &str, steps: u64) -> doorbell::Result<()> {
     let mut last = None;
     for _ in 0..steps {
         a.stream_queue_write(&stream, &from, to)?;
-        last = Some(a.stream_wait_cq(&stream, Side::Send)?);
+        last = Some(a.stream_wait_cq(&stream, QueueKind::Send)?);
     }
     // The stream is in order: the last wait is over when all are.
     last.map_or(Ok(()), |wait| wait.wait(PATIENCE))

@@ -102,8 +102,8 @@ static void run_sync(const struct loop *loop, struct step *steps, uint64_t count
 		TRY(doorbell_stream_launch(loop->stream, compute, &steps[i]));
 		TRY(doorbell_stream_synchronize(loop->stream, TIMEOUT_MS));
 		TRY(doorbell_post_send(loop->sender, &send, NULL));
-		TRY(doorbell_wait_cq(loop->sender, DOORBELL_SIDE_SEND, TIMEOUT_MS, &completion));
-		TRY(doorbell_wait_cq(loop->receiver, DOORBELL_SIDE_RECV, TIMEOUT_MS, &completion));
+		TRY(doorbell_wait_cq(loop->sender, DOORBELL_QUEUE_SEND, TIMEOUT_MS, &completion));
+		TRY(doorbell_wait_cq(loop->receiver, DOORBELL_QUEUE_RECV, TIMEOUT_MS, &completion));
 		TRY(doorbell_stream_launch(loop->stream, check, &steps[i]));
 	}
 	TRY(doorbell_stream_synchronize(loop->stream, TIMEOUT_MS));
@@ -116,8 +116,8 @@ static void queue_step(const struct loop *loop, struct step *step)
 	TRY(doorbell_post_recv(loop->receiver, step->number, &loop->target, 1, NULL));
 	TRY(doorbell_stream_launch(loop->stream, compute, step));
 	TRY(doorbell_stream_queue_send(loop->stream, loop->sender, &send, NULL));
-	TRY(doorbell_stream_wait_cq(loop->stream, loop->sender, DOORBELL_SIDE_SEND, DOORBELL_DEFAULT_TIMEOUT, NULL));
-	TRY(doorbell_stream_wait_cq(loop->stream, loop->receiver, DOORBELL_SIDE_RECV, DOORBELL_DEFAULT_TIMEOUT, NULL));
+	TRY(doorbell_stream_wait_cq(loop->stream, loop->sender, DOORBELL_QUEUE_SEND, DOORBELL_DEFAULT_TIMEOUT, NULL));
+	TRY(doorbell_stream_wait_cq(loop->stream, loop->receiver, DOORBELL_QUEUE_RECV, DOORBELL_DEFAULT_TIMEOUT, NULL));
 	TRY(doorbell_stream_launch(loop->stream, check, step));
 }
 

@@ -90,8 +90,8 @@ static void run_sync(const loop &l, uint64_t steps)
 		compute<<<l.blocks, 256, 0, l.cuda>>>(l.message, l.size, i);
 		CUDA(cudaStreamSynchronize(l.cuda));
 		TRY(doorbell_post_send(l.sender, &send, nullptr));
-		TRY(doorbell_wait_cq(l.sender, DOORBELL_SIDE_SEND, timeout_ms, &completion));
-		TRY(doorbell_wait_cq(l.receiver, DOORBELL_SIDE_RECV, timeout_ms, &completion));
+		TRY(doorbell_wait_cq(l.sender, DOORBELL_QUEUE_SEND, timeout_ms, &completion));
+		TRY(doorbell_wait_cq(l.receiver, DOORBELL_QUEUE_RECV, timeout_ms, &completion));
 		check<<<l.blocks, 256, 0, l.cuda>>>(l.arrived, l.size, i, l.wrong_bytes);
 	}
 	CUDA(cudaStreamSynchronize(l.cuda));
@@ -111,8 +111,8 @@ static void run_async(const loop &l, uint64_t steps)
 			TRY(doorbell_post_recv(l.receiver, i, &l.target, 1, nullptr));
 			compute<<<l.blocks, 256, 0, l.cuda>>>(l.message, l.size, i);
 			TRY(doorbell_stream_queue_send(l.stream, l.sender, &send, nullptr));
-			TRY(doorbell_stream_wait_cq(l.stream, l.sender, DOORBELL_SIDE_SEND, DOORBELL_DEFAULT_TIMEOUT, nullptr));
-			TRY(doorbell_stream_wait_cq(l.stream, l.receiver, DOORBELL_SIDE_RECV, DOORBELL_DEFAULT_TIMEOUT, nullptr));
+			TRY(doorbell_stream_wait_cq(l.stream, l.sender, DOORBELL_QUEUE_SEND, DOORBELL_DEFAULT_TIMEOUT, nullptr));
+			TRY(doorbell_stream_wait_cq(l.stream, l.receiver, DOORBELL_QUEUE_RECV, DOORBELL_DEFAULT_TIMEOUT, nullptr));
 			check<<<l.blocks, 256, 0, l.cuda>>>(l.arrived, l.size, i, l.wrong_bytes);
 		}
 		CUDA(cudaEventRecord(slot, l.cuda));

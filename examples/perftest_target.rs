@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, ensure};
 use doorbell::{
-    Access, CmConnection, CmListener, Device, Endpoint, EndpointConfig, Region, Side, Work,
+    Access, CmConnection, CmListener, Device, Endpoint, EndpointConfig, QueueKind, Region, Work,
 };
 
 const WAIT: Duration = Duration::from_secs(60);
@@ -47,7 +47,7 @@ impl Channel {
     fn exchange(&mut self, what: &str, answer: &[u8]) -> anyhow::Result<Vec<u8>> {
         let got = self
             .endpoint
-            .wait_cq(Side::Recv, Some(WAIT))
+            .wait_cq(QueueKind::Recv, Some(WAIT))
             .with_context(|| format!("waiting for {what}"))?;
         ensure!(
             got.len_bytes as usize == answer.len(),
@@ -62,7 +62,7 @@ impl Channel {
         let slices = [self.buffers.slice(128, answer.len() as u64)?];
         self.endpoint.post_send(&Work::send(&slices))?;
         self.endpoint
-            .wait_cq(Side::Send, Some(WAIT))
+            .wait_cq(QueueKind::Send, Some(WAIT))
             .with_context(|| format!("answering {what}"))?;
         Ok(message)
     }

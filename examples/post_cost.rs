@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use doorbell::{Owner, execute};
 use doorbell_dv_sys as dv;
+use doorbell_wire::bytecode::{Program, Role, TargetId, Targets};
 use doorbell_wire::mlx5::{
     CqRing, CqRingConfig, DataSegment, SendQueue, SendQueueConfig, SendRequest,
 };
-use doorbell_wire::peer::{Program, Role, TargetId, Targets};
 use rdma_sys as verbs;
 
 /// Posts between two looks at the completion queue.

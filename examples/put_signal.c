@@ -37,7 +37,7 @@ static int try_(int code, const char *call)
 /* What a kernel is launched with. */
 struct kernel {
 	struct doorbell_queue queue;
-	doorbell_local source; /* its part */
+	doorbell_sge source; /* its part */
 	uint64_t target_addr;
 	uint64_t signal_addr;
 	uint32_t target_rkey;
@@ -125,7 +125,7 @@ int main(int argc, char **argv)
 		struct kernel *kernel = &launched[i];
 		const doorbell_slice part = {source, i * size, size};
 		kernel->queue = view;
-		TRY(doorbell_kernel_queue_local(queue, &part, &kernel->source));
+		TRY(doorbell_kernel_queue_sge(queue, &part, &kernel->source));
 		kernel->target_addr = to.addr + i * size;
 		kernel->target_rkey = to.rkey;
 		kernel->signal_addr = signal.addr + i * 8;

@@ -47,7 +47,7 @@ static void cuda_(cudaError_t code, const char *call)
 
 /* What kernels know of both sides. */
 struct sides {
-	doorbell_local source;
+	doorbell_sge source;
 	doorbell_remote target;
 	doorbell_remote signals; /* 8 bytes for each block */
 	uint8_t *source_bytes;
@@ -257,7 +257,7 @@ int main(int argc, char **argv)
 		/* Nobody else takes the completions. */
 		for (int i = 0; passed && i < 2; i++) {
 			doorbell_completion completion;
-			TRY(doorbell_wait_cq(a, DOORBELL_SIDE_SEND, timeout_ms, &completion));
+			TRY(doorbell_wait_cq(a, DOORBELL_QUEUE_SEND, timeout_ms, &completion));
 		}
 	}
 	TRY(doorbell_stream_destroy(kernels));
@@ -274,7 +274,7 @@ int main(int argc, char **argv)
 		const doorbell_slice all = {source, 0, blocks * size};
 		TRY(doorbell_kernel_queue_create(a, DOORBELL_KERNELS_CUDA, &queue));
 		TRY(doorbell_kernel_queue_view(queue, &view, sizeof(view)));
-		TRY(doorbell_kernel_queue_local(queue, &all, &s.source));
+		TRY(doorbell_kernel_queue_sge(queue, &all, &s.source));
 		for (uint32_t round = 0; passed && round < rounds; round++) {
 			put_built<<<blocks, 128, 0, from>>>(view, s, round, out);
 			check<<<blocks, 128, 0, to>>>(s, round, 1, out);

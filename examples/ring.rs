@@ -14,7 +14,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use doorbell::{Access, Executor, Group, HostStream, Region, Side, Work};
+use doorbell::{Access, Executor, Group, HostStream, QueueKind, Region, Work};
 
 /// A round that takes longer hangs.
 const ROUND: Duration = Duration::from_secs(30);
@@ -91,9 +91,9 @@ fn around(
     for step in 1..size {
         let sent = group.endpoint(next)?;
         tickets.push(sent.stream_queue_send(stream, &Work::send(&[block(step - 1)?]))?);
-        tickets.push(sent.stream_wait_cq(stream, Side::Send)?);
+        tickets.push(sent.stream_wait_cq(stream, QueueKind::Send)?);
         let received = group.endpoint(before)?;
-        tickets.push(received.stream_wait_cq(stream, Side::Recv)?);
+        tickets.push(received.stream_wait_cq(stream, QueueKind::Recv)?);
     }
     stream.synchronize(Some(ROUND))?;
     tickets

@@ -15,7 +15,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use doorbell::{
     Access, CmConnection, CmListener, Device, Endpoint, EndpointConfig, Executor, HostStream,
-    ProtectionDomain, Region, RemoteRegion, RemoteSlice, Side, Work,
+    ProtectionDomain, QueueKind, Region, RemoteRegion, RemoteSlice, Work,
 };
 
 /// Nothing here takes longer, but for the wait of a server for its client.
@@ -98,7 +98,7 @@ impl Pinger {
         let started = std::time::Instant::now();
         loop {
             let gone = connection.check().is_err();
-            match self.endpoint.poll_cq(Side::Recv) {
+            match self.endpoint.poll_cq(QueueKind::Recv) {
                 Ok(Some(completion)) => {
                     ensure!(
                         u64::from(completion.len_bytes) == MESSAGE,
@@ -133,7 +133,8 @@ impl Pinger {
         let slices = [self.sent.slice(0, MESSAGE)?];
         self.endpoint
             .stream_queue_send(&self.stream, &Work::send(&slices))?;
-        self.endpoint.stream_wait_cq(&self.stream, Side::Send)?;
+        self.endpoint
+            .stream_wait_cq(&self.stream, QueueKind::Send)?;
         Ok(())
     }
 
@@ -160,7 +161,9 @@ fn serve(domain: &ProtectionDomain, address: &str) -> anyhow::Result<u32> {
         let slices = [server.data.slice(0, len_bytes)?];
         let read = Work::read(&slices, RemoteSlice::at(source.addr, source.rkey));
         server.endpoint.stream_queue_send(&server.stream, &read)?;
-        server.endpoint.stream_wait_cq(&server.stream, Side::Send)?;
+        server
+            .endpoint
+            .stream_wait_cq(&server.stream, QueueKind::Send)?;
         // "Go on", behind the read.
         server.send(source)?;
         server.settle()?;
@@ -170,7 +173,9 @@ fn serve(domain: &ProtectionDomain, address: &str) -> anyhow::Result<u32> {
         let slices = [server.data.slice(0, len_bytes.min(sink.len_bytes))?];
         let write = Work::write(&slices, RemoteSlice::at(sink.addr, sink.rkey));
         server.endpoint.stream_queue_send(&server.stream, &write)?;
-        server.endpoint.stream_wait_cq(&server.stream, Side::Send)?;
+        server
+            .endpoint
+            .stream_wait_cq(&server.stream, QueueKind::Send)?;
         server.send(sink)?;
         server.settle()?;
     }

@@ -242,8 +242,8 @@ static void run_sync(rank (&ranks)[2], uint64_t steps)
 			TRY(doorbell_post_send(r.endpoint, &write, nullptr));
 		}
 		for (rank &r : ranks) {
-			TRY(doorbell_wait_cq(r.endpoint, DOORBELL_SIDE_SEND, timeout_ms, &completion));
-			TRY(doorbell_wait_cq(r.endpoint, DOORBELL_SIDE_RECV, timeout_ms, &completion));
+			TRY(doorbell_wait_cq(r.endpoint, DOORBELL_QUEUE_SEND, timeout_ms, &completion));
+			TRY(doorbell_wait_cq(r.endpoint, DOORBELL_QUEUE_RECV, timeout_ms, &completion));
 		}
 	}
 }
@@ -254,8 +254,8 @@ static void queue_exchange(rank &r, doorbell_stream *stream, uint64_t step)
 	const doorbell_slice edge = r.edge_of(step + 1);
 	const doorbell_work write = r.write_of(&edge, step + 1);
 	TRY(doorbell_stream_queue_send(stream, r.endpoint, &write, nullptr));
-	TRY(doorbell_stream_wait_cq(stream, r.endpoint, DOORBELL_SIDE_SEND, DOORBELL_DEFAULT_TIMEOUT, nullptr));
-	TRY(doorbell_stream_wait_cq(stream, r.endpoint, DOORBELL_SIDE_RECV, DOORBELL_DEFAULT_TIMEOUT, nullptr));
+	TRY(doorbell_stream_wait_cq(stream, r.endpoint, DOORBELL_QUEUE_SEND, DOORBELL_DEFAULT_TIMEOUT, nullptr));
+	TRY(doorbell_stream_wait_cq(stream, r.endpoint, DOORBELL_QUEUE_RECV, DOORBELL_DEFAULT_TIMEOUT, nullptr));
 }
 
 static void queue_step(rank &r, uint64_t step)

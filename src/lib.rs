@@ -2,7 +2,7 @@
 //!
 //! In plain GPUDirect RDMA the data goes straight between GPU and NIC, but a CPU waits for each kernel, posts each transfer and polls for its
 //! completion. Here the CPU prepares the work request in advance. The stores that ring its doorbell and the poll that waits for its
-//! completion are a short [program](peer::Program), which the stream executes in order.
+//! completion are a short [program](bytecode::Program), which the stream executes in order.
 //!
 //! | you want to | use |
 //! |---|---|
@@ -23,7 +23,7 @@
 //! | run as one of many processes, whatever launched them (feature `group`) | `Group`, `LaunchEnvironment`, `Store` |
 //! | post and poll from the CPU | [`Endpoint::post_send`], [`Endpoint::post_recv`], [`Endpoint::poll_cq`], [`Endpoint::wait_cq`] |
 //!
-//! The example of the README, from `examples/first.rs`:
+//! A first program, `examples/first.rs`. The README has a shorter form of it.
 //!
 //! ```
 #![doc = include_str!("../examples/first.rs")]
@@ -37,6 +37,11 @@
 //!
 //! Streams are [`HostStream`]s, which every machine has, and with the feature `cuda` those of a GPU: `CudaStream`. Nothing in this
 //! library has run on a real card or on a GPU.
+//!
+//! # Features
+//! docs.rs builds this documentation with the default features and `cuda`, which needs neither CUDA nor a GPU to build. Items of the feature
+//! `verbs`, such as `CmConnection` and `CmListener`, are missing there: to build that feature takes rdma-core's headers and a libclang of
+//! version 15 or older. `cargo doc --features verbs,cuda` documents all items.
 //!
 //! # Threads
 //! All types are `Send`. Posting to an endpoint takes `&mut`. [`stream_post`] refuses operations of one endpoint that several threads
@@ -68,7 +73,7 @@ mod verbs;
 #[cfg(feature = "cuda")]
 pub use cudarc;
 #[doc(hidden)]
-pub use doorbell_wire::{mlx5, peer};
+pub use doorbell_wire::{bytecode, mlx5};
 
 #[cfg(feature = "cuda")]
 pub use bounce::CudaEngine;
@@ -86,8 +91,8 @@ pub use doorbell_wire::verbs::WcStatus;
 pub use doorbell_wire::{Cause, Error, Result, StateKind, WorkError};
 pub use endpoint::{
     AbortHandle, Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig,
-    Listener, Operation, Path, Prepared, Rejected, Side, Status, Ticket, Work, stream_post,
-    stream_post_all, stream_wait_value32, stream_write_value32, wait_value32,
+    Listener, Operation, PathReport, Prepared, QueueKind, Rejected, Status, Ticket, Work,
+    stream_post, stream_post_all, stream_wait_value32, stream_write_value32, wait_value32,
 };
 #[cfg(feature = "cuda")]
 pub use graph::{GraphBuilder, GraphExec};
@@ -96,7 +101,9 @@ pub use graph::{GraphBuilder, GraphExec};
 pub use group::Message;
 #[cfg(feature = "group")]
 pub use group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
+/// One step of a loop of puts by one thread of a GPU: for `doorbell bench` and for tests.
 #[cfg(feature = "cuda")]
+#[doc(hidden)]
 pub use kernel_queue::PutStep;
 pub use kernel_queue::{KernelQueue, QueueView};
 #[cfg(feature = "cuda")]
@@ -112,3 +119,17 @@ pub use region::{CommandKind, CommandKinds, Counters, Faults};
 #[doc(hidden)]
 pub use stream::{Attachments, Outcome, Owner, SealedExecutor, StreamFailure, Submission, execute};
 pub use stream::{Event, Executor, HostStream, Spin};
+
+/// The features of this crate, and whether this build has them: for `doorbell info`. Other crates of a build may have turned some on.
+#[doc(hidden)]
+pub const FEATURES: [(&str, bool); 4] = [
+    ("softcx", cfg!(feature = "softcx")),
+    ("group", cfg!(feature = "group")),
+    ("verbs", cfg!(feature = "verbs")),
+    ("cuda", cfg!(feature = "cuda")),
+];
+
+/// Compiles the example of the README as a documentation test.
+#[cfg(all(doctest, feature = "softcx"))]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;

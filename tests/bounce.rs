@@ -91,7 +91,7 @@ impl Strange {
     }
 }
 
-// SAFETY: copies are carried out inside `is_over`, before it says so for their ticket.
+// SAFETY: copies are carried out inside `is_copy_done`, before it says so for their ticket.
 unsafe impl CopyEngine for Strange {
     unsafe fn copy_to_host(
         &mut self,
@@ -111,7 +111,7 @@ unsafe impl CopyEngine for Strange {
         self.begin(foreign, host, len, false)
     }
 
-    fn is_over(&mut self, ticket: CopyTicket) -> Result<bool> {
+    fn is_copy_done(&mut self, ticket: CopyTicket) -> Result<bool> {
         let mut plan = self.plan();
         let mut random = Random(plan.random);
         let acts = plan.patience != u64::MAX && random.below(plan.patience.max(1)) == 0;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use doorbell::{
     Access, CmConnection, CmListener, Device, Endpoint, EndpointConfig, Error, Executor,
-    HostStream, ProtectionDomain, Region, RemoteSlice, Side, Work,
+    HostStream, ProtectionDomain, QueueKind, Region, RemoteSlice, Work,
 };
 use rig::{Limit, device};
 
@@ -81,9 +81,9 @@ fn transfer(from: &mut Endpoint, to: &mut Endpoint) {
         Work::read(&back, RemoteSlice::at(there.addr, there.rkey)),
     ] {
         from.stream_queue_send(&stream, &work).unwrap();
-        from.stream_wait_cq(&stream, Side::Send).unwrap();
+        from.stream_wait_cq(&stream, QueueKind::Send).unwrap();
     }
-    to.stream_wait_cq(&stream, Side::Recv).unwrap();
+    to.stream_wait_cq(&stream, QueueKind::Recv).unwrap();
     stream.synchronize(Some(SOON)).unwrap();
     assert_eq!(from.failure(), None);
     assert!(target.is_filled_with(0, 8192, 0x5a).unwrap());
@@ -155,7 +155,7 @@ fn connections_carry_every_operation_both_ways_and_again_after_a_reset() {
     let stream = HostStream::new("cm").unwrap();
     let sink = Region::alloc(&domain, 64, Access::LOCAL_WRITE).unwrap();
     b.post_recv(1, &[sink.slice(0, 64).unwrap()]).unwrap();
-    b.stream_wait_cq(&stream, Side::Recv).unwrap();
+    b.stream_wait_cq(&stream, QueueKind::Recv).unwrap();
     let started = Instant::now();
     drop(one);
     other.wait_disconnected(SOON).unwrap();
@@ -352,7 +352,7 @@ fn a_peer_that_is_killed_is_a_peer_that_has_disconnected() {
     survivor
         .post_recv(1, &[sink.slice(0, 64).unwrap()])
         .unwrap();
-    let ticket = survivor.stream_wait_cq(&stream, Side::Recv).unwrap();
+    let ticket = survivor.stream_wait_cq(&stream, QueueKind::Recv).unwrap();
     connection.check().unwrap();
     victim.kill().unwrap();
     victim.wait().unwrap();

@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys;
 use doorbell::{
     Access, Attachments, Cause, Condition, Control, CudaContext, CudaStream, Device,
-    EndpointConfig, Error, Event, Execution, Executor, HostStream, Outcome, Owner, Region, Side,
-    StateKind, Status, Ticket, TimingEvent, Work, stream_post_all, stream_wait_value32,
+    EndpointConfig, Error, Event, Execution, Executor, HostStream, Outcome, Owner, QueueKind,
+    Region, StateKind, Status, Ticket, TimingEvent, Work, stream_post_all, stream_wait_value32,
     stream_write_value32,
 };
-use doorbell_wire::peer::{Program, Role, Target, TargetId, Targets};
+use doorbell_wire::bytecode::{Program, Role, Target, TargetId, Targets};
 use rig::gpu::{Bench, alone, config, context};
 use rig::{Limit, Pair, Random, SOON, by_kernel, device, from_env, queueing};
 use standin::{Fault, LACKS, is_standin, lacking};
@@ -86,7 +86,7 @@ fn sixty_four_sends_take_one_call_of_the_driver() {
     let tickets = stream_post_all(&stream, &mut batch).unwrap();
     assert_eq!((tickets.len(), stream.driver_calls() - before), (64, 1));
     for _ in 0..64 {
-        bench.pair.a.wait_cq(Side::Send, SOON).unwrap();
+        bench.pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
     }
     // Which the next one is.
     let refused = stream.record(&Event::new());
@@ -133,7 +133,7 @@ fn what_the_driver_refuses_is_not_queued() {
         );
         stream_post_all(&stream, &mut batch).unwrap();
         for _ in 0..4 {
-            bench.pair.a.wait_cq(Side::Send, SOON).unwrap();
+            bench.pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
         }
         bench.works(&stream, round);
     }
@@ -254,7 +254,7 @@ fn a_batch_that_breaks_off_in_the_middle_is_done_to_there_and_everyone_hears_of_
     // The same with a wait at the front: nobody is told of the end of what the stream still has, and a new life begins after it.
     let mut batch = vec![];
     bench.pair.b.post_recv(1, &[]).unwrap();
-    batch.push(bench.pair.b.prepare_wait_cq(Side::Recv).unwrap());
+    batch.push(bench.pair.b.prepare_wait_cq(QueueKind::Recv).unwrap());
     for _ in 0..120 {
         for end in [&mut bench.pair.a, &mut bench.pair.b] {
             batch.push(end.prepare_send(&Work::nop()).unwrap());
@@ -373,7 +373,9 @@ fn a_call_blocked_on_a_full_stream_returns_when_the_wait_ends() {
         let into = [bench.region.slice(0, 64).unwrap()];
         bench.pair.b.post_recv(1, &into).unwrap();
         let b = &mut bench.pair.b;
-        let wait = b.stream_wait_cq_for(&stream, Side::Recv, timeout).unwrap();
+        let wait = b
+            .stream_wait_cq_for(&stream, QueueKind::Recv, timeout)
+            .unwrap();
         let queued = AtomicU32::new(0);
         let started = Instant::now();
         std::thread::scope(|scope| {
@@ -423,7 +425,7 @@ fn a_deadline_does_not_run_while_work_of_others_is_before_the_wait() {
         stream.launch_host(sleep).unwrap();
         let received = pair
             .b
-            .stream_wait_cq_for(&stream, Side::Recv, timeout)
+            .stream_wait_cq_for(&stream, QueueKind::Recv, timeout)
             .unwrap();
         stream.launch_host(sleep).unwrap();
         let condition = Condition::GreaterOrEqual(1);
@@ -544,7 +546,7 @@ fn a_card_whose_registers_no_gpu_reaches_is_rung_by_a_proxy() {
     let stream = new_stream(&context, test);
     let works = |pair: &mut Pair| {
         let sent = pair.a.stream_queue_send(&stream, &Work::nop())?;
-        pair.a.stream_wait_cq(&stream, Side::Send)?;
+        pair.a.stream_wait_cq(&stream, QueueKind::Send)?;
         stream.synchronize(SOON)?;
         assert_eq!(sent.status(), Status::Complete);
         Ok::<(), Error>(())
@@ -564,7 +566,7 @@ fn a_card_whose_registers_no_gpu_reaches_is_rung_by_a_proxy() {
     // A stream of the host rings it.
     let host = HostStream::new("host").unwrap();
     pair.a.stream_queue_send(&host, &Work::nop()).unwrap();
-    pair.a.wait_cq(Side::Send, SOON).unwrap();
+    pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
 }
 
 /// What a GPU stores to a card may be dropped between the two, though the driver has mapped the registers. The first endpoint rings for a NOP to find that
@@ -591,7 +593,7 @@ fn a_card_that_no_store_of_a_gpu_reaches_is_rung_by_a_proxy() {
     assert!(path.to_string().contains("ACS"), "{path}");
     let stream = new_stream(&context, test);
     let sent = pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
-    pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+    pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
     stream.synchronize(SOON).unwrap();
     assert_eq!(sent.status(), Status::Complete);
 }
@@ -619,7 +621,7 @@ fn the_first_endpoint_on_a_card_does_not_wait_for_the_gpu() {
     stream.synchronize(SOON).unwrap();
     assert_eq!(waited.status(), Status::Complete);
     pair.a.post_send(&Work::nop()).unwrap();
-    pair.a.wait_cq(Side::Send, SOON).unwrap();
+    pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
 }
 
 /// Memory that cannot be registered is tried as registers of a device, too. The error is that of the memory, and not that a process without privilege may not
@@ -676,7 +678,11 @@ fn memory_that_the_driver_allocated_is_used_as_it_is() {
         let to = bench.region.remote().slice(64, 4).unwrap();
         let work = Work::write(&slices, to);
         let sent = bench.pair.a.stream_queue_send(&stream, &work).unwrap();
-        bench.pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+        bench
+            .pair
+            .a
+            .stream_wait_cq(&stream, QueueKind::Send)
+            .unwrap();
         stream.synchronize(SOON).unwrap();
         assert_eq!(sent.status(), Status::Complete);
         assert_eq!(bench.region.load_u32(64), Ok(9));
@@ -886,7 +892,9 @@ fn a_wait_whose_endpoint_fails_is_let_go_and_its_stream_goes_on() {
         let into = [bench.region.slice(0, 16).unwrap()];
         b.stream_queue_recv(&stream, 5, &into).unwrap();
         let timeout = if round % 2 == 0 { SHORT } else { SOON };
-        let wait = b.stream_wait_cq_for(&stream, Side::Recv, timeout).unwrap();
+        let wait = b
+            .stream_wait_cq_for(&stream, QueueKind::Recv, timeout)
+            .unwrap();
         if round % 2 != 0 {
             b.abort();
         }
@@ -1271,7 +1279,7 @@ fn what_cannot_be_mapped_is_an_error_and_leaves_nothing_registered() {
                 "{error}"
             );
         } else {
-            bench.pair.a.wait_cq(Side::Send, SOON).unwrap();
+            bench.pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
         }
     }
     bench.works(&stream, 8);
@@ -1557,10 +1565,10 @@ fn what_the_device_lacks_is_said_and_the_proxy_path_needs_none_of_it() {
     let error = bench
         .pair
         .a
-        .stream_wait_cq(&stream, Side::Send)
+        .stream_wait_cq(&stream, QueueKind::Send)
         .unwrap_err();
     assert!(error.to_string().contains("NOR"), "{error}");
-    bench.pair.a.wait_cq(Side::Send, SOON).unwrap();
+    bench.pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
     let proxied = doorbell::Device::open("softcx,path=proxy").unwrap();
     let pair = Pair::new(&proxied, &config());
     let region = pair.region(8192);
@@ -1619,7 +1627,11 @@ fn ten_thousand_calls_under_random_refusals_end_in_time() {
                 .a
                 .stream_queue_send(stream, &Work::nop())
                 .map(drop),
-            bench.pair.a.stream_wait_cq(stream, Side::Send).map(drop),
+            bench
+                .pair
+                .a
+                .stream_wait_cq(stream, QueueKind::Send)
+                .map(drop),
             stream.launch_host(|| ()),
             stream.synchronize(SOON),
         ];

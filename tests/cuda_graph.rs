@@ -17,7 +17,7 @@ use std::time::Duration;
 use cudarc::driver::sys;
 use doorbell::{
     Condition, Control, CudaContext, CudaStream, EndpointConfig, Error, Executor, GraphBuilder,
-    GraphExec, HostStream, Region, RemoteSlice, Side, Status, Work, stream_write_value32,
+    GraphExec, HostStream, QueueKind, Region, RemoteSlice, Status, Work, stream_write_value32,
 };
 use rig::gpu::{alone, context};
 use rig::{Limit, Pair, Random, SOON, control, device, from_env};
@@ -71,7 +71,7 @@ impl Bench {
                 Work::write(&data, RemoteSlice::at(to, remote.rkey)).signaled(at == count - 1);
             graph.send(&mut self.pair.a, &work).unwrap();
         }
-        graph.wait_cq(&mut self.pair.a, Side::Send).unwrap();
+        graph.wait_cq(&mut self.pair.a, QueueKind::Send).unwrap();
         graph.instantiate().unwrap()
     }
 
@@ -164,7 +164,7 @@ fn a_launch_needs_its_operations_prepared_each_time() {
     graph.disarm(&mut [a, b]).unwrap();
     bench.stream.synchronize(SOON).unwrap();
     a.post_send(&work).unwrap();
-    a.wait_cq(Side::Send, SOON).unwrap();
+    a.wait_cq(QueueKind::Send, SOON).unwrap();
     assert!(is_state(&graph.launch_armed(&bench.stream).unwrap_err()));
     bench.check(&mut graph, 3);
 }
@@ -184,7 +184,7 @@ fn the_next_launch_is_prepared_while_the_last_one_stands_still() {
     let data = [bench.region.slice(0, 8).unwrap()];
     let work = Work::write(&data, RemoteSlice::at(remote.addr + (1 << 15), remote.rkey));
     graph.send(&mut bench.pair.a, &work).unwrap();
-    graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
+    graph.wait_cq(&mut bench.pair.a, QueueKind::Send).unwrap();
     graph.write_value32(&flag, 64, 1).unwrap();
     let mut graph = graph.instantiate().unwrap();
     bench.launch(&mut graph).unwrap();
@@ -227,7 +227,7 @@ fn kernels_and_transfers_have_the_order_in_which_they_were_captured() {
         let to = remote.addr + (1 << 15) + 1024 * u64::from(value);
         let work = Work::write(&data, RemoteSlice::at(to, remote.rkey));
         graph.send(&mut bench.pair.a, &work).unwrap();
-        graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
+        graph.wait_cq(&mut bench.pair.a, QueueKind::Send).unwrap();
         fill(there + 1024 * u64::from(value) + 256, 9);
     }
     let mut graph = graph.instantiate().unwrap();
@@ -280,7 +280,7 @@ fn operations_that_do_not_wait_share_a_node_and_one_that_waits_begins_another() 
     let sent = place_in(&stream);
     graph.write_value32(&flag, 0, 1).unwrap();
     assert_eq!(place_in(&stream), sent);
-    graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
+    graph.wait_cq(&mut bench.pair.a, QueueKind::Send).unwrap();
     let waited = place_in(&stream);
     assert_ne!(waited, sent);
     graph.send(&mut bench.pair.a, &work).unwrap();
@@ -300,7 +300,7 @@ fn operations_that_do_not_wait_share_a_node_and_one_that_waits_begins_another() 
         graph.write_value32(&flag, 64, 1).unwrap();
     }
     assert_ne!(place_in(&stream), last);
-    graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
+    graph.wait_cq(&mut bench.pair.a, QueueKind::Send).unwrap();
     let mut graph = graph.instantiate().unwrap();
     for _ in 0..3 {
         bench.launch(&mut graph).unwrap();
@@ -352,7 +352,7 @@ fn nodes_of_ours_and_of_the_application_make_one_graph() {
     let data = [bench.region.slice(0, 512).unwrap()];
     let work = Work::write(&data, RemoteSlice::at(remote.addr + (1 << 15), remote.rkey));
     graph.send(&mut bench.pair.a, &work).unwrap();
-    graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
+    graph.wait_cq(&mut bench.pair.a, QueueKind::Send).unwrap();
     let waited = graph.last_node().unwrap();
     let behind = fill((1 << 15) + 256, 6, &[waited]);
     // Not joined by anything of ours: the launch is not over before it all the same.
@@ -364,7 +364,7 @@ fn nodes_of_ours_and_of_the_application_make_one_graph() {
         RemoteSlice::at(remote.addr + (1 << 15) + 1024, remote.rkey),
     );
     graph.send(&mut bench.pair.a, &work).unwrap();
-    graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
+    graph.wait_cq(&mut bench.pair.a, QueueKind::Send).unwrap();
     let sent = graph.last_node().unwrap();
     graph
         .send(&mut bench.pair.a, &work.signaled(false))
@@ -401,11 +401,11 @@ fn two_ends_answer_each_other_within_a_graph() {
     graph.recv(&mut pair.b, 1, &slice(1024)).unwrap();
     graph.recv(&mut pair.a, 2, &slice(2048)).unwrap();
     graph.send(&mut pair.a, &Work::send(&slice(0))).unwrap();
-    graph.wait_cq(&mut pair.b, Side::Recv).unwrap();
+    graph.wait_cq(&mut pair.b, QueueKind::Recv).unwrap();
     graph.send(&mut pair.b, &Work::send(&slice(1024))).unwrap();
-    graph.wait_cq(&mut pair.a, Side::Recv).unwrap();
-    graph.wait_cq(&mut pair.a, Side::Send).unwrap();
-    graph.wait_cq(&mut pair.b, Side::Send).unwrap();
+    graph.wait_cq(&mut pair.a, QueueKind::Recv).unwrap();
+    graph.wait_cq(&mut pair.a, QueueKind::Send).unwrap();
+    graph.wait_cq(&mut pair.b, QueueKind::Send).unwrap();
     let mut graph = graph.instantiate().unwrap();
     for round in 0..200 {
         bench.region.fill(0, 64, round).unwrap();
@@ -456,7 +456,7 @@ fn a_capture_is_refused_what_would_be_repeated_and_survives_being_looked_at() {
         );
         std::thread::sleep(Duration::from_millis(200));
         graph.send(&mut bench.pair.a, &work).unwrap();
-        graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
+        graph.wait_cq(&mut bench.pair.a, QueueKind::Send).unwrap();
     }
     let mut graph = graph.instantiate().unwrap();
     flag.store_u32(0, 1).unwrap();
@@ -478,7 +478,9 @@ fn what_cannot_be_recorded_or_launched_is_said_and_nothing_has_changed() {
     let remote = bench.region.remote();
     let mut graph = GraphBuilder::capture(&bench.stream).unwrap();
     // Nothing that could come.
-    let error = graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap_err();
+    let error = graph
+        .wait_cq(&mut bench.pair.a, QueueKind::Send)
+        .unwrap_err();
     assert!(is_state(&error));
     assert!(is_state(&graph.after(&[null_mut()]).unwrap_err()));
     let config = EndpointConfig::default().control(Some(Control::Sync));
@@ -523,7 +525,7 @@ fn what_cannot_be_recorded_or_launched_is_said_and_nothing_has_changed() {
     flag.store_u32(0, 1).unwrap();
     bench.stream.synchronize(SOON).unwrap();
     for _ in 0..5 {
-        bench.pair.a.wait_cq(Side::Send, SOON).unwrap();
+        bench.pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
     }
     bench.check(&mut graph, 3);
 }
@@ -539,7 +541,7 @@ fn an_endpoint_that_fails_within_a_graph_lets_it_end_and_is_used_again_after_a_r
     let mut graph = GraphBuilder::capture(&bench.stream).unwrap();
     // A receive that there is only if the application posts it.
     graph.send(&mut bench.pair.a, &Work::send(&data)).unwrap();
-    graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
+    graph.wait_cq(&mut bench.pair.a, QueueKind::Send).unwrap();
     graph.write_value32(&flag, 0, 1).unwrap();
     let mut graph = graph.instantiate().unwrap();
     let region = bench.region.clone();
@@ -547,7 +549,7 @@ fn an_endpoint_that_fails_within_a_graph_lets_it_end_and_is_used_again_after_a_r
     bench.pair.b.post_recv(1, &to).unwrap();
     bench.launch(&mut graph).unwrap();
     bench.stream.synchronize(SOON).unwrap();
-    bench.pair.b.wait_cq(Side::Recv, SOON).unwrap();
+    bench.pair.b.wait_cq(QueueKind::Recv, SOON).unwrap();
     flag.store_u32(0, 0).unwrap();
     // A peer that is no more.
     bench.launch(&mut graph).unwrap();
@@ -825,7 +827,7 @@ fn random_graphs_among_queued_work_lose_and_repeat_nothing() {
         let mut waiting = 0;
         for _ in 0..1 + random.below(12) {
             if random.below(3) == 0 && waiting > 0 {
-                builder.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
+                builder.wait_cq(&mut bench.pair.a, QueueKind::Send).unwrap();
                 waiting -= 1;
             } else {
                 let (word, weight) = (random.below(4), 1 + random.below(1000));
@@ -835,7 +837,7 @@ fn random_graphs_among_queued_work_lose_and_repeat_nothing() {
             }
         }
         for _ in 0..waiting {
-            builder.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
+            builder.wait_cq(&mut bench.pair.a, QueueKind::Send).unwrap();
         }
         let mut graph = builder.instantiate().unwrap();
         for _ in 0..1 + random.below(6) {
@@ -845,7 +847,7 @@ fn random_graphs_among_queued_work_lose_and_repeat_nothing() {
                 let a = &mut bench.pair.a;
                 let queued = a
                     .stream_queue_send(stream, &add(word, weight))
-                    .and_then(|_| a.stream_wait_cq(stream, Side::Send));
+                    .and_then(|_| a.stream_wait_cq(stream, QueueKind::Send));
                 match queued {
                     Ok(_) => expected[word as usize] += weight,
                     Err(Error::QueueFull { .. }) => stream.synchronize(SOON).unwrap(),

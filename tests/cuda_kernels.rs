@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use doorbell::{
-    Cause, Condition, CudaContext, CudaStream, Error, Event, Execution, Executor, RemoteSlice,
-    Side, Status, Ticket, Work, stream_post_all, stream_wait_value32, stream_write_value32,
+    Cause, Condition, CudaContext, CudaStream, Error, Event, Execution, Executor, QueueKind,
+    RemoteSlice, Status, Ticket, Work, stream_post_all, stream_wait_value32, stream_write_value32,
 };
 use rig::SOON;
 use rig::gpu::{Bench, alone, context};
@@ -132,7 +132,7 @@ fn a_kernel_takes_the_place_of_what_the_device_lacks() {
     let mut batch = Vec::new();
     for _ in 0..32 {
         batch.push(bench.pair.a.prepare_send(&Work::nop()).unwrap());
-        batch.push(bench.pair.a.prepare_wait_cq(Side::Send).unwrap());
+        batch.push(bench.pair.a.prepare_wait_cq(QueueKind::Send).unwrap());
     }
     let tickets = stream_post_all(&stream, &mut batch).unwrap();
     stream_write_value32(&stream, &bench.region, 0, 7).unwrap();
@@ -231,7 +231,7 @@ fn more_than_one_launch_takes_is_several_launches_in_order() {
         }
         for _ in 0..120 {
             for end in [&mut bench.pair.a, &mut bench.pair.b] {
-                batch.push(end.prepare_wait_cq(Side::Send).unwrap());
+                batch.push(end.prepare_wait_cq(QueueKind::Send).unwrap());
             }
         }
         let tickets = stream_post_all(&stream, &mut batch).unwrap();
@@ -509,7 +509,7 @@ fn a_kernel_behind_a_wait_sees_that_it_was_ended_by_a_failure() {
             stream_wait_value32(&stream, &region, 256, condition, SOON).unwrap();
             a.stream_queue_write(&stream, &data, RemoteSlice::at(remote.addr, nowhere))
                 .unwrap();
-            a.stream_wait_cq(&stream, Side::Send).unwrap();
+            a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
             region.store_u32(256, 1).unwrap();
             bad("a completion in error");
             bench.pair.reset();
@@ -519,7 +519,8 @@ fn a_kernel_behind_a_wait_sees_that_it_was_ended_by_a_failure() {
             let into = [region.slice(0, 16).unwrap()];
             b.stream_queue_recv(&stream, 5, &into).unwrap();
             let timeout = if round % 2 == 0 { SHORT } else { SOON };
-            b.stream_wait_cq_for(&stream, Side::Recv, timeout).unwrap();
+            b.stream_wait_cq_for(&stream, QueueKind::Recv, timeout)
+                .unwrap();
             if round % 2 != 0 {
                 b.abort();
             }

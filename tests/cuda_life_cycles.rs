@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    Access, Device, DeviceBuffer, EndpointConfig, Executor, Region, RemoteSlice, Side, Status,
+    Access, Device, DeviceBuffer, EndpointConfig, Executor, QueueKind, Region, RemoteSlice, Status,
     Work, stream_write_value32,
 };
 use rig::gpu::{alone, context};
@@ -64,7 +64,7 @@ impl Waiter {
         pair.b
             .post_recv(1, &[region.slice(0, 64).unwrap()])
             .unwrap();
-        pair.b.stream_wait_cq(&stream, Side::Recv).unwrap();
+        pair.b.stream_wait_cq(&stream, QueueKind::Recv).unwrap();
         Waiter {
             pair,
             region,
@@ -79,7 +79,11 @@ impl Waiter {
             .a
             .stream_queue_send(&helper, &Work::send(&data))
             .unwrap();
-        let sent = self.pair.a.stream_wait_cq(&helper, Side::Send).unwrap();
+        let sent = self
+            .pair
+            .a
+            .stream_wait_cq(&helper, QueueKind::Send)
+            .unwrap();
         helper.synchronize(SOON).unwrap();
         self.stream.synchronize(SOON).unwrap();
         assert_eq!(sent.status(), Status::Complete);
@@ -103,7 +107,7 @@ fn round(device: &Device, memory: Option<&DeviceBuffer>, calls: &mut Calls, valu
         pair.a.stream_queue_write(&stream, &data, into).unwrap()
     });
     let written = calls.time("a wait", || {
-        pair.a.stream_wait_cq(&stream, Side::Send).unwrap()
+        pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap()
     });
     calls.time("synchronize", || stream.synchronize(SOON).unwrap());
     assert_eq!(written.status(), Status::Complete);
@@ -116,7 +120,7 @@ fn round(device: &Device, memory: Option<&DeviceBuffer>, calls: &mut Calls, valu
         calls.time("a write to the GPU", || {
             pair.a.stream_queue_write(&stream, &data, to_gpu).unwrap()
         });
-        pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+        pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
         calls.time("synchronize", || stream.synchronize(SOON).unwrap());
         let mut bytes = [0; 4];
         memory.copy_to_host(0, &mut bytes).unwrap();

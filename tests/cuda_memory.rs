@@ -15,8 +15,8 @@ use cudarc::driver::sys;
 use doorbell::{
     Access, Bounce, BounceConfig, CacheConfig, Cause, Completion, Condition, Control, CudaContext,
     CudaEngine, CudaStream, Device, DeviceBuffer, DeviceCache, EndpointConfig, Error, Executor,
-    Region, RegionKind, RegistrationReport, RemoteSlice, Side, StateKind, Status, WcStatus, Work,
-    WorkError, stream_wait_value32, stream_write_value32,
+    QueueKind, Region, RegionKind, RegistrationReport, RemoteSlice, StateKind, Status, WcStatus,
+    Work, WorkError, stream_wait_value32, stream_write_value32,
 };
 use rig::{Limit, Pair, Random, SOON, device, from_env};
 use waived::waived;
@@ -183,7 +183,7 @@ fn random_bytes(random: &mut Random, len_bytes: u64) -> Vec<u8> {
 /// Posts work and waits for it.
 fn done(pair: &mut Pair, work: &Work<'_>) -> Completion {
     pair.a.post_send(work).unwrap();
-    pair.a.wait_cq(Side::Send, SOON).unwrap()
+    pair.a.wait_cq(QueueKind::Send, SOON).unwrap()
 }
 
 /// Lengths around what packets, pieces and the staging memory end at.
@@ -312,9 +312,9 @@ fn transfers_between_gpu_and_gpu_and_host_arrive_at_every_length() {
                     _ => {
                         pair.b.post_recv(1, &target).unwrap();
                         pair.a.post_send(&Work::send(&source)).unwrap();
-                        let received = pair.b.wait_cq(Side::Recv, SOON).unwrap();
+                        let received = pair.b.wait_cq(QueueKind::Recv, SOON).unwrap();
                         assert_eq!(u64::from(received.len_bytes), len);
-                        pair.a.wait_cq(Side::Send, SOON).unwrap()
+                        pair.a.wait_cq(QueueKind::Send, SOON).unwrap()
                     }
                 };
                 expected[into as usize..][..len as usize]
@@ -374,8 +374,8 @@ fn two_devices_have_their_own_gpu_memory_copied_for_each_other() {
             _ => {
                 end.post_recv(1, &[region.slice(0, len).unwrap()]).unwrap();
                 here.a.post_send(&Work::send(&slice)).unwrap();
-                end.wait_cq(Side::Recv, SOON).unwrap();
-                here.a.wait_cq(Side::Send, SOON).unwrap();
+                end.wait_cq(QueueKind::Recv, SOON).unwrap();
+                here.a.wait_cq(QueueKind::Send, SOON).unwrap();
             }
         }
         let mut got = vec![0; len as usize];
@@ -393,7 +393,7 @@ fn two_devices_have_their_own_gpu_memory_copied_for_each_other() {
                 _ => Work::read(&slice, RemoteSlice::at(remote.addr, remote.rkey)),
             };
             here.a.post_send(&work).unwrap();
-            let refused = here.a.wait_cq(Side::Send, SOON).unwrap_err();
+            let refused = here.a.wait_cq(QueueKind::Send, SOON).unwrap_err();
             assert!(status(&refused).is_some(), "{call}, {kind}: {refused}");
             drop(fault);
             here.a.reset().unwrap();
@@ -450,8 +450,8 @@ fn lists_of_host_and_gpu_memory_arrive_in_their_order() {
         };
         pair.b.post_recv(1, &slices(&into, 1)).unwrap();
         pair.a.post_send(&Work::send(&slices(&from, 0))).unwrap();
-        pair.b.wait_cq(Side::Recv, SOON).unwrap();
-        pair.a.wait_cq(Side::Send, SOON).unwrap();
+        pair.b.wait_cq(QueueKind::Recv, SOON).unwrap();
+        pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
         let on_gpu = gpus[1].bytes(total);
         for (at, len, is_on_gpu) in into {
             let (at, len) = (at as usize, len as usize);
@@ -550,7 +550,7 @@ fn what_a_region_of_gpu_memory_refuses() {
         pair.a
             .post_send(&Work::write(&source, RemoteSlice::at(addr, rkey)))
             .unwrap();
-        let refused = pair.a.wait_cq(Side::Send, SOON).unwrap_err();
+        let refused = pair.a.wait_cq(QueueKind::Send, SOON).unwrap_err();
         assert_eq!(status(&refused), Some(WcStatus::RemAccessErr), "{refused}");
         pair.reset();
     }
@@ -575,7 +575,7 @@ fn what_a_region_of_gpu_memory_refuses() {
             RemoteSlice::at(remote.addr, remote.rkey),
         ))
         .unwrap();
-    let refused = pair.a.wait_cq(Side::Send, SOON).unwrap_err();
+    let refused = pair.a.wait_cq(QueueKind::Send, SOON).unwrap_err();
     assert_eq!(status(&refused), Some(WcStatus::RemAccessErr), "{refused}");
 }
 
@@ -700,20 +700,20 @@ fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
                     "write" => {
                         let work = Work::write(&source, RemoteSlice::at(remote.addr, remote.rkey));
                         pair.a.post_send(&work).unwrap();
-                        pair.a.wait_cq(Side::Send, SOON)
+                        pair.a.wait_cq(QueueKind::Send, SOON)
                     }
                     "read" => {
                         let into = [to.slice(0, LEN).unwrap()];
                         let there = from.remote();
                         let work = Work::read(&into, RemoteSlice::at(there.addr, there.rkey));
                         pair.a.post_send(&work).unwrap();
-                        pair.a.wait_cq(Side::Send, SOON)
+                        pair.a.wait_cq(QueueKind::Send, SOON)
                     }
                     _ => {
                         let into = [to.slice(0, LEN).unwrap()];
                         pair.b.post_recv(1, &into).unwrap();
                         pair.a.post_send(&Work::send(&source)).unwrap();
-                        pair.a.wait_cq(Side::Send, SOON)
+                        pair.a.wait_cq(QueueKind::Send, SOON)
                     }
                 };
                 let own = [elsewhere.slice(0, 32).unwrap()];
@@ -782,9 +782,9 @@ fn a_completion_comes_behind_its_copies_however_late_they_are() {
             .unwrap();
         let source = [gpus[0].region.slice(0, len).unwrap()];
         pair.a.post_send(&Work::send(&source)).unwrap();
-        pair.b.wait_cq(Side::Recv, SOON).unwrap();
+        pair.b.wait_cq(QueueKind::Recv, SOON).unwrap();
         assert!(gpus[1].bytes(len) == bytes, "round {round}");
-        pair.a.wait_cq(Side::Send, SOON).unwrap();
+        pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
     }
 }
 
@@ -831,7 +831,7 @@ fn work_of_a_stream_sees_what_was_received_before_it_and_is_sent_when_it_is_done
                 RemoteSlice::at(remote.addr, remote.rkey),
             );
             tickets.push(sent.unwrap());
-            tickets.push(pair.a.stream_wait_cq(&stream, Side::Send).unwrap());
+            tickets.push(pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap());
             // SAFETY: as above.
             unsafe {
                 let into = seen.ptr() + (round * LEN) as u64;
@@ -962,7 +962,7 @@ fn a_buffer_is_kept_by_what_is_queued_and_freed_after_it() {
     drop(gpu);
     assert!(before - free_bytes(&context) >= LEN as usize);
     gate.store_u32(0, 1).unwrap();
-    pair.a.wait_cq(Side::Send, SOON).unwrap();
+    pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
     stream.synchronize(SOON).unwrap();
     assert_eq!(ticket.status(), Status::Complete);
     let mut got = vec![0; LEN as usize];
@@ -1023,7 +1023,7 @@ fn a_context_that_is_destroyed_fails_its_transfers_and_nothing_else() {
                         RemoteSlice::at(remote.addr, remote.rkey),
                     ))
                     .unwrap();
-                if let Err(error) = pair.a.wait_cq(Side::Send, SOON) {
+                if let Err(error) = pair.a.wait_cq(QueueKind::Send, SOON) {
                     assert!(matches!(error, Error::Work(_)), "{error}");
                     failures += 1;
                     pair.reset();
@@ -1387,7 +1387,7 @@ fn contexts_streams_and_memory_of_cudarc_come_and_go() {
     pair.a
         .stream_queue_write(&lent, &source, RemoteSlice::at(to, remote.rkey))
         .unwrap();
-    let waited = pair.a.stream_wait_cq(&lent, Side::Send).unwrap();
+    let waited = pair.a.stream_wait_cq(&lent, QueueKind::Send).unwrap();
     lent.synchronize(SOON).unwrap();
     assert_eq!(waited.status(), Status::Complete);
     assert!(host.is_filled_with(64, 64, 3).unwrap());
@@ -1471,7 +1471,7 @@ fn a_cache_registers_an_allocation_once_and_anew_when_it_is_another() {
     );
     let large = context.alloc(2 << 20).unwrap();
     get(large.ptr(), 1, Access::ALL).unwrap();
-    assert_eq!((cache.size().0, cache.counters().unkept), (4, 1));
+    assert_eq!((cache.size().0, cache.counters().uncached), (4, 1));
     assert_eq!(cache.invalidate(buffers[5].ptr() + 99_999, 1), 1);
     assert_eq!(cache.invalidate(buffers[5].ptr(), 100_000), 0);
     assert_eq!(cache.size(), (3, 300_000));
@@ -1561,7 +1561,7 @@ fn a_copy_that_does_not_end_fails_its_transfer_and_memory_made_later_works() {
     let remote = gpu.region.remote();
     let work = Work::write(&source, RemoteSlice::at(remote.addr, remote.rkey));
     pair.a.post_send(&work).unwrap();
-    let refused = pair.a.wait_cq(Side::Send, SOON).unwrap_err();
+    let refused = pair.a.wait_cq(QueueKind::Send, SOON).unwrap_err();
     assert!(status(&refused).is_some(), "{refused}");
     drop(fault);
     // Nothing waits a second time: it would be for ten seconds at each of these.
@@ -1578,7 +1578,7 @@ fn a_copy_that_does_not_end_fails_its_transfer_and_memory_made_later_works() {
         }
         pair.reset();
         pair.a.post_send(&work).unwrap();
-        assert!(pair.a.wait_cq(Side::Send, SOON).is_err());
+        assert!(pair.a.wait_cq(QueueKind::Send, SOON).is_err());
         began.elapsed()
     };
     let took = [took(), took(), took()];

@@ -9,7 +9,7 @@ use std::any::Any;
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    Condition, EndpointConfig, Event, Executor, HostStream, RemoteSlice, Side, Work,
+    Condition, EndpointConfig, Event, Executor, HostStream, QueueKind, RemoteSlice, Work,
     stream_wait_value32,
 };
 use rig::{Limit, Pair, Random, device, from_env};
@@ -55,10 +55,10 @@ fn everything(random: &mut Random) -> Things {
         let _ = stream.launch(move || kernel.fill(0, 4096, round as u8).unwrap());
         let sent = pair.a.stream_queue_send(stream, &Work::send(&data));
         things.push(Box::new(sent));
-        let waited = pair.a.stream_wait_cq(stream, Side::Send);
+        let waited = pair.a.stream_wait_cq(stream, QueueKind::Send);
         things.push(Box::new(waited));
         let other = *random.pick(&[&one, &two]);
-        things.push(Box::new(pair.b.stream_wait_cq(other, Side::Recv)));
+        things.push(Box::new(pair.b.stream_wait_cq(other, QueueKind::Recv)));
         let written =
             pair.a
                 .stream_queue_write(other, &data, RemoteSlice::at(remote.addr, remote.rkey));
@@ -70,7 +70,7 @@ fn everything(random: &mut Random) -> Things {
     }
     // A receive for which nothing comes, and a wait for it.
     let _ = pair.b.stream_queue_recv(&two, 9, &into);
-    things.push(Box::new(pair.b.stream_wait_cq(&two, Side::Recv)));
+    things.push(Box::new(pair.b.stream_wait_cq(&two, QueueKind::Recv)));
     for _ in 0..2 {
         let prepared = pair.a.prepare_send(&Work::send(&data));
         things.push(Box::new(
@@ -79,7 +79,7 @@ fn everything(random: &mut Random) -> Things {
         things.push(Box::new(prepared));
     }
     things.push(Box::new(pair.b.prepare_recv(1, &into)));
-    things.push(Box::new(pair.a.prepare_wait_cq(Side::Send)));
+    things.push(Box::new(pair.a.prepare_wait_cq(QueueKind::Send)));
     let Pair { domain, a, b } = pair;
     let [first, second] = regions;
     for thing in [
@@ -175,8 +175,8 @@ fn everything_can_be_dropped_in_any_order() {
             .unwrap();
         // On a slow machine the deadline may pass meanwhile: that is a result as well.
         let waits = (
-            pair.a.stream_wait_cq(&stream, Side::Send),
-            pair.b.stream_wait_cq(&stream, Side::Recv),
+            pair.a.stream_wait_cq(&stream, QueueKind::Send),
+            pair.b.stream_wait_cq(&stream, QueueKind::Recv),
         );
         let prepared = (pair.a.prepare_send(&Work::nop()), waits);
         let Pair { domain, a, b } = pair;

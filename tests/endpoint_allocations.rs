@@ -9,7 +9,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use doorbell::{
-    EndpointConfig, Executor, HostStream, RemoteSlice, Side, Status, Work, stream_post,
+    EndpointConfig, Executor, HostStream, QueueKind, RemoteSlice, Status, Work, stream_post,
 };
 use rig::{Pair, SOON, device};
 
@@ -55,9 +55,9 @@ fn prepare_post_wait_and_poll_allocate_nothing() {
                 .unwrap();
             let prepared = pair.a.prepare_send(&write.signaled(false)).unwrap();
             stream_post(&stream, prepared).map_err(drop).unwrap();
-            let wait = pair.a.prepare_wait_cq(Side::Send).unwrap();
+            let wait = pair.a.prepare_wait_cq(QueueKind::Send).unwrap();
             stream_post(&stream, wait).map_err(drop).unwrap();
-            pair.b.stream_wait_cq(&stream, Side::Recv).unwrap();
+            pair.b.stream_wait_cq(&stream, QueueKind::Recv).unwrap();
             stream.synchronize(SOON).unwrap();
             let prepared = pair.a.prepare_send(&write).unwrap();
             pair.a.rollback(prepared);
@@ -65,8 +65,8 @@ fn prepare_post_wait_and_poll_allocate_nothing() {
             assert!(sent.status() == Status::Complete && receive.status() == Status::Complete);
             let receive = pair.b.post_recv(2, &into).unwrap();
             pair.a.post_send(&Work::send_inline(&bytes)).unwrap();
-            while pair.a.poll_cq(Side::Send).unwrap().is_none() {}
-            pair.b.wait_cq(Side::Recv, SOON).unwrap();
+            while pair.a.poll_cq(QueueKind::Send).unwrap().is_none() {}
+            pair.b.wait_cq(QueueKind::Recv, SOON).unwrap();
             assert_eq!(receive.details(), Some((64, None)));
         };
         // Lists of the device and of the watchdog grow to what they need: on the proxy path now and then for a send that comes before its

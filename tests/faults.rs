@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 
 use doorbell::{
     Access, Cause, Condition, Control, Device, EndpointConfig, Error, Executor, Faults, HostStream,
-    Region, RemoteSlice, Side, StateKind, Status, Ticket, WcStatus, Work, WorkError, stream_post,
-    stream_wait_value32,
+    QueueKind, Region, RemoteSlice, StateKind, Status, Ticket, WcStatus, Work, WorkError,
+    stream_post, stream_wait_value32,
 };
 
-use deaf::DeafStream;
+use deaf::StoreOnlyStream;
 use rig::{
     Limit, Pair, Random, SOON, Stream, by_trigger, control, from_env, has_no_queue, is_cuda,
     stream, strict, strict_device as device,
@@ -286,7 +286,7 @@ impl Bench {
                 let wait = self
                     .patient
                     .a
-                    .stream_wait_cq_for(stream, Side::Send, SHORT)
+                    .stream_wait_cq_for(stream, QueueKind::Send, SHORT)
                     .unwrap();
                 missed(&self.patient.a, stream, &[sent, wait]);
             }
@@ -297,11 +297,11 @@ impl Bench {
                 pair.a
                     .stream_queue_send(stream, &Work::send_inline(&bytes))
                     .unwrap();
-                pair.a.stream_wait_cq(stream, Side::Send).unwrap();
+                pair.a.stream_wait_cq(stream, QueueKind::Send).unwrap();
                 std::thread::sleep(Duration::from_micros(self.random.below(500)));
                 let into = [self.region.slice(0, 16).unwrap()];
                 pair.b.post_recv(5, &into).unwrap();
-                assert_eq!(pair.b.wait_cq(Side::Recv, SOON).unwrap().wr_id, 5);
+                assert_eq!(pair.b.wait_cq(QueueKind::Recv, SOON).unwrap().wr_id, 5);
                 stream.synchronize(SOON).unwrap();
                 assert!(self.region.is_filled_with(0, 16, 7).unwrap());
                 return;
@@ -311,7 +311,9 @@ impl Bench {
                 let b = &mut self.patient.b;
                 let into = [self.region.slice(0, 16).unwrap()];
                 let receive = b.stream_queue_recv(stream, 5, &into).unwrap();
-                let wait = b.stream_wait_cq_for(stream, Side::Recv, SHORT).unwrap();
+                let wait = b
+                    .stream_wait_cq_for(stream, QueueKind::Recv, SHORT)
+                    .unwrap();
                 missed(b, stream, &[receive, wait]);
             }
             Fault::FrozenNic => {
@@ -319,7 +321,9 @@ impl Bench {
                 let stream = executor(&self.stream, &*self.deaf, &mut self.random);
                 let a = &mut self.patient.a;
                 let sent = a.stream_queue_send(stream, &Work::nop()).unwrap();
-                let wait = a.stream_wait_cq_for(stream, Side::Send, SHORT).unwrap();
+                let wait = a
+                    .stream_wait_cq_for(stream, QueueKind::Send, SHORT)
+                    .unwrap();
                 let behind = taken_in_time(a.stream_queue_send(stream, &Work::nop()));
                 let tickets: Vec<_> = [sent, wait].into_iter().chain(behind).collect();
                 missed(a, stream, &tickets);
@@ -333,7 +337,7 @@ impl Bench {
                 let queued = self.patient.a.stream_queue_send(&self.stream, &Work::nop());
                 let wait = queued
                     .is_ok()
-                    .then(|| self.patient.a.stream_wait_cq(&self.stream, Side::Send));
+                    .then(|| self.patient.a.stream_wait_cq(&self.stream, QueueKind::Send));
                 let error = self.stream.synchronize(SOON).unwrap_err();
                 assert!(matches!(error, Error::Asynchronous { .. }), "{error:?}");
                 match queued {
@@ -362,7 +366,7 @@ impl Bench {
                 let into = [self.region.slice(0, 16).unwrap()];
                 let b = &mut self.patient.b;
                 let receive = b.stream_queue_recv(&self.stream, 5, &into).unwrap();
-                let wait = b.stream_wait_cq(&self.stream, Side::Recv).unwrap();
+                let wait = b.stream_wait_cq(&self.stream, QueueKind::Recv).unwrap();
                 let behind = b.stream_queue_recv(&self.stream, 6, &into).unwrap();
                 std::thread::sleep(Duration::from_micros(self.random.below(200)));
                 self.stream.host().unwrap().abort();
@@ -378,7 +382,7 @@ impl Bench {
                 let into = [self.region.slice(0, 16).unwrap()];
                 let b = &mut self.patient.b;
                 b.stream_queue_recv(stream, 5, &into).unwrap();
-                let wait = b.stream_wait_cq(stream, Side::Recv).unwrap();
+                let wait = b.stream_wait_cq(stream, QueueKind::Recv).unwrap();
                 std::thread::sleep(Duration::from_micros(self.random.below(200)));
                 b.abort();
                 synchronized(stream);
@@ -450,8 +454,8 @@ impl Bench {
                 to.post_recv(1, &into).unwrap();
                 let data = [region.slice(at, 256).unwrap()];
                 from.stream_queue_send(stream, &Work::send(&data)).unwrap();
-                from.stream_wait_cq(stream, Side::Send).unwrap();
-                to.stream_wait_cq(stream, Side::Recv).unwrap();
+                from.stream_wait_cq(stream, QueueKind::Send).unwrap();
+                to.stream_wait_cq(stream, QueueKind::Recv).unwrap();
             }
             stream.synchronize(SOON).unwrap();
             assert!(region.is_filled_with(HALF, 512, value).unwrap());
@@ -488,7 +492,7 @@ impl Bench {
                 pair.a
                     .stream_queue_send(stream, &Work::send(&near))
                     .unwrap();
-                pair.b.stream_wait_cq(stream, Side::Recv).unwrap();
+                pair.b.stream_wait_cq(stream, QueueKind::Recv).unwrap();
             }
             1 => drop(
                 pair.a
@@ -516,7 +520,7 @@ impl Bench {
                         1,
                     );
                     pair.a.stream_queue_send(stream, &work).unwrap();
-                    pair.a.stream_wait_cq(stream, Side::Send).unwrap();
+                    pair.a.stream_wait_cq(stream, QueueKind::Send).unwrap();
                 }
                 stream.synchronize(SOON).unwrap();
                 assert_eq!(self.region.load_u32(word), Ok(4));
@@ -524,7 +528,7 @@ impl Bench {
                 pair.a.stream_queue_send(stream, &Work::nop()).unwrap();
             }
         }
-        pair.a.stream_wait_cq(stream, Side::Send).unwrap();
+        pair.a.stream_wait_cq(stream, QueueKind::Send).unwrap();
         stream.synchronize(SOON).unwrap();
         assert!(self.region.is_filled_with(HALF, len, value).unwrap());
         self.device.set_faults(strict());
@@ -603,7 +607,7 @@ impl Bench {
         let ticket = a
             .stream_queue_write(stream, &data, RemoteSlice::at(remote.addr, remote.rkey))
             .unwrap();
-        let waited = a.stream_wait_cq(stream, Side::Send);
+        let waited = a.stream_wait_cq(stream, QueueKind::Send);
         std::thread::sleep(Duration::from_micros(self.random.below(150)));
         gone.deregister();
         synchronized(stream);
@@ -628,7 +632,7 @@ impl Bench {
         let (first, second) = (&*self.deaf, deaf("second"));
         let a = &mut self.patient.a;
         let one = a.stream_queue_send(first, &Work::nop()).unwrap();
-        let wait = a.stream_wait_cq_for(first, Side::Send, SHORT).unwrap();
+        let wait = a.stream_wait_cq_for(first, QueueKind::Send, SHORT).unwrap();
         // Never executed: its stream is held behind the wait until that is given up.
         let two = taken_in_time(a.stream_queue_send(first, &Work::nop()));
         let three = taken_in_time(a.stream_queue_send(&*second, &Work::nop()));
@@ -657,8 +661,8 @@ impl Bench {
                     .stream_queue_send(stream, &Work::send(&data))
                     .unwrap(),
             );
-            tickets.push(doomed.a.stream_wait_cq(stream, Side::Send).unwrap());
-            tickets.push(doomed.b.stream_wait_cq(stream, Side::Recv).unwrap());
+            tickets.push(doomed.a.stream_wait_cq(stream, QueueKind::Send).unwrap());
+            tickets.push(doomed.b.stream_wait_cq(stream, QueueKind::Recv).unwrap());
         }
         kept.push(doomed.a.prepare_send(&Work::send(&data)).unwrap());
         let Pair { domain, a, b } = doomed;
@@ -710,7 +714,7 @@ impl Bench {
                 stream,
                 &Work::write_inline(&bytes, RemoteSlice::at(remote.addr + 128, remote.rkey)),
             ),
-            pair.a.stream_wait_cq(stream, Side::Send),
+            pair.a.stream_wait_cq(stream, QueueKind::Send),
             doorbell::stream_write_value32(stream, &region, 256, 5),
         ];
         drop(refusal);
@@ -822,7 +826,7 @@ fn deaf(name: &str) -> Box<dyn Executor> {
     if is_cuda() {
         Box::new(stream(name))
     } else {
-        Box::new(DeafStream(HostStream::new(name).unwrap()))
+        Box::new(StoreOnlyStream(HostStream::new(name).unwrap()))
     }
 }
 
@@ -869,12 +873,12 @@ fn fails(pair: &mut Pair, stream: &dyn Executor, random: &mut Random, work: Work
     // It may have failed before the next of these calls, which then say so.
     let _ = pair.a.post_send(&Work::nop());
     if way == 1 && random.below(2) == 0 {
-        match pair.a.wait_cq(Side::Send, SOON) {
+        match pair.a.wait_cq(QueueKind::Send, SOON) {
             Err(Error::Work(found)) => assert_eq!(found.qpn, pair.a.qpn()),
             other => panic!("{other:?}"),
         }
     } else {
-        let wait = pair.a.stream_wait_cq(stream, Side::Send);
+        let wait = pair.a.stream_wait_cq(stream, QueueKind::Send);
         synchronized(stream);
         match wait {
             Ok(wait) => assert!(matches!(wait.status(), Status::Failed(_)), "{wait:?}"),
@@ -1019,7 +1023,7 @@ fn a_doorbell_behind_a_wait_that_was_given_up_sends_nothing() {
         let short = Some(Duration::from_millis(1));
         pair.a.stream_queue_recv(stream, 1, &[]).unwrap();
         pair.a
-            .stream_wait_cq_for(stream, Side::Recv, short)
+            .stream_wait_cq_for(stream, QueueKind::Recv, short)
             .unwrap();
         let sent = pair.a.stream_queue_write(
             stream,
@@ -1063,10 +1067,10 @@ fn a_batch_with_a_failed_endpoint_in_it_gives_nothing() {
     drop(list.remove(1));
     doorbell::stream_post_all(&stream, &mut list).unwrap();
     for at in [0, 2] {
-        pairs[at].a.wait_cq(Side::Send, SOON).unwrap();
+        pairs[at].a.wait_cq(QueueKind::Send, SOON).unwrap();
         assert_eq!(tickets[at].status(), Status::Complete);
     }
     pairs[1].reset();
     pairs[1].a.post_send(&Work::nop()).unwrap();
-    pairs[1].a.wait_cq(Side::Send, SOON).unwrap();
+    pairs[1].a.wait_cq(QueueKind::Send, SOON).unwrap();
 }

@@ -12,7 +12,8 @@ use std::thread;
 use std::time::Duration;
 
 use doorbell::{
-    Cause, Condition, EndpointConfig, Error, Executor, HostStream, Side, Work, stream_wait_value32,
+    Cause, Condition, EndpointConfig, Error, Executor, HostStream, QueueKind, Work,
+    stream_wait_value32,
 };
 use rig::{Limit, Pair, SOON, device, has_no_queue};
 
@@ -55,17 +56,17 @@ fn a_queue_of_any_depth_takes_any_number_of_steps() {
             let work = Work::write(&slices, target).signaled(signaled);
             pair.a.stream_queue_send(&stream, &work).unwrap();
             if signaled {
-                pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+                pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
             }
         }
         stream.synchronize(SOON).unwrap();
         // Also from this thread, which has to make progress itself.
         for _ in 0..3 * depth {
             pair.a.post_send(&Work::nop()).unwrap();
-            pair.a.wait_cq(Side::Send, SOON).unwrap();
+            pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
         }
-        assert_eq!(pair.a.room(Side::Send), depth);
-        assert_eq!(pair.a.room(Side::Recv), depth);
+        assert_eq!(pair.a.room(QueueKind::Send), depth);
+        assert_eq!(pair.a.room(QueueKind::Recv), depth);
     }
 }
 
@@ -89,42 +90,45 @@ fn room_that_will_not_come_is_not_waited_for() {
         );
         assert!(error.to_string().contains(cure), "{error}");
     };
-    assert_eq!(pair.a.room(Side::Send), DEPTH);
+    assert_eq!(pair.a.room(QueueKind::Send), DEPTH);
     for _ in 0..2 {
-        pair.a.wait_room(Side::Send, DEPTH, SOON).unwrap();
+        pair.a.wait_room(QueueKind::Send, DEPTH, SOON).unwrap();
         let posted = (0..DEPTH).map(|_| pair.a.post_send(&Work::nop()).unwrap());
         posted.last().unwrap().wait(SOON).unwrap();
     }
-    let error = pair.a.wait_room(Side::Send, 1, None).unwrap_err();
+    let error = pair.a.wait_room(QueueKind::Send, 1, None).unwrap_err();
     full(error, "send completion", "`poll_cq`");
     for taken in 1..=DEPTH {
-        pair.a.wait_cq(Side::Send, SOON).unwrap();
-        pair.a.wait_room(Side::Send, taken, None).unwrap();
-        assert_eq!(pair.a.room(Side::Send), taken);
+        pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
+        pair.a.wait_room(QueueKind::Send, taken, None).unwrap();
+        assert_eq!(pair.a.room(QueueKind::Send), taken);
     }
-    let error = pair.a.wait_room(Side::Send, DEPTH + 1, None).unwrap_err();
+    let error = pair
+        .a
+        .wait_room(QueueKind::Send, DEPTH + 1, None)
+        .unwrap_err();
     assert!(
         matches!(error, Error::Range { argument: "count", max, .. } if max == u64::from(DEPTH)),
         "{error:?}"
     );
     for _ in 0..DEPTH {
-        pair.a.wait_cq(Side::Send, SOON).unwrap();
+        pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
     }
     for _ in 0..DEPTH {
         pair.a.post_send(&Work::nop().signaled(false)).unwrap();
     }
-    assert_eq!(pair.a.room(Side::Send), 0);
-    let error = pair.a.wait_room(Side::Send, 1, None).unwrap_err();
+    assert_eq!(pair.a.room(QueueKind::Send), 0);
+    let error = pair.a.wait_room(QueueKind::Send, 1, None).unwrap_err();
     full(error, "send", "signaled");
     // Receives complete when a message comes, which cannot be known here: so the call waits for that.
     for _ in 0..DEPTH {
         pair.b.post_recv(1, &[]).unwrap();
     }
-    let error = pair.b.wait_room(Side::Recv, 1, SHORT).unwrap_err();
+    let error = pair.b.wait_room(QueueKind::Recv, 1, SHORT).unwrap_err();
     assert!(matches!(error, Error::Timeout { .. }), "{error:?}");
     full(pair.b.post_recv(1, &[]).unwrap_err(), "receive", "message");
     pair.reset();
-    assert_eq!(pair.a.room(Side::Send), DEPTH);
+    assert_eq!(pair.a.room(QueueKind::Send), DEPTH);
 }
 
 #[test]
@@ -143,11 +147,11 @@ fn a_wait_for_room_ends_with_room_its_timeout_or_the_failure() {
         let go = held(&stream);
         for _ in 0..DEPTH {
             pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
-            pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+            pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
         }
-        assert_eq!(pair.a.room(Side::Send), 0);
+        assert_eq!(pair.a.room(QueueKind::Send), 0);
         for error in [
-            pair.a.wait_room(Side::Send, 1, SHORT).unwrap_err(),
+            pair.a.wait_room(QueueKind::Send, 1, SHORT).unwrap_err(),
             pair.a.stream_queue_send(&stream, &Work::nop()).unwrap_err(),
             pair.a.prepare_send(&Work::nop()).map(drop).unwrap_err(),
         ] {
@@ -166,7 +170,7 @@ fn a_wait_for_room_ends_with_room_its_timeout_or_the_failure() {
                 flag.store(true, Ordering::Release);
             }
         });
-        let waited = pair.a.wait_room(Side::Send, DEPTH, None);
+        let waited = pair.a.wait_room(QueueKind::Send, DEPTH, None);
         other.join().unwrap();
         if !fails {
             waited.unwrap();
@@ -176,12 +180,12 @@ fn a_wait_for_room_ends_with_room_its_timeout_or_the_failure() {
         let aborted =
             |error: &Error| matches!(error, Error::Work(error) if error.cause == Cause::Aborted);
         assert!(waited.as_ref().is_err_and(aborted), "{waited:?}");
-        assert_eq!(pair.a.room(Side::Send), 0);
+        assert_eq!(pair.a.room(QueueKind::Send), 0);
         go.store(true, Ordering::Release);
         let _ = stream.synchronize(SOON);
     }
     pair.reset();
-    assert_eq!(pair.a.room(Side::Send), DEPTH);
+    assert_eq!(pair.a.room(QueueKind::Send), DEPTH);
 }
 
 #[test]
@@ -195,7 +199,7 @@ fn a_ticket_is_waited_for() {
         ticket.wait(SOON).unwrap();
         ticket.wait(Some(Duration::ZERO)).unwrap();
         // Waiting for a ticket takes no completion.
-        pair.a.wait_cq(Side::Send, SOON).unwrap();
+        pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
     }
     let received = pair.b.post_recv(1, &slices).unwrap();
     let error = received.wait(SHORT).unwrap_err();
@@ -235,9 +239,9 @@ fn a_deadline_names_what_was_not_done() {
         pair.b.post_recv(wr_id, &[]).unwrap();
     }
     pair.a.post_send(&Work::send(&[])).unwrap();
-    pair.b.wait_cq(Side::Recv, SOON).unwrap();
+    pair.b.wait_cq(QueueKind::Recv, SOON).unwrap();
     pair.b
-        .stream_wait_cq_for(&stream, Side::Recv, SHORT)
+        .stream_wait_cq_for(&stream, QueueKind::Recv, SHORT)
         .unwrap();
     let _ = stream.synchronize(SOON);
     let failure = pair.b.failure().unwrap();

@@ -14,7 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    Cause, Device, Error, Executor, Group, GroupConfig, HostStream, LaunchEnvironment, Side, Token,
+    Cause, Device, Error, Executor, Group, GroupConfig, HostStream, LaunchEnvironment, QueueKind,
+    Token,
 };
 
 /// Set for a rank: how many rounds it goes.
@@ -244,9 +245,9 @@ fn what_waits_for_a_dead_rank_names_it() {
             assert!(error.to_string().contains("rank 1 of the group"), "{error}");
         };
         // Once the rank is found dead, these fail as well, and name it.
-        let queued = endpoint
-            .post_recv(1, &[])
-            .and_then(|received| Ok((received, endpoint.stream_wait_cq(&stream, Side::Recv)?)));
+        let queued = endpoint.post_recv(1, &[]).and_then(|received| {
+            Ok((received, endpoint.stream_wait_cq(&stream, QueueKind::Recv)?))
+        });
         match queued {
             Ok((received, waits)) => {
                 names(stream.synchronize(Some(LIMIT)).unwrap_err());
@@ -255,7 +256,7 @@ fn what_waits_for_a_dead_rank_names_it() {
             }
             Err(error) => names(error),
         }
-        names(endpoint.wait_cq(Side::Recv, Some(LIMIT)).unwrap_err());
+        names(endpoint.wait_cq(QueueKind::Recv, Some(LIMIT)).unwrap_err());
     };
     thread::scope(|scope| {
         scope.spawn(|| one(1));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use doorbell::{
     Cause, Control, CudaContext, CudaStream, DeviceBuffer, Error, Executor, KernelQueue, PutStep,
-    Region, RemoteSlice, Side, WcStatus, Work,
+    QueueKind, Region, RemoteSlice, WcStatus, Work,
 };
 use rig::gpu::{Bench, alone, config, context};
 use rig::{Pair, SOON, control, device};
@@ -156,7 +156,7 @@ fn immediate_data_of_a_kernel_reaches_a_receive_of_the_host() {
     };
     application.launch(&step);
     let peer = &mut application.bench.pair.b;
-    let received = peer.wait_cq(Side::Recv, SOON).unwrap();
+    let received = peer.wait_cq(QueueKind::Recv, SOON).unwrap();
     assert_eq!((received.wr_id, received.imm), (5, Some(0x0102_0304)));
     assert_eq!(application.code(), FINE);
 }
@@ -231,7 +231,7 @@ fn an_abort_ends_a_wait_of_a_kernel() {
     assert_eq!(application.code(), EWORK);
     assert!(start.elapsed() < BOUND);
     assert!(matches!(
-        application.bench.pair.a.prepare_wait_cq(Side::Send),
+        application.bench.pair.a.prepare_wait_cq(QueueKind::Send),
         Err(Error::Work(_))
     ));
     application.works_after_reset();
@@ -257,7 +257,7 @@ fn a_gpu_that_sees_writes_of_nics_in_any_order_gets_no_queue() {
     assert!(refused.to_string().contains("WRITES_ORDERING"), "{refused}");
     // The endpoint has its queue still.
     bench.pair.a.post_send(&Work::nop()).unwrap();
-    bench.pair.a.wait_cq(Side::Send, SOON).unwrap();
+    bench.pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn what_the_driver_does_not_map_is_an_error_and_the_queue_comes_back() {
         let remote = bench.region.remote();
         let write = Work::write(&slice, RemoteSlice::at(remote.addr + 4096, remote.rkey));
         bench.pair.a.post_send(&write).unwrap();
-        bench.pair.a.wait_cq(Side::Send, SOON).unwrap();
+        bench.pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
     }
     Application::over(&context, bench).works(3);
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use doorbell::{
     Cause, Condition, Control, CudaContext, CudaStream, DeviceBuffer, Error, Event, Executor,
-    KernelStream, RemoteSlice, Side, Status, Ticket, Trigger, Work, stream_post_all,
+    KernelStream, QueueKind, RemoteSlice, Status, Ticket, Trigger, Work, stream_post_all,
     stream_wait_value32, stream_write_value32,
 };
 use rig::gpu::{Bench, alone, config, context};
@@ -128,7 +128,7 @@ fn write(bench: &mut Bench, stream: &dyn Executor, value: u8) -> [Ticket; 2] {
     let sent = pair
         .a
         .stream_queue_write(stream, &data, RemoteSlice::at(to, remote.rkey));
-    let waited = pair.a.stream_wait_cq(stream, Side::Send);
+    let waited = pair.a.stream_wait_cq(stream, QueueKind::Send);
     [sent.unwrap(), waited.unwrap()]
 }
 
@@ -200,7 +200,7 @@ fn thousands_in_a_row_arrive_once_and_in_order() {
             tickets.push(a.stream_queue_send(&kernels, &Work::nop()).unwrap());
         }
         for _ in 0..count {
-            tickets.push(a.stream_wait_cq(&kernels, Side::Send).unwrap());
+            tickets.push(a.stream_wait_cq(&kernels, QueueKind::Send).unwrap());
         }
         let codes = application.execute(&kernels);
         assert!(codes.iter().all(|code| *code == OK), "{codes:?}");
@@ -241,7 +241,7 @@ fn triggers_of_many_endpoints_are_executed_as_they_were_queued() {
             batch.push(pair.a.prepare_send(&work).unwrap());
         }
         for pair in &mut pairs {
-            batch.push(pair.a.prepare_wait_cq(Side::Send).unwrap());
+            batch.push(pair.a.prepare_wait_cq(QueueKind::Send).unwrap());
         }
         let tickets = stream_post_all(&kernels, &mut batch).unwrap();
         let codes = application.execute(&kernels);
@@ -299,7 +299,13 @@ fn two_kernel_streams_and_a_stream_take_turns_at_one_endpoint() {
             }
         }
         for _ in 0..count {
-            tickets.push(bench.pair.a.stream_wait_cq(&stream, Side::Send).unwrap());
+            tickets.push(
+                bench
+                    .pair
+                    .a
+                    .stream_wait_cq(&stream, QueueKind::Send)
+                    .unwrap(),
+            );
         }
         // The one that is launched last may have the first turn.
         for at in [round as usize % 2, 1 - round as usize % 2] {
@@ -354,7 +360,7 @@ fn every_failure_reaches_the_kernel_that_waits() {
         let a = &mut bench.pair.a;
         a.stream_queue_write(&kernels, &data, RemoteSlice::at(remote.addr, nowhere))
             .unwrap();
-        let waited = a.stream_wait_cq(&kernels, Side::Send).unwrap();
+        let waited = a.stream_wait_cq(&kernels, QueueKind::Send).unwrap();
         fails(&kernels, "a completion in error");
         assert!(matches!(cause(&waited), Some(Cause::Completion { .. })));
         bench.pair.reset();
@@ -363,7 +369,7 @@ fn every_failure_reaches_the_kernel_that_waits() {
         let b = &mut bench.pair.b;
         let into = [region.slice(0, 16).unwrap()];
         b.stream_queue_recv(&kernels, 5, &into).unwrap();
-        let late = b.stream_wait_cq_for(&kernels, Side::Recv, Some(SHORT));
+        let late = b.stream_wait_cq_for(&kernels, QueueKind::Recv, Some(SHORT));
         fails(&kernels, "a deadline");
         assert!(matches!(cause(&late.unwrap()), Some(Cause::Deadline(_))));
         bench.pair.reset();
@@ -371,7 +377,9 @@ fn every_failure_reaches_the_kernel_that_waits() {
 
         let b = &mut bench.pair.b;
         b.stream_queue_recv(&kernels, 5, &into).unwrap();
-        let aborted = b.stream_wait_cq_for(&kernels, Side::Recv, SOON).unwrap();
+        let aborted = b
+            .stream_wait_cq_for(&kernels, QueueKind::Recv, SOON)
+            .unwrap();
         let handle = b.abort_handle();
         let aborting = std::thread::spawn(move || {
             std::thread::sleep(SHORT);
@@ -450,7 +458,7 @@ fn a_dead_peer_reaches_the_kernel_that_waits() {
             RemoteSlice::at(remote.addr + 4096, remote.rkey),
         )
         .unwrap();
-        let waited = a.stream_wait_cq(&kernels, Side::Send).unwrap();
+        let waited = a.stream_wait_cq(&kernels, QueueKind::Send).unwrap();
         let (codes, took) = application.execute_within(&kernels, BOUND);
         assert_eq!(codes, [EWORK]);
         assert!(took < BOUND / 2, "{took:?}");
@@ -477,7 +485,11 @@ fn a_full_queue_is_told_when_it_is_posted_to() {
     };
     assert!(matches!(error, Error::QueueFull { .. }), "{error}");
     for _ in 0..sent {
-        bench.pair.a.stream_wait_cq(&kernels, Side::Send).unwrap();
+        bench
+            .pair
+            .a
+            .stream_wait_cq(&kernels, QueueKind::Send)
+            .unwrap();
     }
     let mut codes = vec![];
     while let Some(trigger) = kernels.take().unwrap() {
@@ -904,9 +916,21 @@ fn a_batch_that_is_refused_in_its_middle_is_not_in_the_trigger() {
         );
         let mut tickets = stream_post_all(&kernels, &mut batch).unwrap();
         for _ in 0..16 {
-            tickets.push(bench.pair.a.stream_wait_cq(&kernels, Side::Send).unwrap());
+            tickets.push(
+                bench
+                    .pair
+                    .a
+                    .stream_wait_cq(&kernels, QueueKind::Send)
+                    .unwrap(),
+            );
         }
-        tickets.push(fresh.pair.a.stream_wait_cq(&kernels, Side::Send).unwrap());
+        tickets.push(
+            fresh
+                .pair
+                .a
+                .stream_wait_cq(&kernels, QueueKind::Send)
+                .unwrap(),
+        );
         let codes = application.execute(&kernels);
         assert!(
             codes.len() > 2 && codes.iter().all(|code| *code == OK),

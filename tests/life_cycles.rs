@@ -6,7 +6,7 @@ mod waived;
 
 use std::time::{Duration, Instant};
 
-use doorbell::{EndpointConfig, Executor, HostStream, RemoteSlice, Side};
+use doorbell::{EndpointConfig, Executor, HostStream, QueueKind, RemoteSlice};
 use rig::{Limit, Pair, SOON, device, from_env};
 
 /// What the process holds.
@@ -49,7 +49,7 @@ fn cycle() {
     let into = RemoteSlice::at(remote.addr + 4096, remote.rkey);
     region.fill(0, 64, 7).unwrap();
     pair.a.stream_queue_write(&stream, &data, into).unwrap();
-    pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+    pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
     stream.synchronize(SOON).unwrap();
     let mut got = [0; 64];
     region.read(4096, &mut got).unwrap();

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    Cause, EndpointConfig, Error, Event, Executor, RemoteRegion, RemoteSlice, Side, Status, Ticket,
-    Work, stream_post,
+    Cause, EndpointConfig, Error, Event, Executor, QueueKind, RemoteRegion, RemoteSlice, Status,
+    Ticket, Work, stream_post,
 };
 use rig::{Pair, SOON, has_no_queue, strict_device as device};
 
@@ -56,7 +56,7 @@ fn no_ticket_is_complete_of_a_write_that_never_left() {
             let work = Work::write(&slices, remote.slice(at * 64, 64).unwrap()).wr_id(at);
             tickets.push(pair.a.stream_queue_send(&stream, &work).unwrap());
             if at == 0 {
-                pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+                pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
             }
         }
         if round % 2 == 0 {
@@ -133,21 +133,21 @@ fn a_wait_that_is_taken_back_after_a_failure_takes_no_completion_with_it() {
         while !sent.is_over() {
             std::thread::yield_now();
         }
-        let wait = pair.a.prepare_wait_cq(Side::Send).unwrap();
+        let wait = pair.a.prepare_wait_cq(QueueKind::Send).unwrap();
         pair.a.abort();
         if round % 2 == 1 {
             // After the breakdown, too.
-            assert!(pair.a.prepare_wait_cq(Side::Send).is_err());
+            assert!(pair.a.prepare_wait_cq(QueueKind::Send).is_err());
             while sent.status() != Status::Complete {
                 std::thread::yield_now();
             }
             std::thread::sleep(Duration::from_millis(5));
         }
         pair.a.rollback(wait);
-        let polled = pair.a.poll_cq(Side::Send).unwrap().unwrap();
+        let polled = pair.a.poll_cq(QueueKind::Send).unwrap().unwrap();
         assert_eq!(polled.wr_id, round);
         assert!(matches!(
-            pair.a.poll_cq(Side::Send),
+            pair.a.poll_cq(QueueKind::Send),
             Err(Error::Work(failure)) if failure.cause == Cause::Aborted
         ));
         pair.reset();
@@ -186,16 +186,16 @@ fn a_dropped_operation_stays_cancelled() {
     let dropped = pair.a.prepare_send(&Work::nop()).unwrap();
     let kept = pair.a.prepare_send(&Work::nop()).unwrap();
     let rolled_back = pair.a.prepare_send(&Work::nop()).unwrap();
-    let wait = pair.a.prepare_wait_cq(Side::Send).unwrap();
+    let wait = pair.a.prepare_wait_cq(QueueKind::Send).unwrap();
     let tickets = [&dropped, &rolled_back, &wait].map(doorbell::Prepared::ticket);
     pair.a.rollback(rolled_back);
     drop((dropped, wait));
     stream_post(&stream, kept).unwrap();
     stream.synchronize(SOON).unwrap();
-    pair.a.wait_cq(Side::Send, SOON).unwrap();
+    pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
     for _ in 0..20 {
         pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
-        pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+        pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
         stream.synchronize(SOON).unwrap();
         let statuses = tickets.each_ref().map(Ticket::status);
         assert_eq!(statuses, [Status::Cancelled; 3]);
@@ -213,7 +213,7 @@ fn a_dropped_endpoint_receives_nothing_and_its_tickets_end() {
     drop(pair.b);
     let sent = [from.slice(0, 64).unwrap()];
     pair.a.post_send(&Work::send(&sent)).unwrap();
-    let end = pair.a.wait_cq(Side::Send, SOON);
+    let end = pair.a.wait_cq(QueueKind::Send, SOON);
     assert!(matches!(end, Err(Error::Work(_))), "{end:?}");
     for ticket in tickets {
         let status = settled(&ticket);
@@ -245,7 +245,11 @@ fn nothing_runs_behind_a_failed_wait() {
         let target = other.region(4096);
         region.fill(0, 4096, 7).unwrap();
         let stream = host_stream("s");
-        let wait_on = if way == "key" { Side::Send } else { Side::Recv };
+        let wait_on = if way == "key" {
+            QueueKind::Send
+        } else {
+            QueueKind::Recv
+        };
         let slices = [region.slice(0, 64).unwrap()];
         let timeout = (way == "deadline").then_some(Duration::from_millis(5));
         let gate = held(&stream);
@@ -387,7 +391,7 @@ fn a_stream_goes_on_where_it_is_told_to() {
         .post_recv(1, &[region.slice(0, 64).unwrap()])
         .unwrap();
     let gate = held(&stream);
-    let wait = pair.b.stream_wait_cq(&stream, Side::Recv).unwrap();
+    let wait = pair.b.stream_wait_cq(&stream, QueueKind::Recv).unwrap();
     let ran = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&ran);
     stream
@@ -443,7 +447,7 @@ fn an_abort_during_a_reset_is_told_as_an_abort() {
     assert_eq!(failed, None);
     pair.reset();
     pair.a.post_send(&Work::nop()).unwrap();
-    pair.a.wait_cq(Side::Send, SOON).unwrap();
+    pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
 }
 
 /// Lets a stream go on that stands still while the flag is set.
@@ -501,13 +505,13 @@ fn no_endpoint_transmits_behind_a_failed_wait_of_another() {
                 let RemoteRegion { addr, rkey, .. } = region.remote();
                 let bad = Work::write(&slices, RemoteSlice::at(addr, rkey ^ 0xff00));
                 waits.a.stream_queue_send(&stream, &bad).unwrap();
-                waits.a.stream_wait_cq(&stream, Side::Send).unwrap();
+                waits.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
             } else {
                 let timeout = (way == "deadline").then_some(Duration::from_millis(5));
                 waits.b.post_recv(1, &slices).unwrap();
                 waits
                     .b
-                    .stream_wait_cq_for(&stream, Side::Recv, timeout)
+                    .stream_wait_cq_for(&stream, QueueKind::Recv, timeout)
                     .unwrap();
             }
             let mut behind = Vec::new();
@@ -574,7 +578,7 @@ fn no_endpoint_transmits_behind_a_failed_wait_of_another() {
                 let from = [source.slice(0, 64).unwrap()];
                 let write = Work::write(&from, target.remote().slice(0, 64).unwrap());
                 let sent = pair.a.stream_queue_send(stream, &write).unwrap();
-                pair.a.stream_wait_cq(stream, Side::Send).unwrap();
+                pair.a.stream_wait_cq(stream, QueueKind::Send).unwrap();
                 stream.synchronize(SOON).unwrap();
                 assert_eq!(sent.status(), Status::Complete, "{what}");
                 assert!(target.is_filled_with(0, 64, 9).unwrap(), "{what}");

@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use deaf::DeafStream;
+use deaf::StoreOnlyStream;
 use doorbell::{
     Cause, Control, Device, EndpointConfig, Error, Event, Executor, Faults, HostStream, Prepared,
-    RemoteSlice, Side, Status, StreamFailure, Submission, Ticket, Work, stream_post,
+    QueueKind, RemoteSlice, Status, StreamFailure, Submission, Ticket, Work, stream_post,
     stream_post_all,
 };
-use doorbell_wire::peer::{At, Fence, PeerOp, Program, Role};
+use doorbell_wire::bytecode::{At, Fence, Program, ProgramOp, Role};
 use rig::{Limit, Pair, Random, SOON, from_env};
 
 const STEP: Duration = Duration::from_secs(120);
@@ -94,21 +94,21 @@ fn programs_of_the_proxy_path_touch_words_only() {
     assert!(
         matches!(
             ops[..],
-            [PeerOp::Fence(_), PeerOp::StoreDword { value: 1, .. }]
+            [ProgramOp::Fence(_), ProgramOp::StoreDword { value: 1, .. }]
         ),
         "{}",
         send.disassemble()
     );
     let receive = pair.a.prepare_recv(1, &[]).unwrap();
     assert_eq!(receive.program().len(), 2);
-    let wait = pair.a.prepare_wait_cq(Side::Send).unwrap();
+    let wait = pair.a.prepare_wait_cq(QueueKind::Send).unwrap();
     let ops: Vec<_> = wait.program().ops().collect();
     assert!(
         matches!(
             ops[..],
             [
-                PeerOp::PollGeq { value: 1, .. },
-                PeerOp::StoreDword { value: 0, .. }
+                ProgramOp::PollGeq { value: 1, .. },
+                ProgramOp::StoreDword { value: 0, .. }
             ]
         ),
         "{}",
@@ -191,11 +191,11 @@ fn triggers(prepared: &Prepared, count: &mut u32) {
     *count += 1;
     let text = prepared.disassemble();
     let ops: Vec<_> = prepared.program().ops().collect();
-    let [before @ .., PeerOp::StoreDword { value, .. }] = &ops[..] else {
+    let [before @ .., ProgramOp::StoreDword { value, .. }] = &ops[..] else {
         panic!("no trigger at the end:\n{text}");
     };
     assert_eq!(value, count, "{text}");
-    let Some((PeerOp::Fence(fence), rest)) = before.split_last() else {
+    let Some((ProgramOp::Fence(fence), rest)) = before.split_last() else {
         panic!("no fence before the trigger:\n{text}");
     };
     // The work request was written by the processor, and what the stream's kernels did is theirs: for memory that the device reads.
@@ -253,9 +253,9 @@ fn a_batch_in_the_calling_thread_waits_for_what_another_stream_has() {
         gate.store(1, Ordering::Release);
         caller.join().unwrap().unwrap();
         for pair in [&mut queued, &mut called] {
-            pair.a.wait_cq(Side::Send, SOON).unwrap();
+            pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
         }
-        queued.a.wait_cq(Side::Send, SOON).unwrap();
+        queued.a.wait_cq(QueueKind::Send, SOON).unwrap();
         assert_eq!(
             (first.status(), second.status()),
             (Status::Complete, Status::Complete)
@@ -281,9 +281,9 @@ fn a_batch_in_the_calling_thread_ends_at_a_failure() {
         failing.a.stream_queue_send(&stream, &nowhere).unwrap();
         let write = Work::write_inline(&[2; 4], RemoteSlice::at(remote.addr, remote.rkey));
         let mut batch = vec![
-            failing.a.prepare_wait_cq(Side::Send).unwrap(),
+            failing.a.prepare_wait_cq(QueueKind::Send).unwrap(),
             behind.a.prepare_send(&write).unwrap(),
-            behind.a.prepare_wait_cq(Side::Send).unwrap(),
+            behind.a.prepare_wait_cq(QueueKind::Send).unwrap(),
         ];
         let tickets = stream_post_all(&stream, &mut batch).unwrap();
         let [wait, write, over] = &tickets[..] else {
@@ -314,7 +314,7 @@ fn a_stream_does_not_overtake_a_batch_in_the_calling_thread() {
         let receive = called.a.prepare_recv(1, &[]).unwrap();
         stream_post(&stream, receive).unwrap();
         let mut batch = vec![
-            called.a.prepare_wait_cq(Side::Recv).unwrap(),
+            called.a.prepare_wait_cq(QueueKind::Recv).unwrap(),
             queued
                 .a
                 .prepare_send(&Work::write_inline(&[1; 4], remote))
@@ -355,7 +355,7 @@ fn a_stream_does_not_overtake_a_batch_in_the_calling_thread() {
         caller.join().unwrap().unwrap();
         stream.synchronize(SOON).unwrap();
         for _ in 0..2 {
-            queued.a.wait_cq(Side::Send, SOON).unwrap();
+            queued.a.wait_cq(QueueKind::Send, SOON).unwrap();
         }
         assert_eq!([&first, &second].map(Ticket::status), [Status::Complete; 2]);
         assert_eq!(region.load_u32(0), Ok(0x0202_0202), "{control:?}");
@@ -372,17 +372,17 @@ fn a_wait_by_count_is_let_go_with_those_before_it_that_nobody_waits_for() {
         for unwaited in [0, 1, 3] {
             let mut pair = Pair::new(&device, &with(control));
             // It sees memory and nothing else: only what it polls can let it go.
-            let stream = DeafStream(HostStream::new("counted").unwrap());
+            let stream = StoreOnlyStream(HostStream::new("counted").unwrap());
             let receives: Vec<_> = (0..=unwaited)
                 .map(|number| pair.b.prepare_recv(number, &[]).unwrap())
                 .collect();
             for _ in 0..unwaited {
-                drop(pair.b.prepare_wait_cq(Side::Recv).unwrap());
+                drop(pair.b.prepare_wait_cq(QueueKind::Recv).unwrap());
             }
             let short = Some(Duration::from_millis(50));
             let wait = pair
                 .b
-                .stream_wait_cq_for(&stream, Side::Recv, short)
+                .stream_wait_cq_for(&stream, QueueKind::Recv, short)
                 .unwrap();
             let ended = stream.synchronize(SOON);
             assert_eq!(ended, Ok(()), "{control:?}, {unwaited}");
@@ -393,7 +393,7 @@ fn a_wait_by_count_is_let_go_with_those_before_it_that_nobody_waits_for() {
             // And it goes on from there.
             pair.reset();
             pair.b.stream_queue_recv(&stream, 1, &[]).unwrap();
-            pair.b.stream_wait_cq(&stream, Side::Recv).unwrap();
+            pair.b.stream_wait_cq(&stream, QueueKind::Recv).unwrap();
             pair.a.post_send(&Work::send(&[])).unwrap();
             assert_eq!(stream.synchronize(SOON), Ok(()));
             assert_eq!(pair.b.failure(), None);
@@ -422,7 +422,7 @@ fn a_proxy_that_stalls_for_two_seconds_loses_nothing() {
             let to = remote.slice(u64::from(number) * 4, 4).unwrap();
             let work = Work::write_inline(&bytes, to);
             pair.a.stream_queue_send(&stream, &work).unwrap();
-            pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+            pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
         }
     };
     queue(&mut pair, 1);
@@ -454,7 +454,7 @@ fn a_wait_behind_a_stalled_proxy_ends_at_its_deadline() {
     let short = Some(Duration::from_millis(100));
     let wait = pair
         .a
-        .stream_wait_cq_for(&stream, Side::Send, short)
+        .stream_wait_cq_for(&stream, QueueKind::Send, short)
         .unwrap();
     let started = Instant::now();
     // Let go by a completion of the watchdog's, or told to give up: the stream may see either first.
@@ -474,7 +474,7 @@ fn a_wait_behind_a_stalled_proxy_ends_at_its_deadline() {
     pair.reset();
     assert!(stream.take_fault().is_some());
     pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
-    pair.a.wait_cq(Side::Send, SOON).unwrap();
+    pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
 }
 
 /// A hundred endpoints on one thread; one of them fails in the midst of it, for each reason that it can have.
@@ -515,8 +515,9 @@ fn one_of_a_hundred_that_fails_harms_no_other() {
                 let to = remote.slice(at * 4, 4).unwrap();
                 let work = Work::write_inline(&data, RemoteSlice::at(to.addr(), key));
                 let sent = told_of_failures(|| pair.a.stream_queue_send(stream, &work));
-                let waited = sent
-                    .and_then(|_| told_of_failures(|| pair.a.stream_wait_cq(stream, Side::Send)));
+                let waited = sent.and_then(|_| {
+                    told_of_failures(|| pair.a.stream_wait_cq(stream, QueueKind::Send))
+                });
                 // The one that fails may have failed by its next operation.
                 assert!(number == bad || waited.is_ok(), "{waited:?}");
             }
@@ -574,12 +575,12 @@ impl Corrupting {
         for op in submission.program.ops() {
             let dword = |at: At| targets.get(at.target).unwrap().dword(at.offset).unwrap();
             let added = match op {
-                PeerOp::StoreDword { at, .. } if at.role == Role::Memory => {
+                ProgramOp::StoreDword { at, .. } if at.role == Role::Memory => {
                     program.store_dword(dword(at), self.value)
                 }
-                PeerOp::StoreDword { at, value } => program.store_dword(dword(at), value),
-                PeerOp::PollGeq { at, value } => program.poll_geq(dword(at), value),
-                PeerOp::Fence(fence) => program.fence(fence),
+                ProgramOp::StoreDword { at, value } => program.store_dword(dword(at), value),
+                ProgramOp::PollGeq { at, value } => program.poll_geq(dword(at), value),
+                ProgramOp::Fence(fence) => program.fence(fence),
                 other => panic!("not of a program of the proxy path: {other:?}"),
             };
             added.unwrap();
@@ -658,7 +659,7 @@ fn a_link_that_goes_down_and_comes_back_delays() {
             let bytes = number.to_ne_bytes();
             let work = Work::write_inline(&bytes, RemoteSlice::at(remote.addr, remote.rkey));
             pair.a.stream_queue_send(&stream, &work).unwrap();
-            pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+            pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
             stream.synchronize(SOON).unwrap();
             assert_eq!(region.load_u32(0), Ok(number), "{path}");
         }
@@ -685,7 +686,7 @@ fn a_device_that_is_pulled_out_fails_its_endpoints_in_time() {
         let work = Work::write_inline(&bytes, RemoteSlice::at(remote.addr, remote.rkey));
         let error = loop {
             let queued = pair.a.stream_queue_send(&stream, &work);
-            let waited = queued.and_then(|_| pair.a.stream_wait_cq(&stream, Side::Send));
+            let waited = queued.and_then(|_| pair.a.stream_wait_cq(&stream, QueueKind::Send));
             let done = waited.and_then(|ticket| {
                 let ended = stream.synchronize(SOON);
                 match ticket.status() {
@@ -739,13 +740,13 @@ fn random_orders_over_one_proxy_are_kept() {
                 for stream in &streams {
                     stream.synchronize(SOON).unwrap();
                 }
-                while pair.a.poll_cq(Side::Send).unwrap().is_some() {}
+                while pair.a.poll_cq(QueueKind::Send).unwrap().is_some() {}
                 continue;
             }
             Err(other) => panic!("{other}"),
         }
         if signaled {
-            pair.a.stream_wait_cq(stream, Side::Send).unwrap();
+            pair.a.stream_wait_cq(stream, QueueKind::Send).unwrap();
         }
     }
     for stream in &streams {
@@ -755,7 +756,7 @@ fn random_orders_over_one_proxy_are_kept() {
         let deadline = Instant::now() + Duration::from_secs(20);
         while region.load_u32(0) != Ok(count) {
             assert!(Instant::now() < deadline, "the last write never came");
-            pair.a.poll_cq(Side::Send).unwrap();
+            pair.a.poll_cq(QueueKind::Send).unwrap();
         }
         assert_eq!(pair.a.failure(), None);
     }
@@ -785,7 +786,7 @@ fn posts_that_are_tried_again_find_room() {
                     Ok(_) => break,
                     // The completions are not waited for here; one in four is signaled, and each occupies a place until it is taken.
                     Err(Error::QueueFull { queue, .. }) if queue.contains("completion") => {
-                        while pair.a.poll_cq(Side::Send).unwrap().is_some() {}
+                        while pair.a.poll_cq(QueueKind::Send).unwrap().is_some() {}
                     }
                     Err(Error::QueueFull { .. }) => std::thread::yield_now(),
                     Err(other) => panic!("{path}: {other}"),
@@ -795,7 +796,7 @@ fn posts_that_are_tried_again_find_room() {
         let started = Instant::now();
         while region.load_u32(0) != Ok(200) {
             assert!(started.elapsed() < Duration::from_secs(20), "{path}");
-            pair.a.poll_cq(Side::Send).unwrap();
+            pair.a.poll_cq(QueueKind::Send).unwrap();
         }
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use doorbell::{
     Access, CacheConfig, CacheCounters, CachedRegion, Endpoint, EndpointConfig, Error,
-    Invalidation, ProtectionDomain, RegionCache, RemoteSlice, Side, Work,
+    Invalidation, ProtectionDomain, QueueKind, RegionCache, RemoteSlice, Work,
 };
 use rig::{Limit, Random, SOON, device, from_env};
 use waived::waived;
@@ -150,13 +150,13 @@ fn what_is_in_use_stays_and_the_rest_makes_room() {
     assert_eq!(cache.size(), (2, 10 * PAGE as u64));
     assert_eq!(id(&cache, page(0), PAGE), used.region.id());
     // Too long for what is left of it, and for all of it: registered, and not kept.
-    let unkept = cache.counters().unkept;
+    let uncached = cache.counters().uncached;
     for pages in [10, 11] {
         let region = get(&cache, page(16), pages * PAGE).region;
         assert!(region.is_registered());
         assert_eq!(region.len_bytes(), (pages * PAGE) as u64);
     }
-    assert_eq!(cache.counters().unkept, unkept + 2);
+    assert_eq!(cache.counters().uncached, uncached + 2);
     assert_eq!(id(&cache, page(0), PAGE), used.region.id());
     drop(used);
     cache.invalidate(at.as_ptr(), 64 * PAGE as u64);
@@ -336,7 +336,7 @@ fn memory_that_others_can_change_is_not_kept_unless_the_caller_promises() {
         // SAFETY: constants stay, and a region that only reads does not write them.
         let read = || unsafe { cache.get(constant, 4, Access::LOCAL_READ) }.unwrap();
         assert_ne!(read().region.id(), read().region.id());
-        assert_eq!(cache.counters().unkept, 4);
+        assert_eq!(cache.counters().uncached, 4);
         assert_eq!(cache.size(), (0, 0));
     }
     unmap(shared, PAGE);
@@ -511,7 +511,7 @@ impl Mapper {
                 .0
                 .post_send(&Work::write(&slices, RemoteSlice::at(to.addr, to.rkey)))
                 .unwrap();
-            self.ends.0.wait_cq(Side::Send, SOON).unwrap();
+            self.ends.0.wait_cq(QueueKind::Send, SOON).unwrap();
             let mut got = vec![0; count * 8];
             self.target.read(0, &mut got).unwrap();
             for (i, word) in got.chunks_exact(8).enumerate() {

@@ -13,8 +13,8 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use doorbell::{
-    Access, DeviceMemory, EndpointConfig, Error, ProtectionDomain, Region, RegionKind,
-    RegistrationReport, RemoteSlice, Side, StateKind, Work,
+    Access, DeviceMemory, EndpointConfig, Error, ProtectionDomain, QueueKind, Region, RegionKind,
+    RegistrationReport, RemoteSlice, StateKind, Work,
 };
 use rig::{Limit, Pair, SOON, device};
 use waived::waived;
@@ -132,7 +132,7 @@ fn carries(pair: &mut Pair, from: &Region, to: &Region) {
     let remote = to.remote();
     let work = Work::write(&slices, RemoteSlice::at(remote.addr, remote.rkey));
     pair.a.post_send(&work).unwrap();
-    pair.a.wait_cq(Side::Send, SOON).unwrap();
+    pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
     let mut got = vec![0; len as usize];
     to.read(0, &mut got).unwrap();
     assert!(got == bytes, "{from:?} to {to:?}");

@@ -6,7 +6,7 @@ mod waived;
 
 use std::time::{Duration, Instant};
 
-use doorbell::{EndpointConfig, Executor, HostStream, Side, Work};
+use doorbell::{EndpointConfig, Executor, HostStream, QueueKind, Work};
 use waived::waived;
 
 use rig::{Limit, Pair, SOON, device, from_env};
@@ -105,8 +105,8 @@ fn a_thousand_pairs_work_are_small_and_cost_nothing_while_idle() {
             pair.a
                 .stream_queue_send(&stream, &Work::send(&data))
                 .unwrap();
-            pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
-            pair.b.stream_wait_cq(&stream, Side::Recv).unwrap();
+            pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
+            pair.b.stream_wait_cq(&stream, QueueKind::Recv).unwrap();
         }
         stream.synchronize(SOON).unwrap();
         for (number, region) in regions.iter().enumerate() {

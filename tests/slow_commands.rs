@@ -8,8 +8,8 @@ mod waived;
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    CommandKind, CommandKinds, Device, Endpoint, EndpointConfig, Error, Executor, Faults, Region,
-    RemoteSlice, Side, Status, Ticket, Work,
+    CommandKind, CommandKinds, Device, Endpoint, EndpointConfig, Error, Executor, Faults,
+    QueueKind, Region, RemoteSlice, Status, Ticket, Work,
 };
 use rig::{Limit, Pair, SOON, device, has_no_queue};
 use waived::waived;
@@ -74,7 +74,7 @@ fn is_registered(pair: &mut Pair, remote: RemoteSlice) -> bool {
 fn wait_for_nothing(endpoint: &mut Endpoint, region: &Region, stream: &rig::Stream) -> Ticket {
     let into = [region.slice(0, 64).unwrap()];
     endpoint.post_recv(1, &into).unwrap();
-    endpoint.stream_wait_cq(stream, Side::Recv).unwrap()
+    endpoint.stream_wait_cq(stream, QueueKind::Recv).unwrap()
 }
 
 #[test]

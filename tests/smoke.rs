@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use doorbell::{
-    Access, Device, Endpoint, EndpointConfig, Executor, HostStream, Region, Side, Status, Work,
+    Access, Device, Endpoint, EndpointConfig, Executor, HostStream, QueueKind, Region, Status, Work,
 };
 
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
@@ -31,8 +31,8 @@ fn a_send_on_a_stream_arrives() {
         let sent = a
             .stream_queue_send(&stream, &Work::send(&[region.slice(0, 64).unwrap()]))
             .unwrap();
-        let waited = a.stream_wait_cq(&stream, Side::Send).unwrap();
-        b.stream_wait_cq(&stream, Side::Recv).unwrap();
+        let waited = a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
+        b.stream_wait_cq(&stream, QueueKind::Recv).unwrap();
         stream.synchronize(SOON).unwrap();
         assert_eq!(
             (sent.status(), waited.status(), posted.status()),

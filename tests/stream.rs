@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use doorbell::{Error, Event, Executor, HostStream, Outcome, Owner, Result, Spin, Submission};
-use doorbell_wire::peer::{Dword, Program, Role, Target, TargetId, Targets};
+use doorbell_wire::bytecode::{Dword, Program, Role, Target, TargetId, Targets};
 
 /// Far more than any of this takes, even on a busy machine; a hang is a failure instead of a hang.
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));

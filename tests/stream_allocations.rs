@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use doorbell::{Event, Executor, HostStream, Outcome, Owner, Submission};
-use doorbell_wire::peer::{Program, Role, TargetId, Targets};
+use doorbell_wire::bytecode::{Program, Role, TargetId, Targets};
 
 thread_local! {
     static HERE: Cell<u64> = const { Cell::new(0) };

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use doorbell::{
-    Cause, EndpointConfig, Error, Executor, RemoteSlice, Side, StateKind, Status, Ticket, WcStatus,
-    Work, stream_post,
+    Cause, EndpointConfig, Error, Executor, QueueKind, RemoteSlice, StateKind, Status, Ticket,
+    WcStatus, Work, stream_post,
 };
 use rig::{Pair, SOON, has_no_queue, strict_device as device};
 
@@ -43,7 +43,7 @@ fn after_a_reset_tickets_tell_how_it_was() {
         .a
         .stream_queue_write(&stream, &slice, remote.slice(512, 64).unwrap())
         .unwrap();
-    let good_wait = pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+    let good_wait = pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
     let bad = pair
         .a
         .stream_queue_write(
@@ -52,7 +52,7 @@ fn after_a_reset_tickets_tell_how_it_was() {
             RemoteSlice::at(remote.addr, remote.rkey ^ 0xff00),
         )
         .unwrap();
-    let bad_wait = pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+    let bad_wait = pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
     let behind = pair
         .a
         .stream_queue_write(&stream, &slice, RemoteSlice::at(remote.addr, remote.rkey))
@@ -62,7 +62,7 @@ fn after_a_reset_tickets_tell_how_it_was() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let _ = stream.synchronize(SOON);
-    let prepared = pair.a.prepare_wait_cq(Side::Send);
+    let prepared = pair.a.prepare_wait_cq(QueueKind::Send);
     assert!(matches!(prepared, Err(Error::Work(_))), "{prepared:?}");
     let before = [&good, &good_wait, &bad, &bad_wait, &behind].map(|ticket| ticket.status());
     assert_eq!(before[..2], [Status::Complete; 2]);
@@ -102,7 +102,7 @@ fn a_ticket_taken_before_a_reset_stays_one_of_its_own_life() {
     pair.reset();
     let stream = rig::stream("s");
     pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
-    pair.a.wait_cq(Side::Send, SOON).unwrap();
+    pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
     let late = prepared.ticket().status();
     assert!(
         matches!(late, Status::Failed(error) if error.cause == Cause::Aborted),
@@ -127,7 +127,7 @@ fn dropped_sends_leave_room_and_no_completion() {
             let ticket = prepared.ticket();
             drop(prepared);
             assert_eq!(ticket.status(), Status::Cancelled);
-            let wait = pair.a.prepare_wait_cq(Side::Send);
+            let wait = pair.a.prepare_wait_cq(QueueKind::Send);
             assert!(
                 matches!(
                     wait,
@@ -157,8 +157,8 @@ fn dropped_sends_leave_room_and_no_completion() {
             let ticket = dropped.ticket();
             drop(dropped);
             let kept = stream_post(&stream, kept).unwrap();
-            pair.a.wait_cq(Side::Send, SOON).unwrap();
-            assert_eq!(pair.a.wait_cq(Side::Send, SOON).unwrap().wr_id, 2);
+            pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
+            assert_eq!(pair.a.wait_cq(QueueKind::Send, SOON).unwrap().wr_id, 2);
             assert_eq!(
                 (ticket.status(), kept.status()),
                 (Status::Cancelled, Status::Complete)
@@ -173,9 +173,9 @@ fn dropped_sends_leave_room_and_no_completion() {
 fn what_is_taken_back_is_not_waited_for_and_its_wait_goes_to_the_next() {
     let mut pair = Pair::new(&device(), &small());
     let send = pair.a.prepare_send(&Work::nop()).unwrap();
-    let wait = pair.a.prepare_wait_cq(Side::Send).unwrap();
+    let wait = pair.a.prepare_wait_cq(QueueKind::Send).unwrap();
     pair.a.rollback(send);
-    let second = pair.a.prepare_wait_cq(Side::Send);
+    let second = pair.a.prepare_wait_cq(QueueKind::Send);
     assert!(
         matches!(
             second,
@@ -194,10 +194,10 @@ fn what_is_taken_back_is_not_waited_for_and_its_wait_goes_to_the_next() {
     // A wait that is taken back leaves its completion, also when that is there already.
     for _ in 0..200 {
         pair.a.post_send(&Work::nop().wr_id(9)).unwrap();
-        let wait = pair.a.prepare_wait_cq(Side::Send).unwrap();
+        let wait = pair.a.prepare_wait_cq(QueueKind::Send).unwrap();
         let ticket = wait.ticket();
         pair.a.rollback(wait);
-        assert_eq!(pair.a.wait_cq(Side::Send, SOON).unwrap().wr_id, 9);
+        assert_eq!(pair.a.wait_cq(QueueKind::Send, SOON).unwrap().wr_id, 9);
         assert_eq!(ticket.status(), Status::Cancelled);
     }
 }
@@ -211,7 +211,7 @@ fn a_send_and_its_wait_that_are_dropped_leave_nothing_to_be_waited_for() {
         let mut dropped = Vec::new();
         for _ in 0..2 {
             dropped.push(pair.a.prepare_send(&Work::nop()).unwrap());
-            dropped.push(pair.a.prepare_wait_cq(Side::Send).unwrap());
+            dropped.push(pair.a.prepare_wait_cq(QueueKind::Send).unwrap());
         }
         if round % 2 == 0 {
             dropped.reverse();
@@ -221,7 +221,7 @@ fn a_send_and_its_wait_that_are_dropped_leave_nothing_to_be_waited_for() {
             .a
             .stream_queue_send(&stream, &Work::nop().wr_id(round))
             .unwrap();
-        let waited = pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+        let waited = pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
         stream.synchronize(SOON).unwrap();
         assert_eq!(
             (sent.status(), waited.status()),
@@ -236,9 +236,9 @@ fn polls_behind_a_wait_of_a_stream_know_their_work_request() {
     let stream = rig::stream("s");
     for round in 0..3000u64 {
         pair.a.post_send(&Work::nop().wr_id(round * 2 + 1)).unwrap();
-        pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+        pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
         pair.a.post_send(&Work::nop().wr_id(round * 2 + 2)).unwrap();
-        let polled = pair.a.wait_cq(Side::Send, SOON).unwrap();
+        let polled = pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
         assert_eq!(polled.wr_id, round * 2 + 2);
         if round % 16 == 0 {
             stream.synchronize(SOON).unwrap();
@@ -274,7 +274,7 @@ fn words_of_a_deregistered_region_are_refused() {
 /// An operation that another thread gives to a stream belongs to the life that it was prepared in, or is refused.
 #[test]
 fn a_reset_and_a_post_in_another_thread_exclude_each_other() {
-    use doorbell::{Access, Device, Endpoint, EndpointConfig, Executor, Region, Side};
+    use doorbell::{Access, Device, Endpoint, EndpointConfig, Executor, QueueKind, Region};
     use doorbell::{Work, stream_post};
     let domain = Device::open("softcx").unwrap().protection_domain();
     let config = EndpointConfig::default();
@@ -297,7 +297,7 @@ fn a_reset_and_a_post_in_another_thread_exclude_each_other() {
         a.connect(&b.address()).unwrap();
         b.connect(&a.address()).unwrap();
         a.stream_queue_send(&stream, &write).unwrap();
-        a.stream_wait_cq(&stream, Side::Send).unwrap();
+        a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
         stream.synchronize(SOON).unwrap();
         assert_eq!(a.failure(), None);
         a.reset().unwrap();
@@ -326,7 +326,7 @@ fn what_completed_before_a_reset_is_told_as_that_behind_it() {
             .stream_queue_write(&stream, &slice, RemoteSlice::at(addr.addr(), rkey))
             .unwrap();
         // It may have failed before it could be waited for.
-        let wait = pair.a.stream_wait_cq(&stream, Side::Send);
+        let wait = pair.a.stream_wait_cq(&stream, QueueKind::Send);
         let synchronized = stream.synchronize(SOON);
         pair.reset();
         stream.take_fault();
@@ -367,7 +367,7 @@ fn a_wait_is_not_over_before_its_stream_is_through_it() {
         std::thread::sleep(Duration::from_micros(50));
     }
     let go = held(&stream);
-    let wait = pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+    let wait = pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
     pair.a.abort();
     assert_eq!(pair.a.failure().unwrap().cause, Cause::Aborted);
     // Until the watchdog has done what it does then, and a while longer.
@@ -400,11 +400,11 @@ fn completions_come_before_the_failure() {
         for wr_id in 0..2 {
             let completion = pair
                 .a
-                .wait_cq(Side::Send, SOON)
+                .wait_cq(QueueKind::Send, SOON)
                 .unwrap_or_else(|error| panic!("{round}, {wr_id}: {error}"));
             assert_eq!(completion.wr_id, wr_id);
         }
-        let failure = pair.a.wait_cq(Side::Send, SOON).unwrap_err();
+        let failure = pair.a.wait_cq(QueueKind::Send, SOON).unwrap_err();
         assert!(
             matches!(failure, Error::Work(e) if e.wr_id == Some(2)),
             "{failure}"

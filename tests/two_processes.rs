@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use doorbell::{
     Access, Cause, Channel, Endpoint, EndpointConfig, Error, Executor, HostStream, Listener,
-    Operation, Region, RemoteRegion, RemoteSlice, Side, Status, WcStatus, Work,
+    Operation, QueueKind, Region, RemoteRegion, RemoteSlice, Status, WcStatus, Work,
 };
 use rig::{Limit, SOON, device, from_env};
 
@@ -141,21 +141,21 @@ impl End {
         // Half of the completions by the stream, half by the CPU.
         for _ in 0..4 {
             self.endpoint
-                .stream_wait_cq(&self.stream, Side::Send)
+                .stream_wait_cq(&self.stream, QueueKind::Send)
                 .unwrap();
         }
         for number in 4..7 {
-            match self.endpoint.wait_cq(Side::Send, SOON) {
+            match self.endpoint.wait_cq(QueueKind::Send, SOON) {
                 Ok(completion) => assert_eq!(completion.wr_id, number),
                 // Of several errors the endpoint knows the first.
                 Err(error) => panic!("{error}, first {:?}", self.endpoint.failure()),
             }
         }
         for wr_id in [1, 2] {
-            let completion = self.endpoint.wait_cq(Side::Recv, SOON).unwrap();
+            let completion = self.endpoint.wait_cq(QueueKind::Recv, SOON).unwrap();
             assert_eq!(completion.wr_id, wr_id);
         }
-        let completion = self.endpoint.wait_cq(Side::Recv, SOON).unwrap();
+        let completion = self.endpoint.wait_cq(QueueKind::Recv, SOON).unwrap();
         assert_eq!(
             (completion.wr_id, completion.operation),
             (3, Operation::ReceiveWrite)
@@ -214,7 +214,7 @@ fn peer() {
                 for _ in 0..8 {
                     end.endpoint.stream_queue_send(&end.stream, &work).unwrap();
                     end.endpoint
-                        .stream_wait_cq(&end.stream, Side::Send)
+                        .stream_wait_cq(&end.stream, QueueKind::Send)
                         .unwrap();
                 }
                 end.stream.synchronize(SOON).unwrap();
@@ -310,7 +310,7 @@ fn peers_that_are_killed_are_errors_in_time_and_the_next_peer_works() {
                         .stream_queue_send(&end.stream, &work)
                         .and_then(|ticket| {
                             tickets.push(ticket);
-                            end.endpoint.stream_wait_cq(&end.stream, Side::Send)
+                            end.endpoint.stream_wait_cq(&end.stream, QueueKind::Send)
                         });
                 match queued {
                     Ok(ticket) => tickets.push(ticket),
@@ -407,7 +407,7 @@ fn a_stopped_peer_delays_no_call_beyond_its_deadline() {
         };
         step("a wait with a deadline", &mut || {
             both(&mut endpoint, &|endpoint| {
-                let _ = endpoint.wait_cq(Side::Recv, timeout);
+                let _ = endpoint.wait_cq(QueueKind::Recv, timeout);
             });
         });
         step("a message with a deadline", &mut || {
@@ -450,7 +450,7 @@ fn a_receive_from_a_killed_peer_ends_by_its_deadline() {
         .unwrap();
     let wait = end
         .endpoint
-        .stream_wait_cq_for(&end.stream, Side::Recv, Some(timeout))
+        .stream_wait_cq_for(&end.stream, QueueKind::Recv, Some(timeout))
         .unwrap();
     drop(peer);
     let started = Instant::now();

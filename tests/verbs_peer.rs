@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use door::verbs_program;
 use doorbell::{
-    Access, Address, Device, Endpoint, EndpointConfig, Executor, HostStream, Operation, Region,
-    RemoteSlice, Side, Work,
+    Access, Address, Device, Endpoint, EndpointConfig, Executor, HostStream, Operation, QueueKind,
+    Region, RemoteSlice, Work,
 };
 use rig::{Limit, SOON};
 use waived::waived;
@@ -124,7 +124,7 @@ fn a_libibverbs_program_talks_to_an_endpoint() {
         endpoint.stream_queue_send(&stream, work).unwrap();
     }
     for _ in &works {
-        endpoint.wait_cq(Side::Send, SOON).unwrap();
+        endpoint.wait_cq(QueueKind::Send, SOON).unwrap();
     }
     stream.synchronize(SOON).unwrap();
     let read = |at: u64| {
@@ -138,7 +138,7 @@ fn a_libibverbs_program_talks_to_an_endpoint() {
     // And back.
     endpoint.post_recv(9, &[part(RECEIVED, AREA)]).unwrap();
     assert_eq!(peer.ask("go"), "done");
-    let completion = endpoint.wait_cq(Side::Recv, SOON).unwrap();
+    let completion = endpoint.wait_cq(QueueKind::Recv, SOON).unwrap();
     assert_eq!(
         (completion.wr_id, completion.operation),
         (9, Operation::Receive)

@@ -4,7 +4,7 @@ fn main() {
     for file in [
         "build.rs",
         "shim/shim.c",
-        "include/doorbell/detail/peer.h",
+        "include/doorbell/detail/bytecode.h",
         "include/doorbell/detail/wqe.h",
     ] {
         println!("cargo::rerun-if-changed={file}");

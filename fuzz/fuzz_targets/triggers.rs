@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use doorbell::{
-    Device, Endpoint, EndpointConfig, Error, Event, Executor, Region, RemoteSlice, Result, Side,
-    StreamFailure, Submission, Work, execute,
+    Device, Endpoint, EndpointConfig, Error, Event, Executor, QueueKind, Region, RemoteSlice,
+    Result, StreamFailure, Submission, Work, execute,
 };
-use doorbell_wire::peer::PeerOp;
+use doorbell_wire::bytecode::ProgramOp;
 use libfuzzer_sys::fuzz_target;
 
 /// Carries out what it is given at once, but for waits, which it forgets, and writes what it likes to the words that programs name.
@@ -69,7 +69,7 @@ unsafe impl Executor for Stray {
         let polls = submission
             .program
             .ops()
-            .any(|op| matches!(op, PeerOp::PollGeq { .. }));
+            .any(|op| matches!(op, ProgramOp::PollGeq { .. }));
         if !polls {
             execute(&submission.program, &*submission.owner, submission.cookie);
         }
@@ -131,8 +131,8 @@ fuzz_target!(|data: &[u8]| {
                 )
                 .map(drop),
             2 => a.stream_queue_recv(&stray, 1, &[]).map(drop),
-            3 => a.stream_wait_cq(&stray, Side::Send).map(drop),
-            4 => a.poll_cq(Side::Send).map(drop),
+            3 => a.stream_wait_cq(&stray, QueueKind::Send).map(drop),
+            4 => a.poll_cq(QueueKind::Send).map(drop),
             _ => {
                 stray.write(step[0] as usize / 6, value);
                 Ok(())
@@ -142,7 +142,7 @@ fuzz_target!(|data: &[u8]| {
     // The neighbour on the same thread goes on.
     bystander.stream_queue_send(&stray, &Work::nop()).unwrap();
     bystander
-        .wait_cq(Side::Send, Some(Duration::from_secs(5)))
+        .wait_cq(QueueKind::Send, Some(Duration::from_secs(5)))
         .unwrap();
     // Whatever it was, a reset forgets it.
     stray.forget();
@@ -152,5 +152,6 @@ fuzz_target!(|data: &[u8]| {
     a.connect(&b.address()).unwrap();
     b.connect(&a.address()).unwrap();
     a.post_send(&Work::nop()).unwrap();
-    a.wait_cq(Side::Send, Some(Duration::from_secs(5))).unwrap();
+    a.wait_cq(QueueKind::Send, Some(Duration::from_secs(5)))
+        .unwrap();
 });

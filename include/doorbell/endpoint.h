@@ -173,7 +173,7 @@ int doorbell_endpoint_failure(const doorbell_endpoint *endpoint, doorbell_failur
  * new completions first. Returns 0 if the endpoint has failed.
  * Threads: one at a time for endpoint.
  */
-int doorbell_endpoint_room(doorbell_endpoint *endpoint, uint32_t queue_side);
+int doorbell_endpoint_room(doorbell_endpoint *endpoint, uint32_t queue_kind);
 
 /*
  * Waits until `count` further work requests can be posted to a queue. It spins, with increasing pauses. Returns
@@ -182,7 +182,7 @@ int doorbell_endpoint_room(doorbell_endpoint *endpoint, uint32_t queue_side);
  * without a signaled one behind them.
  * Threads: one at a time for endpoint.
  */
-int doorbell_endpoint_wait_room(doorbell_endpoint *endpoint, uint32_t queue_side, uint32_t count, int64_t timeout_ms);
+int doorbell_endpoint_wait_room(doorbell_endpoint *endpoint, uint32_t queue_kind, uint32_t count, int64_t timeout_ms);
 
 /* ------------------------------------------------------------------------------------------------- work requests */
 
@@ -196,11 +196,11 @@ typedef struct doorbell_slice {
 } doorbell_slice;
 
 /* The two queues of an endpoint. */
-enum doorbell_side {
+enum doorbell_queue_kind {
 	/* Sends, writes, reads and atomics. */
-	DOORBELL_SIDE_SEND = 0,
+	DOORBELL_QUEUE_SEND = 0,
 	/* Receives. */
-	DOORBELL_SIDE_RECV = 1
+	DOORBELL_QUEUE_RECV = 1
 };
 
 enum doorbell_operation {
@@ -452,14 +452,14 @@ int doorbell_post_recv(doorbell_endpoint *endpoint, uint64_t wr_id, const doorbe
  * for a completion with an error; doorbell_last_failure then has its wr_id.
  * Threads: one at a time for endpoint.
  */
-int doorbell_poll_cq(doorbell_endpoint *endpoint, uint32_t queue_side, doorbell_completion *completion);
+int doorbell_poll_cq(doorbell_endpoint *endpoint, uint32_t queue_kind, doorbell_completion *completion);
 
 /*
  * Waits for the next completion of a queue, and takes it. It spins, with increasing pauses. On DOORBELL_ETIMEOUT the
  * endpoint is unchanged.
  * Threads: one at a time for endpoint.
  */
-int doorbell_wait_cq(doorbell_endpoint *endpoint, uint32_t queue_side, int64_t timeout_ms,
+int doorbell_wait_cq(doorbell_endpoint *endpoint, uint32_t queue_kind, int64_t timeout_ms,
 		     doorbell_completion *completion);
 
 #ifdef __cplusplus

@@ -133,12 +133,12 @@ enum doorbell_kernels {
 };
 
 /* Local memory, as kernels name it. */
-typedef struct doorbell_local {
+typedef struct doorbell_sge {
 	uint64_t addr;
 	uint64_t len_bytes;
 	uint32_t lkey;
 	uint32_t reserved; /* 0 */
-} doorbell_local;
+} doorbell_sge;
 
 /*
  * Gives the send queue of a connected endpoint to kernels (DOORBELL_KERNELS_*). Until the endpoint is reset, its own
@@ -161,7 +161,7 @@ int doorbell_kernel_queue_view(const doorbell_kernel_queue *queue, doorbell_queu
  * kernel queue is destroyed and the endpoint is reset or destroyed, because work requests of kernels may be in flight
  * until then. Nothing else keeps the region for these work requests.
  */
-int doorbell_kernel_queue_local(const doorbell_kernel_queue *queue, const doorbell_slice *slice, doorbell_local *local);
+int doorbell_kernel_queue_sge(const doorbell_kernel_queue *queue, const doorbell_slice *slice, doorbell_sge *local);
 
 /*
  * Destroys the handle. The caller must make sure that no kernel uses the queue any more. Work requests that kernels

@@ -45,7 +45,7 @@ int doorbell_graph_builder_capture(doorbell_stream *stream, doorbell_graph_build
  * Adds nodes to the caller's CUgraph. The caller keeps `graph` and all added objects until builder and graph are
  * destroyed and the last launch is done. `stream` is a stream of the context in which the nodes will run.
  */
-int doorbell_graph_builder_over(doorbell_stream *stream, struct CUgraph_st *graph, doorbell_graph_builder **builder);
+int doorbell_graph_builder_for_graph(doorbell_stream *stream, struct CUgraph_st *graph, doorbell_graph_builder **builder);
 
 /*
  * Makes the next operation also depend on these nodes. Returns DOORBELL_ESTATE if the builder captures a stream, whose
@@ -80,7 +80,7 @@ int doorbell_graph_builder_recv(doorbell_graph_builder *builder, doorbell_endpoi
  * Adds a wait for the next completion of a queue (DOORBELL_SIDE_*), counted at the time of each launch.
  * Threads: one at a time for builder, one at a time for endpoint.
  */
-int doorbell_graph_builder_wait_cq(doorbell_graph_builder *builder, doorbell_endpoint *endpoint, uint32_t queue_side,
+int doorbell_graph_builder_wait_cq(doorbell_graph_builder *builder, doorbell_endpoint *endpoint, uint32_t queue_kind,
 				   int64_t timeout_ms);
 
 /*

@@ -33,7 +33,7 @@
  *   synchronised with (__syncwarp, __syncthreads), because a release is cumulative. A thread that finds `ringing` taken
  *   has a release fence before the mark of each slot; the thread that rings loads the mark and has an acquire fence.
  *   That fence is of GPU scope, because only threads of this GPU ring. On the proxy path it is of system scope: a
- *   thread of the host loads the mark with acquire and rings (src/endpoint/shared/ringing.rs).
+ *   thread of the host loads the mark with acquire and rings (src/endpoint/shared/proxy_doorbells.rs).
  * - The thread that rings stores the doorbell record, has a release fence of system scope, and stores the UAR. A NIC
  *   that has seen the doorbell finds the record and the work request. A NIC may use the record before it sees the
  *   doorbell, so one fence for both stores would not be enough.

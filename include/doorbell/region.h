@@ -197,7 +197,7 @@ typedef struct doorbell_cache_counters {
 	uint64_t bytes;         /* total bytes of the entries */
 	uint64_t hits;          /* requests that were answered by an entry */
 	uint64_t misses;        /* requests that needed a registration */
-	uint64_t unkept;        /* misses whose registration was not kept */
+	uint64_t uncached;        /* misses whose registration was not kept */
 	uint64_t evictions;     /* entries that were removed to make room */
 	uint64_t invalidations; /* entries whose memory went away or was invalidated */
 } doorbell_cache_counters;
@@ -254,8 +254,8 @@ int doorbell_cache_invalidate(const doorbell_cache *cache, uint64_t address, uin
  */
 int doorbell_cache_invalidation(const doorbell_cache *cache, uint32_t *by, char *text, size_t capacity);
 
-/* Reads the statistics: doorbell_cache_count(cache, &counters, sizeof counters). */
-int doorbell_cache_count(const doorbell_cache *cache, doorbell_cache_counters *counters, uint32_t struct_size);
+/* Reads the statistics: doorbell_cache_read_counters(cache, &counters, sizeof counters). */
+int doorbell_cache_read_counters(const doorbell_cache *cache, doorbell_cache_counters *counters, uint32_t struct_size);
 
 /*
  * Destroys the handle. Regions that the cache gave out stay valid. NULL is allowed.

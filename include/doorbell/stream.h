@@ -19,7 +19,7 @@ extern "C" {
 typedef struct doorbell_stream doorbell_stream;
 
 /* A function that a stream calls. It must return: no longjmp, no pthread_exit, no C++ exception that leaves it. */
-typedef void (*doorbell_kernel)(void *argument);
+typedef void (*doorbell_host_fn)(void *argument);
 
 /*
  * Creates a stream that a thread of the library executes. `name` is for errors and debuggers and may be NULL.
@@ -42,7 +42,7 @@ int doorbell_stream_destroy(doorbell_stream *stream);
  * DOORBELL_ESTATE. On a CUDA stream a thread of the driver makes the call (cuLaunchHostFunc); the function must then
  * not call CUDA, directly or through a call with a CUDA stream. Kernel streams do not support this call.
  */
-int doorbell_stream_launch(doorbell_stream *stream, doorbell_kernel kernel, void *argument);
+int doorbell_stream_launch(doorbell_stream *stream, doorbell_host_fn kernel, void *argument);
 
 /*
  * Waits, spinning, until all work that was queued so far is done. On DOORBELL_ETIMEOUT the stream continues. Returns
@@ -181,7 +181,7 @@ int doorbell_stream_queue_recv(doorbell_stream *stream, doorbell_endpoint *endpo
  * receive makes one.
  * Threads: one at a time for endpoint.
  */
-int doorbell_stream_wait_cq(doorbell_stream *stream, doorbell_endpoint *endpoint, uint32_t queue_side,
+int doorbell_stream_wait_cq(doorbell_stream *stream, doorbell_endpoint *endpoint, uint32_t queue_kind,
 			    int64_t timeout_ms, doorbell_ticket **ticket);
 
 /*
@@ -201,7 +201,7 @@ int doorbell_prepare_recv(doorbell_endpoint *endpoint, uint64_t wr_id, const doo
  * Prepares a wait for the next completion. Returns the codes of doorbell_stream_wait_cq.
  * Threads: one at a time for endpoint.
  */
-int doorbell_prepare_wait_cq(doorbell_endpoint *endpoint, uint32_t queue_side, int64_t timeout_ms,
+int doorbell_prepare_wait_cq(doorbell_endpoint *endpoint, uint32_t queue_kind, int64_t timeout_ms,
 			     doorbell_prepared **prepared);
 
 /*

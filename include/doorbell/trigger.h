@@ -163,8 +163,8 @@ DBL_EXECUTOR int doorbell_trigger_thread(const struct doorbell_trigger *trigger,
 	/* An empty trigger. */
 	if (trigger->word_count == 0)
 		return DOORBELL_OK;
-	control = (struct dbl_control *)DBL_REACH(trigger->control, sizeof(*control));
-	turn = (uint64_t *)DBL_REACH(trigger->turn, sizeof(*turn));
+	control = (struct dbl_control *)DBL_MAP_ADDRESS(trigger->control, sizeof(*control));
+	turn = (uint64_t *)DBL_MAP_ADDRESS(trigger->turn, sizeof(*turn));
 	if (!control || !turn || trigger->word_count > DOORBELL_TRIGGER_WORDS)
 		return DOORBELL_EINVAL;
 	run.control = control;

@@ -16,7 +16,7 @@ pub(super) trait Stages {
     fn begin(&mut self, stage: ChunkStage, chunk: u64) -> Result<bool>;
 
     /// Whether that stage of a chunk is over; asked for the oldest one that is not.
-    fn is_over(&mut self, stage: ChunkStage, chunk: u64) -> Result<bool>;
+    fn is_copy_done(&mut self, stage: ChunkStage, chunk: u64) -> Result<bool>;
 }
 
 /// Counts of chunks: each is at most the one before it.
@@ -54,12 +54,12 @@ impl ChunkCounts {
         let before = *self;
         // A stage that was begun is asked about before the next one begins, so that a slot is free as soon as it can be.
         while self.over_second < self.begun_second
-            && stages.is_over(ChunkStage::Second, self.over_second)?
+            && stages.is_copy_done(ChunkStage::Second, self.over_second)?
         {
             self.over_second += 1;
         }
         while self.over_first < self.begun_first
-            && stages.is_over(ChunkStage::First, self.over_first)?
+            && stages.is_copy_done(ChunkStage::First, self.over_first)?
         {
             self.over_first += 1;
         }
@@ -75,7 +75,7 @@ impl ChunkCounts {
             self.begun_first += 1;
             // One at a time: an engine that copies in the call would fill all slots before anything is on the wire.
             if self.over_first < self.begun_first
-                && stages.is_over(ChunkStage::First, self.over_first)?
+                && stages.is_copy_done(ChunkStage::First, self.over_first)?
             {
                 self.over_first += 1;
                 if self.begun_second < self.over_first
@@ -149,7 +149,7 @@ mod tests {
             self.step(chunk, if stage == ChunkStage::First { 0 } else { 2 })
         }
 
-        fn is_over(&mut self, stage: ChunkStage, chunk: u64) -> Result<bool> {
+        fn is_copy_done(&mut self, stage: ChunkStage, chunk: u64) -> Result<bool> {
             self.step(chunk, if stage == ChunkStage::First { 1 } else { 3 })
         }
     }
@@ -186,7 +186,7 @@ mod tests {
                 self.0.push((stage, chunk));
                 Ok(true)
             }
-            fn is_over(&mut self, stage: ChunkStage, _: u64) -> Result<bool> {
+            fn is_copy_done(&mut self, stage: ChunkStage, _: u64) -> Result<bool> {
                 Ok(stage == ChunkStage::First)
             }
         }

@@ -76,7 +76,7 @@ unsafe impl CopyEngine for CudaEngine {
         .map(CopyTicket)
     }
 
-    fn is_over(&mut self, copy: CopyTicket) -> Result<bool> {
-        self.stream.is_over(copy.0)
+    fn is_copy_done(&mut self, copy: CopyTicket) -> Result<bool> {
+        self.stream.is_copy_done(copy.0)
     }
 }

@@ -15,7 +15,7 @@ pub struct CopyTicket(pub u64);
 /// Copies that were given to it and are not over may be carried out at any time and in any order. A caller that needs an order has to wait.
 ///
 /// # Safety
-/// An engine touches the memory of a copy only between the call that begins it and the [`CopyEngine::is_over`] that says `true`, or an
+/// An engine touches the memory of a copy only between the call that begins it and the [`CopyEngine::is_copy_done`] that says `true`, or an
 /// error, for its ticket; then all of it has been copied, or there was an error. Each ticket is one that no other copy under way has.
 pub unsafe trait CopyEngine: Send {
     /// Gets the pinned memory that the host's side of all copies from now on will be in, to make ready what it needs for them; it is called
@@ -60,7 +60,7 @@ pub unsafe trait CopyEngine: Send {
     ///
     /// # Errors
     /// Why the copy failed. It is over then.
-    fn is_over(&mut self, copy: CopyTicket) -> Result<bool>;
+    fn is_copy_done(&mut self, copy: CopyTicket) -> Result<bool>;
 }
 
 /// Copies by the processor, at once: for memory that is mapped, but that the NIC cannot reach.
@@ -102,7 +102,7 @@ unsafe impl CopyEngine for MemcpyEngine {
         Ok(self.ticket())
     }
 
-    fn is_over(&mut self, _: CopyTicket) -> Result<bool> {
+    fn is_copy_done(&mut self, _: CopyTicket) -> Result<bool> {
         Ok(true)
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::chunk_counts::{ChunkCounts, ChunkStage, Stages};
 use super::engine::{CopyEngine, CopyTicket};
-use crate::endpoint::{Endpoint, Side, Ticket, Work};
+use crate::endpoint::{Endpoint, QueueKind, Ticket, Work};
 use crate::region::{Access, ProtectionDomain, Region, RemoteRegion};
 use crate::stream::Backoff;
 use crate::{Error, RemoteSlice, Result, StateKind};
@@ -112,10 +112,12 @@ enum ChunkTarget {
 }
 
 impl ChunkTarget {
-    fn side(self) -> Side {
+    fn side(self) -> QueueKind {
         match self {
-            ChunkTarget::Recv => Side::Recv,
-            ChunkTarget::Write { .. } | ChunkTarget::Read { .. } | ChunkTarget::Send => Side::Send,
+            ChunkTarget::Recv => QueueKind::Recv,
+            ChunkTarget::Write { .. } | ChunkTarget::Read { .. } | ChunkTarget::Send => {
+                QueueKind::Send
+            }
         }
     }
 
@@ -426,7 +428,7 @@ impl<E: CopyEngine> Job<'_, E> {
         let Some(copy) = self.copies.front() else {
             return Ok(false);
         };
-        let over = self.engine.is_over(*copy);
+        let over = self.engine.is_copy_done(*copy);
         // A copy that failed is over as well.
         if !matches!(over, Ok(false)) {
             self.copies.pop_front();
@@ -514,7 +516,7 @@ impl<E: CopyEngine> Stages for Job<'_, E> {
         }
     }
 
-    fn is_over(&mut self, stage: ChunkStage, chunk: u64) -> Result<bool> {
+    fn is_copy_done(&mut self, stage: ChunkStage, chunk: u64) -> Result<bool> {
         if (stage == ChunkStage::First) == self.way.copies_first() {
             self.is_copied()
         } else {

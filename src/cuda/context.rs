@@ -40,7 +40,7 @@ struct ContextInner {
     probed: OnceLock<Probed>,
     module: OnceLock<Result<KernelModule>>,
     /// The `cudarc` object that owns the context, if there is one.
-    lender: Option<Arc<cudarc::driver::CudaContext>>,
+    cudarc_owner: Option<Arc<cudarc::driver::CudaContext>>,
 }
 
 // SAFETY: a context's handle may be used from any thread; the driver locks.
@@ -53,7 +53,7 @@ impl ContextInner {
         raw: CUcontext,
         device: CUdevice,
         primary: bool,
-        lender: Option<Arc<cudarc::driver::CudaContext>>,
+        cudarc_owner: Option<Arc<cudarc::driver::CudaContext>>,
     ) -> Result<ContextInner> {
         // Made first, so that the retention is given back if one of these calls fails.
         let mut inner = ContextInner {
@@ -64,7 +64,7 @@ impl ContextInner {
             promised: Capabilities::default(),
             probed: OnceLock::new(),
             module: OnceLock::new(),
-            lender,
+            cudarc_owner,
         };
         inner.name = name(device)?;
         let _entered = push(raw)?;
@@ -111,9 +111,9 @@ impl CudaContext {
         raw: CUcontext,
         device: CUdevice,
         primary: bool,
-        lender: Option<Arc<cudarc::driver::CudaContext>>,
+        cudarc_owner: Option<Arc<cudarc::driver::CudaContext>>,
     ) -> Result<CudaContext> {
-        let inner = Arc::new(ContextInner::new(raw, device, primary, lender)?);
+        let inner = Arc::new(ContextInner::new(raw, device, primary, cudarc_owner)?);
         Ok(CudaContext { inner })
     }
 
@@ -126,8 +126,8 @@ impl CudaContext {
         let _ = self.inner.probed.set(probed);
     }
 
-    pub(super) fn lender(&self) -> Option<&Arc<cudarc::driver::CudaContext>> {
-        self.inner.lender.as_ref()
+    pub(super) fn cudarc_owner(&self) -> Option<&Arc<cudarc::driver::CudaContext>> {
+        self.inner.cudarc_owner.as_ref()
     }
 
     /// The driver's handle of the context.

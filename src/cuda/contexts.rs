@@ -120,10 +120,10 @@ impl CudaContext {
     }
 
     /// A handle that keeps the `cudarc` object that owns the context.
-    pub(super) fn lent(context: &Arc<cudarc::driver::CudaContext>) -> Result<CudaContext> {
+    pub(super) fn borrowed(context: &Arc<cudarc::driver::CudaContext>) -> Result<CudaContext> {
         load()?;
-        let lender = Some(Arc::clone(context));
-        CudaContext::new(context.cu_ctx(), context.cu_device(), false, lender).map(probed)
+        let cudarc_owner = Some(Arc::clone(context));
+        CudaContext::new(context.cu_ctx(), context.cu_device(), false, cudarc_owner).map(probed)
     }
 }
 

@@ -50,7 +50,7 @@ impl CudaContext {
             let ordinal = u32::try_from(context.ordinal()).unwrap_or(u32::MAX);
             return CudaContext::primary(ordinal);
         }
-        CudaContext::lent(context)
+        CudaContext::borrowed(context)
     }
 
     /// The context as an object of `cudarc`'s.
@@ -58,8 +58,8 @@ impl CudaContext {
     /// # Errors
     /// [`Error::State`] for a context that is neither a device's primary one nor `cudarc`'s own: `cudarc` would destroy it. [`Error::Cuda`].
     pub fn to_cudarc(&self) -> Result<Arc<theirs::CudaContext>> {
-        if let Some(lender) = self.lender() {
-            return Ok(Arc::clone(lender));
+        if let Some(cudarc_owner) = self.cudarc_owner() {
+            return Ok(Arc::clone(cudarc_owner));
         }
         let current = Current::keep()?;
         let made = theirs::CudaContext::new(usize::try_from(self.device()).unwrap_or(usize::MAX));
@@ -86,7 +86,7 @@ impl CudaStream {
         name: impl Into<String>,
     ) -> Result<CudaStream> {
         let context = CudaContext::from_cudarc(stream.context())?;
-        CudaStream::lent(&context, stream, name.into())
+        CudaStream::borrowed(&context, stream, name.into())
     }
 
     /// The stream as an object of `cudarc`'s, which does not destroy it.

@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
 
-#[cfg(feature = "softcx")]
-use super::as_nic::AsNic;
 use super::context::CudaContext;
 use super::driver::{check, is};
 use super::host_call::in_host_function;
-use super::host_registration::Pinned;
+use super::host_registration::HostRegistration;
+#[cfg(feature = "softcx")]
+use super::nic_write_scope::NicWriteScope;
 use crate::stream::{Backoff, Lock};
 use crate::{Error, Result, StateKind};
 #[cfg(feature = "softcx")]
 use doorbell_softcx::device::{AccessFault, Foreign, Move};
-use doorbell_wire::memory::{InPages, Span};
+use doorbell_wire::memory::{PageSlice, Span};
 
 /// Bytes between the two memories. A copy engine reaches its speed with far less than this.
 const STAGING_BYTES: usize = 1 << 20;
@@ -41,9 +41,9 @@ pub(crate) struct Copier {
 
 struct StagingMemory {
     /// Dropped before the memory.
-    _pinned: Pinned,
+    _pinned: HostRegistration,
     /// Written by copies and by [`SpanCursor`], through pointers.
-    pages: InPages<UnsafeCell<StagingPage>>,
+    pages: PageSlice<UnsafeCell<StagingPage>>,
 }
 
 #[repr(C, align(4096))]
@@ -75,9 +75,10 @@ impl Copier {
     fn new(context: &CudaContext) -> Result<Copier> {
         let _entered = context.enter_relaxed()?;
         let count = STAGING_BYTES / size_of::<StagingPage>();
-        let pages = InPages::new(count, |_| UnsafeCell::new(StagingPage([0; 4096])))?;
+        let pages = PageSlice::new(count, |_| UnsafeCell::new(StagingPage([0; 4096])))?;
         // SAFETY: the pages live longer than `pinned`, see `StagingMemory`, and have no other user.
-        let pinned = unsafe { Pinned::new(context, pages.as_ptr().addr(), STAGING_BYTES)? };
+        let pinned =
+            unsafe { HostRegistration::new(context, pages.as_ptr().addr(), STAGING_BYTES)? };
         Ok(Copier {
             context: context.clone(),
             stream: context.copying_stream()?,
@@ -397,13 +398,13 @@ unsafe impl Foreign for Copier {
     }
 
     unsafe fn put(&self, own: &[Span], theirs: &[Span]) -> std::result::Result<(), AccessFault> {
-        let _nic = AsNic::begin();
+        let _nic = NicWriteScope::begin();
         // SAFETY: the caller's promise.
         unsafe { self.put_all(own, theirs) }.map_err(|error| self.fault(error))
     }
 
     unsafe fn shift(&self, moves: &[Move]) -> std::result::Result<(), AccessFault> {
-        let _nic = AsNic::begin();
+        let _nic = NicWriteScope::begin();
         // SAFETY: the caller's promise.
         unsafe { self.shift_all(moves) }.map_err(|error| self.fault(error))
     }

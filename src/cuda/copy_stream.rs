@@ -8,7 +8,7 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUevent, CUresult, CUstream};
 
 use super::context::CudaContext;
 use super::driver::check;
-use super::host_registration::Pinned;
+use super::host_registration::HostRegistration;
 use crate::stream::Attachments;
 use crate::{Error, Result, StateKind};
 
@@ -70,7 +70,7 @@ impl CopyStream {
         len_bytes: usize,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { Pinned::of(owner, &self.context, start, len_bytes) }.map(drop)
+        unsafe { HostRegistration::of(owner, &self.context, start, len_bytes) }.map(drop)
     }
 
     /// Begins a copy, and returns its number. After an error no copy is under way.
@@ -79,7 +79,7 @@ impl CopyStream {
     /// [`Error::Cuda`].
     ///
     /// # Safety
-    /// Until [`CopyStream::is_over`] returns true for it, both are memory of that length, and no one else accesses what is written.
+    /// Until [`CopyStream::is_copy_done`] returns true for it, both are memory of that length, and no one else accesses what is written.
     pub(crate) unsafe fn begin(
         &mut self,
         way: CopyDirection,
@@ -123,7 +123,7 @@ impl CopyStream {
     ///
     /// # Errors
     /// [`Error::Cuda`]: it has failed, and is over.
-    pub(crate) fn is_over(&mut self, copy: u64) -> Result<bool> {
+    pub(crate) fn is_copy_done(&mut self, copy: u64) -> Result<bool> {
         let Some(mark) = self.under_way.get(&copy).copied() else {
             return Err(Error::state(
                 StateKind::NothingPosted,
@@ -178,7 +178,7 @@ impl CopyStream {
         }
         let mut event = std::ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: writes one handle, which `is_over` or `drop` destroys.
+        // SAFETY: writes one handle, which `is_copy_done` or `drop` destroys.
         check("cuEventCreate", unsafe {
             sys::cuEventCreate(&mut event, flags)
         })?;

@@ -1,12 +1,12 @@
 //! A program decoded once, for all that is to be known about it before it is queued.
 
 use super::capabilities::Capabilities;
-use crate::peer::{At, Fence, PeerOp, Program, Role, UNIT_LIMIT};
+use crate::bytecode::{At, Fence, Program, ProgramOp, Role, UNIT_LIMIT};
 
 /// The ops of a program, and what they need.
 pub(super) struct Decoded<'a> {
     pub(super) program: &'a Program,
-    ops: [PeerOp<'a>; UNIT_LIMIT],
+    ops: [ProgramOp<'a>; UNIT_LIMIT],
     len: usize,
     /// How many memory operations of the driver it takes.
     pub(super) memop_count: usize,
@@ -19,7 +19,7 @@ impl<'a> Decoded<'a> {
     pub(super) fn new(program: &'a Program) -> Decoded<'a> {
         let mut decoded = Decoded {
             program,
-            ops: [PeerOp::Fence(Fence::WORK_BEFORE_FLAG); UNIT_LIMIT],
+            ops: [ProgramOp::Fence(Fence::WORK_BEFORE_FLAG); UNIT_LIMIT],
             len: 0,
             memop_count: 0,
             waits: false,
@@ -31,29 +31,29 @@ impl<'a> Decoded<'a> {
             *place = op;
             decoded.len += 1;
             decoded.memop_count += match op {
-                PeerOp::Fence(_) => 0,
-                PeerOp::CopyBlock { bytes, .. } => bytes.len() / 8,
+                ProgramOp::Fence(_) => 0,
+                ProgramOp::CopyBlock { bytes, .. } => bytes.len() / 8,
                 _ => 1,
             };
             match op {
-                PeerOp::StoreQword { .. } | PeerOp::CopyBlock { .. } => {
+                ProgramOp::StoreQword { .. } | ProgramOp::CopyBlock { .. } => {
                     decoded.stores_qwords = true;
                 }
-                PeerOp::PollGeq { at, .. }
-                | PeerOp::PollAnd { at, .. }
-                | PeerOp::PollNor { at, .. } => {
+                ProgramOp::PollGeq { at, .. }
+                | ProgramOp::PollAnd { at, .. }
+                | ProgramOp::PollNor { at, .. } => {
                     decoded.waits = true;
                     // The second operation stops at an error.
                     decoded.memop_count += usize::from(at.role == Role::Completions);
-                    decoded.polls_nor |= matches!(op, PeerOp::PollNor { .. });
+                    decoded.polls_nor |= matches!(op, ProgramOp::PollNor { .. });
                 }
-                PeerOp::StoreDword { .. } | PeerOp::Fence(_) => {}
+                ProgramOp::StoreDword { .. } | ProgramOp::Fence(_) => {}
             }
         }
         decoded
     }
 
-    pub(super) fn ops(&self) -> &[PeerOp<'a>] {
+    pub(super) fn ops(&self) -> &[ProgramOp<'a>] {
         self.ops.get(..self.len).unwrap_or_default()
     }
 
@@ -74,12 +74,12 @@ impl<'a> Decoded<'a> {
 /// A GPU rings without BlueFlame. The first 8 bytes of what is copied to a BlueFlame buffer are the doorbell, and a store of those alone has
 /// the device fetch the work request. The whole copy is for one burst of a processor: of a GPU it would be eight stores or more, each of
 /// its own, and the device may have begun with the first.
-fn rung_plainly(op: PeerOp<'_>) -> PeerOp<'_> {
+fn rung_plainly(op: ProgramOp<'_>) -> ProgramOp<'_> {
     match op {
-        PeerOp::CopyBlock { at, bytes } if at.role == Role::Uar => {
+        ProgramOp::CopyBlock { at, bytes } if at.role == Role::Uar => {
             bytes
                 .first_chunk()
-                .map_or(op, |doorbell| PeerOp::StoreQword {
+                .map_or(op, |doorbell| ProgramOp::StoreQword {
                     at,
                     value: u64::from_ne_bytes(*doorbell),
                 })
@@ -89,14 +89,14 @@ fn rung_plainly(op: PeerOp<'_>) -> PeerOp<'_> {
 }
 
 /// Where an op acts; a fence acts nowhere.
-pub(super) fn place(op: &PeerOp<'_>) -> Option<At> {
+pub(super) fn place(op: &ProgramOp<'_>) -> Option<At> {
     match *op {
-        PeerOp::StoreDword { at, .. }
-        | PeerOp::StoreQword { at, .. }
-        | PeerOp::CopyBlock { at, .. }
-        | PeerOp::PollGeq { at, .. }
-        | PeerOp::PollAnd { at, .. }
-        | PeerOp::PollNor { at, .. } => Some(at),
-        PeerOp::Fence(_) => None,
+        ProgramOp::StoreDword { at, .. }
+        | ProgramOp::StoreQword { at, .. }
+        | ProgramOp::CopyBlock { at, .. }
+        | ProgramOp::PollGeq { at, .. }
+        | ProgramOp::PollAnd { at, .. }
+        | ProgramOp::PollNor { at, .. } => Some(at),
+        ProgramOp::Fence(_) => None,
     }
 }

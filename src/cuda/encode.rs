@@ -9,7 +9,7 @@ use super::decoded::Decoded;
 use super::execution::Execution;
 use super::gpu_mapping::GpuMapping;
 use super::memops::{store_dword, translate, wait_count};
-use super::pending::{AlarmGuard, Awaited, PendingEntry, PendingWork};
+use super::pending::{Awaited, FailureGuard, PendingEntry, PendingWork};
 use super::state::StreamState;
 use crate::Result;
 use crate::stream::Submission;
@@ -72,13 +72,13 @@ impl StreamState {
             if waits {
                 queue.waited.push(Arc::clone(owner));
             }
-            let alarm =
-                (waits || queue.is_watched).then(|| AlarmGuard::new(owner, self.id, &self.count));
+            let failure_notifier =
+                (waits || queue.is_watched).then(|| FailureGuard::new(owner, self.id, &self.count));
             queue.entering.push(PendingEntry {
                 after,
                 done: 0,
                 what: PendingWork::Program {
-                    alarm,
+                    failure_notifier,
                     owner: Arc::clone(owner),
                     cookie: submission.cookie,
                     has_begun: false,
@@ -86,7 +86,7 @@ impl StreamState {
                     awaited,
                     released: None,
                     is_given_up: false,
-                    is_behind_given_up: false,
+                    is_behind_failed: false,
                 },
             });
             // The stream counts after each wait, since it can block only there, and after the last program.

@@ -2,6 +2,7 @@
 
 /// What executes the programs of a CUDA stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Execution {
     /// The driver's memory operations (`cuStreamBatchMemOp_v2`). A kernel executes a program with an op that the device has no memory
     /// operation for.

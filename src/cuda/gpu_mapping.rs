@@ -6,9 +6,9 @@ use std::sync::OnceLock;
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::context::CudaContext;
-use super::host_registration::Pinned;
+use super::host_registration::HostRegistration;
 use super::nic_registers::{is_refused, why_not};
-use crate::peer::{At, Role};
+use crate::bytecode::{At, Role};
 use crate::stream::Owner;
 use crate::{Error, Result, StateKind};
 
@@ -23,7 +23,7 @@ pub(super) struct GpuMapping {
 }
 
 struct MappedTarget {
-    _pinned: Pinned,
+    _pinned: HostRegistration,
     /// The address of its first byte on the device.
     start: CUdeviceptr,
 }
@@ -78,7 +78,7 @@ impl GpuMapping {
         let start = base.as_ptr().addr();
         // SAFETY: the owner's memory of that length, which lives longer than this: see `Owner::attachments`.
         let pinned = unsafe {
-            Pinned::new_kept(
+            HostRegistration::new_kept(
                 &self.context,
                 start,
                 len_bytes as usize,

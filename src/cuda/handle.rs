@@ -32,7 +32,7 @@ impl CudaStreamHandle {
     }
 
     /// A stream that the application has created, and destroys.
-    pub(super) fn lent(
+    pub(super) fn borrowed(
         context: &CudaContext,
         raw: CUstream,
         name: String,

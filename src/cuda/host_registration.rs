@@ -14,8 +14,8 @@ use doorbell_wire::memory::{Pages, page_bytes};
 
 use super::capture::RelaxedCapture;
 use super::context::{CudaContext, unless_short_of_memory};
+use super::deferred_free;
 use super::driver::{check, is};
-use super::give_back;
 use crate::Result;
 use crate::proxy::drop_elsewhere;
 use crate::stream::Attachments;
@@ -57,7 +57,7 @@ impl fmt::Debug for Kept {
 }
 
 /// An object that keeps memory mapped, such as an open device its registers.
-pub(crate) type Keeper = Weak<dyn Any + Send + Sync>;
+pub(crate) type MappingOwner = Weak<dyn Any + Send + Sync>;
 
 /// The runs of the process, by their first address. The driver registers a page once, for all contexts.
 type PinnedRuns = BTreeMap<usize, Weak<PinnedRun>>;
@@ -84,13 +84,13 @@ fn known() -> MutexGuard<'static, Known> {
 
 /// A span of host memory that a GPU reaches: registered as long as this lives, or by the application, which must keep it so.
 #[derive(Debug)]
-pub(crate) struct Pinned {
+pub(crate) struct HostRegistration {
     runs: Vec<Arc<PinnedRun>>,
     /// The device's address of a byte minus this process's address.
     offset: u64,
 }
 
-impl Pinned {
+impl HostRegistration {
     /// Registers the pages of the span that are not registered yet. Waits for pages that were registered before, for other memory perhaps, and that are to
     /// be unregistered.
     ///
@@ -104,24 +104,24 @@ impl Pinned {
         context: &CudaContext,
         start: usize,
         len_bytes: usize,
-    ) -> Result<Pinned> {
+    ) -> Result<HostRegistration> {
         // SAFETY: the caller's promise.
-        unsafe { Pinned::new_kept(context, start, len_bytes, None) }
+        unsafe { HostRegistration::new_kept(context, start, len_bytes, None) }
     }
 
-    /// As [`Pinned::new`]. Memory that is not of [`Pages`] is kept by `keeper`.
+    /// As [`HostRegistration::new`]. Memory that is not of [`Pages`] is kept by `keeper`.
     ///
     /// # Errors
-    /// As [`Pinned::new`].
+    /// As [`HostRegistration::new`].
     ///
     /// # Safety
-    /// As [`Pinned::new`].
+    /// As [`HostRegistration::new`].
     pub(crate) unsafe fn new_kept(
         context: &CudaContext,
         start: usize,
         len_bytes: usize,
-        keeper: Option<Keeper>,
-    ) -> Result<Pinned> {
+        keeper: Option<MappingOwner>,
+    ) -> Result<HostRegistration> {
         let _relaxed = RelaxedCapture::new();
         let end = (start + len_bytes).next_multiple_of(page_bytes());
         let mut at = start & !(page_bytes() - 1);
@@ -129,7 +129,7 @@ impl Pinned {
         if covering(&known.runs, at).is_none()
             && let Some(offset) = known_to_driver(context, start, len_bytes)?
         {
-            return Ok(Pinned {
+            return Ok(HostRegistration {
                 runs: Vec::new(),
                 offset,
             });
@@ -162,7 +162,7 @@ impl Pinned {
         known.runs.retain(|_, run| run.strong_count() > 0);
         drop(known);
         // Made before the error is returned, so that its drop unregisters what was registered.
-        let mut pinned = Pinned {
+        let mut pinned = HostRegistration {
             runs: held,
             offset: 0,
         };
@@ -174,7 +174,7 @@ impl Pinned {
     /// The registration of an owner's span, made with the first use in a context.
     ///
     /// # Errors
-    /// As [`Pinned::new`].
+    /// As [`HostRegistration::new`].
     ///
     /// # Safety
     /// The memory stays mapped as long as `owner` lives, whose one span it is.
@@ -183,9 +183,9 @@ impl Pinned {
         context: &CudaContext,
         start: NonNull<u8>,
         len_bytes: usize,
-    ) -> Result<Arc<Pinned>> {
+    ) -> Result<Arc<HostRegistration>> {
         // SAFETY: the caller's promise.
-        let pin = || unsafe { Pinned::new(context, start.as_ptr().addr(), len_bytes) };
+        let pin = || unsafe { HostRegistration::new(context, start.as_ptr().addr(), len_bytes) };
         owner.get_or_make(context.key(), pin)
     }
 
@@ -217,7 +217,7 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for HostRegistration {
     fn drop(&mut self) {
         let mut is_parked = false;
         {
@@ -229,13 +229,13 @@ impl Drop for Pinned {
                         known.runs.remove(&run.pages.start);
                     }
                     known.parked.push(run);
-                    give_back::count_parked();
+                    deferred_free::count_parked();
                     is_parked = true;
                 }
             }
         }
         if is_parked {
-            give_back::give_back_parked();
+            deferred_free::free_parked();
         }
     }
 }
@@ -251,7 +251,7 @@ pub(super) fn give_one_back() -> bool {
         known.leaving.push(run.pages.clone());
         run
     };
-    give_back::count_unparked();
+    deferred_free::count_unparked();
     run.unregister();
     known().leaving.retain(|leaving| *leaving != run.pages);
     LEFT.notify_all();
@@ -281,7 +281,7 @@ fn clear(pages: Range<usize>) -> Result<MutexGuard<'static, Known>> {
         }
         if !std::mem::replace(&mut has_tried, true) {
             drop(known);
-            give_back::give_back_parked();
+            deferred_free::free_parked();
             continue;
         }
         has_tried = false;
@@ -318,7 +318,7 @@ impl PinnedRun {
             });
         }
         if matches!(self.kept, Kept::Held) {
-            Pages::let_go(self.pages.start);
+            Pages::release(self.pages.start);
         }
     }
 }
@@ -377,7 +377,7 @@ impl Known {
             .position(|parked| Arc::ptr_eq(parked, &run));
         if let Some(parked) = parked {
             self.parked.swap_remove(parked);
-            give_back::count_unparked();
+            deferred_free::count_unparked();
         }
         Some(run)
     }
@@ -387,7 +387,7 @@ impl Known {
 fn register(
     context: &CudaContext,
     pages: Range<usize>,
-    keeper: Option<&Keeper>,
+    keeper: Option<&MappingOwner>,
 ) -> Result<PinnedRun> {
     let _entered = context.enter()?;
     let run = |pages: Range<usize>, ours: bool| PinnedRun {
@@ -420,9 +420,9 @@ fn register(
 }
 
 /// The registers of a card have a keeper. Other memory may be some other device's registers.
-fn attempt(pages: &Range<usize>, keeper: Option<&Keeper>) -> Result<()> {
+fn attempt(pages: &Range<usize>, keeper: Option<&MappingOwner>) -> Result<()> {
     let call = |flags| {
-        // SAFETY: mapped memory, by the contract of `Pinned::new`.
+        // SAFETY: mapped memory, by the contract of `HostRegistration::new`.
         check("cuMemHostRegister", unsafe {
             sys::cuMemHostRegister_v2(pages.start as *mut _, pages.len(), flags)
         })

@@ -33,7 +33,7 @@ const TURN_STOPPED: u64 = 1 << 63;
 ///   check both: they wait, within the kernel's bound, for the previous trigger, and return an error for a trigger that was executed before.
 /// - A wait in a kernel ends at the kernel's own bound, at the operation's deadline as on other streams, at an abort, and when this process has not
 ///   looked at the stream for a minute. A code tells the kernel the reason. After a wait that the *kernel* gave up, later operations are not
-///   executed and end as [`Outcome::Discarded`](crate::stream::Outcome::Discarded), and the stream has failed: every later call reports it, and
+///   executed and end as [`Status::Discarded`](crate::Status::Discarded), and the stream has failed: every later call reports it, and
 ///   every later trigger returns an error.
 /// - A deadline counts from the moment at which the kernel begins to execute the trigger.
 /// - **Every trigger that was taken must be executed**, or discarded by [`KernelStream::discard_taken`]. Until then its operations are in flight:
@@ -146,12 +146,12 @@ impl KernelStream {
         state.cut.fetch_min(queue.triggered, Ordering::AcqRel);
         drop(queue);
         // Before waits end, so that no kernel transmits what is behind one.
-        state.give_up_rest("it was aborted".into());
+        state.fail_pending("it was aborted".into());
         state.aborted.store(true, Ordering::Release);
         state.ensure_watched();
     }
 
-    /// Discards all work that is not executed, taken or not: it ends as [`Outcome::Discarded`](crate::stream::Outcome::Discarded). The stream accepts
+    /// Discards all work that is not executed, taken or not: it ends as [`Status::Discarded`](crate::Status::Discarded). The stream accepts
     /// nothing after that. A trigger that is executed nevertheless returns an error while the stream has a handle.
     ///
     /// # Errors

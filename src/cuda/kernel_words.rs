@@ -6,7 +6,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::decoded::{Decoded, place};
 use crate::Result;
-use crate::peer::{At, Kind, PeerOp, UNIT_BYTES, UNIT_LIMIT, Unit};
+use crate::bytecode::{At, Kind, ProgramOp, UNIT_BYTES, UNIT_LIMIT, Unit};
 
 /// Words that the short kernel and the long kernel take.
 pub(super) const SHORT_WORDS: usize = 62;
@@ -111,14 +111,14 @@ impl KernelWords {
         let mut units = units.iter();
         let prepared = program.program.ops();
         for ((op, base), prepared) in program.ops().iter().zip(&bases).zip(prepared) {
-            let units_of = |op: &PeerOp<'_>| match op {
-                PeerOp::CopyBlock { bytes, .. } => bytes.len().div_ceil(UNIT_BYTES),
+            let units_of = |op: &ProgramOp<'_>| match op {
+                ProgramOp::CopyBlock { bytes, .. } => bytes.len().div_ceil(UNIT_BYTES),
                 _ => 0,
             };
             let payload = units_of(op);
             if let Some(unit) = units.next() {
                 let mut words = words_of(unit);
-                if let (PeerOp::StoreQword { value, .. }, PeerOp::CopyBlock { .. }) =
+                if let (ProgramOp::StoreQword { value, .. }, ProgramOp::CopyBlock { .. }) =
                     (*op, prepared)
                 {
                     // Rung without BlueFlame: one store takes the place of the block.
@@ -206,7 +206,7 @@ fn with_target(word: u64, target: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peer::{Fence, Program, Role, Targets};
+    use crate::bytecode::{Fence, Program, Role, Targets};
     use crate::{Error, StateKind};
 
     /// The items of a launch: tables, programs with their numbers and units, counts.

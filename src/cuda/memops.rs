@@ -19,7 +19,7 @@ use cudarc::driver::sys::{
 
 use super::capabilities::Capabilities;
 use super::decoded::Decoded;
-use crate::peer::{At, PeerOp, Role};
+use crate::bytecode::{At, ProgramOp, Role};
 use crate::{Error, Result, StateKind};
 
 /// One operation of the driver.
@@ -49,15 +49,15 @@ pub(super) fn translate(
     };
     for op in program.ops() {
         let (at, value, condition) = match *op {
-            PeerOp::StoreDword { at, value } => {
+            ProgramOp::StoreDword { at, value } => {
                 out.push(store_dword(locate(at)?, value));
                 continue;
             }
-            PeerOp::StoreQword { at, value } => {
+            ProgramOp::StoreQword { at, value } => {
                 out.push(store_qword(locate(at)?, value));
                 continue;
             }
-            PeerOp::CopyBlock { at, bytes } => {
+            ProgramOp::CopyBlock { at, bytes } => {
                 let mut to = locate(at)?;
                 let (words, _) = bytes.as_chunks::<8>();
                 for word in words {
@@ -67,10 +67,10 @@ pub(super) fn translate(
                 continue;
             }
             // Needs no operation: see the top of this file.
-            PeerOp::Fence(_) => continue,
-            PeerOp::PollGeq { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_GEQ),
-            PeerOp::PollAnd { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_AND),
-            PeerOp::PollNor { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_NOR),
+            ProgramOp::Fence(_) => continue,
+            ProgramOp::PollGeq { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_GEQ),
+            ProgramOp::PollAnd { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_AND),
+            ProgramOp::PollNor { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_NOR),
         };
         let address = locate(at)?;
         if at.role == Role::Completions {
@@ -167,7 +167,7 @@ fn lacking(what: &str) -> Error {
 #[allow(unsafe_code)] // reads the driver's unions
 mod tests {
     use super::*;
-    use crate::peer::{Fence, Program, Role, Targets};
+    use crate::bytecode::{Fence, Program, Role, Targets};
 
     const ALL: Capabilities = Capabilities {
         memops: true,

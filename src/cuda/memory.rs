@@ -12,8 +12,8 @@ use doorbell_wire::memory::page_bytes;
 
 use super::context::CudaContext;
 use super::copier::Copier;
+use super::deferred_free;
 use super::driver::{check, is};
-use super::give_back;
 use crate::proxy::drop_elsewhere;
 use crate::{Error, Result, StateKind};
 
@@ -25,7 +25,7 @@ use crate::{Error, Result, StateKind};
 /// of the library frees it later.
 ///
 /// ```no_run
-/// use doorbell::{Access, CudaContext, CudaStream, Device, Endpoint, EndpointConfig, Region, Side};
+/// use doorbell::{Access, CudaContext, CudaStream, Device, Endpoint, EndpointConfig, Region, QueueKind};
 ///
 /// # fn main() -> doorbell::Result<()> {
 /// let context = CudaContext::primary(0)?;
@@ -41,7 +41,7 @@ use crate::{Error, Result, StateKind};
 /// // Runs after the kernels that write `from` and before those that read `to`.
 /// let remote = to.remote();
 /// a.stream_queue_write(&stream, &[from.slice(0, 4096)?], remote.slice(0, 4096)?)?;
-/// a.stream_wait_cq(&stream, Side::Send)?;
+/// a.stream_wait_cq(&stream, QueueKind::Send)?;
 /// # Ok(())
 /// # }
 /// ```
@@ -73,7 +73,7 @@ enum FreedBy {
 impl Drop for GpuAllocation {
     fn drop(&mut self) {
         match &self.owner {
-            FreedBy::Library => give_back::free(&self.context, self.start),
+            FreedBy::Library => deferred_free::free(&self.context, self.start),
             FreedBy::Somebody | FreedBy::Checkpoint(_) => {}
         }
     }
@@ -97,8 +97,8 @@ impl CudaContext {
         };
         match allocate() {
             Err(error) if is(&error, CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
-                give_back::give_back_parked();
-                if give_back::has_allocations() {
+                deferred_free::free_parked();
+                if deferred_free::has_allocations() {
                     return Err(Error::state(
                         StateKind::Memory,
                         "allocation of a GPU's memory",

@@ -13,8 +13,6 @@
 //! The way of a program: `submit` queues it; `decoded` reads it once; `encode` makes operations of it in a `call_queue`, with addresses from a
 //! `gpu_mapping`, as `memops` or as `kernel_words`; `pending` has its entry until `settle` tells the owner; `watch` has the threads that look.
 
-#[cfg(feature = "softcx")]
-mod as_nic;
 mod call_queue;
 mod capabilities;
 mod capture;
@@ -24,11 +22,11 @@ mod conversions;
 mod copier;
 mod copy_stream;
 mod decoded;
+mod deferred_free;
 mod driver;
 mod encode;
 mod execution;
-mod give_back;
-mod give_up_behind;
+mod fail_behind;
 mod gpu_mapping;
 mod graph;
 mod handle;
@@ -42,6 +40,8 @@ mod memops;
 mod memory;
 mod module;
 mod nic_registers;
+#[cfg(feature = "softcx")]
+mod nic_write_scope;
 mod pending;
 mod pending_queue;
 mod probe;
@@ -60,7 +60,7 @@ pub use context::CudaContext;
 pub(crate) use copy_stream::{CopyDirection, CopyStream};
 pub use execution::Execution;
 pub(crate) use graph::Draft;
-pub(crate) use host_registration::Pinned;
+pub(crate) use host_registration::HostRegistration;
 pub(crate) use instantiated_graph::InstantiatedGraph;
 pub use kernel_stream::KernelStream;
 pub use memory::DeviceBuffer;

@@ -8,7 +8,7 @@ use cudarc::driver::sys::CUresult;
 use super::context::CudaContext;
 use super::driver::{is, is_loaded};
 use super::host_call::in_host_function;
-use super::host_registration::{Keeper, Pinned};
+use super::host_registration::{HostRegistration, MappingOwner};
 use crate::Error;
 
 /// What was found of GPUs and a card's registers.
@@ -17,7 +17,7 @@ pub(crate) struct RegistersFound {
     /// Text for messages. Empty if this process has no CUDA context.
     pub(crate) finding: String,
     /// The registration, if this call made it.
-    pub(crate) pinned: Option<Pinned>,
+    pub(crate) pinned: Option<HostRegistration>,
 }
 
 /// Whether GPUs can store to a card's registers, which are mapped at that address, or why not: `Ok` also if this process has no CUDA context. It is tried
@@ -29,7 +29,7 @@ pub(crate) struct RegistersFound {
 /// # Safety
 /// The registers stay mapped as long as the registration.
 pub(crate) unsafe fn check_registers(
-    device: Keeper,
+    device: MappingOwner,
     start: usize,
     len_bytes: usize,
     ring: impl FnOnce(&CudaContext) -> std::result::Result<String, String>,
@@ -48,7 +48,7 @@ pub(crate) unsafe fn check_registers(
         return Ok(RegistersFound::default());
     };
     // SAFETY: the caller's promise.
-    match unsafe { Pinned::new_kept(&context, start, len_bytes, Some(device)) } {
+    match unsafe { HostRegistration::new_kept(&context, start, len_bytes, Some(device)) } {
         Ok(pinned) => {
             let arrives = ring(&context);
             *tried = Some(arrives.clone());

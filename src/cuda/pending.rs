@@ -10,11 +10,11 @@ use super::instantiated_graph::InstantiatedGraph;
 use super::stream_progress::Count;
 use super::stream_words::{STATUS_WORK, Stop, StreamWords};
 use crate::Error;
-use crate::peer::{At, PeerOp, Role};
+use crate::bytecode::{At, ProgramOp, Role};
 use crate::proxy::drop_elsewhere;
 use crate::stream::{
-    AlarmListener, DeferredDrop, Fault, Mark, Outcome, Owner, Progress, Record, StreamFailure,
-    Substitute,
+    DeferredDrop, FailureListener, Fault, Outcome, Owner, Progress, Record, StreamFailure,
+    StreamPosition, Substitute,
 };
 
 /// Drops these in a thread that no other thread waits for: dropping the last handle of an owner unregisters its memory, which may block until
@@ -45,7 +45,7 @@ pub(super) struct Reports<'a> {
 /// What has to happen, without the lock of the pending work, before more of it is settled.
 pub(super) enum Next {
     /// The other stream's work is to be settled.
-    Settle(Mark),
+    Settle(StreamPosition),
     /// The wait of the entry ends with this failure, once everything behind it is given up.
     GiveUpBehind(u64, StreamFailure),
 }
@@ -62,16 +62,16 @@ pub(super) enum PendingWork {
         /// It was decided that its wait fails, whatever its word becomes meanwhile.
         is_given_up: bool,
         /// Everything behind it was given up, so that its wait may end.
-        is_behind_given_up: bool,
+        is_behind_failed: bool,
         /// While it is pending, the owner's failure is the stream's.
-        alarm: Option<AlarmGuard>,
+        failure_notifier: Option<FailureGuard>,
     },
     Record(Record),
     /// A count that a thread waits for, or that keeps the stream alive.
     Count,
     /// A wait for another stream. The mark keeps that stream's words.
     Event {
-        mark: Mark,
+        mark: StreamPosition,
         /// This process has asked how that stream's work has ended.
         is_settled: bool,
         /// A kernel waits, which can be told to stop.
@@ -88,7 +88,7 @@ pub(super) enum PendingWork {
 
 impl PendingWork {
     /// A wait for another stream.
-    pub(super) fn event(mark: Mark, by_kernel: bool) -> PendingWork {
+    pub(super) fn event(mark: StreamPosition, by_kernel: bool) -> PendingWork {
         PendingWork::Event {
             mark,
             is_settled: false,
@@ -100,28 +100,28 @@ impl PendingWork {
 }
 
 /// While it lives, the stream hears of the failure of a program's owner.
-pub(super) struct AlarmGuard {
+pub(super) struct FailureGuard {
     owner: Arc<dyn Owner>,
     stream: u64,
 }
 
-impl AlarmGuard {
-    pub(super) fn new(owner: &Arc<dyn Owner>, stream: u64, count: &Arc<Count>) -> AlarmGuard {
+impl FailureGuard {
+    pub(super) fn new(owner: &Arc<dyn Owner>, stream: u64, count: &Arc<Count>) -> FailureGuard {
         if let Some(attachments) = owner.attachments() {
-            let ring = || Arc::clone(count) as Arc<dyn AlarmListener>;
-            attachments.alarm().enter(stream, ring);
+            let ring = || Arc::clone(count) as Arc<dyn FailureListener>;
+            attachments.failure_notifier().enter(stream, ring);
         }
-        AlarmGuard {
+        FailureGuard {
             owner: Arc::clone(owner),
             stream,
         }
     }
 }
 
-impl Drop for AlarmGuard {
+impl Drop for FailureGuard {
     fn drop(&mut self) {
         if let Some(attachments) = self.owner.attachments() {
-            attachments.alarm().leave(self.stream);
+            attachments.failure_notifier().leave(self.stream);
         }
     }
 }
@@ -162,9 +162,9 @@ impl Awaited {
     pub(super) fn of(program: &Decoded<'_>) -> Option<Awaited> {
         program.ops().iter().find_map(|op| {
             let (at, satisfying) = match *op {
-                PeerOp::PollGeq { at, value } => (at, Satisfying::Value(value)),
-                PeerOp::PollAnd { at, value } => (at, Satisfying::With(value)),
-                PeerOp::PollNor { at, value } => (at, Satisfying::Only(value)),
+                ProgramOp::PollGeq { at, value } => (at, Satisfying::Value(value)),
+                ProgramOp::PollAnd { at, value } => (at, Satisfying::With(value)),
+                ProgramOp::PollNor { at, value } => (at, Satisfying::Only(value)),
                 _ => return None,
             };
             (at.role == Role::Memory).then_some(Awaited::Word(Word { at, satisfying }))
@@ -279,7 +279,7 @@ impl Reports<'_> {
 
 impl PendingEntry {
     /// The mark that a wait was for, if it is not known yet how the work before it has ended. Gives it once.
-    fn unsettled(&mut self) -> Option<Mark> {
+    fn unsettled(&mut self) -> Option<StreamPosition> {
         match &mut self.what {
             PendingWork::Event {
                 mark, is_settled, ..
@@ -305,10 +305,10 @@ impl PendingEntry {
     /// Everything behind the entry was given up.
     pub(super) fn let_end(&mut self) {
         if let PendingWork::Program {
-            is_behind_given_up, ..
+            is_behind_failed, ..
         } = &mut self.what
         {
-            *is_behind_given_up = true;
+            *is_behind_failed = true;
         }
     }
 
@@ -330,41 +330,41 @@ impl PendingEntry {
     /// The stream has begun the entry. Ends its wait if its owner or the application wants that, or returns what must happen before.
     fn begin(&mut self, words: &StreamWords, aborted: bool) -> Option<Next> {
         self.start();
-        let (owner, cookie, awaited, released, is_given_up, is_behind_given_up) =
-            match &mut self.what {
-                PendingWork::Program {
-                    owner,
-                    cookie,
-                    awaited,
-                    released,
-                    is_given_up,
-                    is_behind_given_up,
-                    ..
-                } => (
-                    owner,
-                    cookie,
-                    awaited,
-                    released,
-                    is_given_up,
-                    is_behind_given_up,
-                ),
-                PendingWork::Event {
-                    by_kernel: true,
-                    given_up,
-                    was_told,
-                    ..
-                } => {
-                    if (aborted || *given_up) && !std::mem::replace(was_told, true) {
-                        words.note(STATUS_WORK);
-                        words.release(self.done);
-                    }
-                    return None;
+        let (owner, cookie, awaited, released, is_given_up, is_behind_failed) = match &mut self.what
+        {
+            PendingWork::Program {
+                owner,
+                cookie,
+                awaited,
+                released,
+                is_given_up,
+                is_behind_failed,
+                ..
+            } => (
+                owner,
+                cookie,
+                awaited,
+                released,
+                is_given_up,
+                is_behind_failed,
+            ),
+            PendingWork::Event {
+                by_kernel: true,
+                given_up,
+                was_told,
+                ..
+            } => {
+                if (aborted || *given_up) && !std::mem::replace(was_told, true) {
+                    words.note(STATUS_WORK);
+                    words.release(self.done);
                 }
-                PendingWork::Event { .. }
-                | PendingWork::Record(_)
-                | PendingWork::Count
-                | PendingWork::Launched { .. } => return None,
-            };
+                return None;
+            }
+            PendingWork::Event { .. }
+            | PendingWork::Record(_)
+            | PendingWork::Count
+            | PendingWork::Launched { .. } => return None,
+        };
         let awaited = awaited.as_mut()?;
         let ends = || !owner.ends_waits() && owner.released(*cookie);
         if let (Some(Released::Stored(substitute)), Awaited::Word(awaited)) =
@@ -378,8 +378,7 @@ impl PendingEntry {
         if released.is_some() || !(aborted || ends()) {
             return None;
         }
-        if !*is_behind_given_up && let Some(failure) = owner.failure_of(*cookie, Outcome::Released)
-        {
+        if !*is_behind_failed && let Some(failure) = owner.failure_of(*cookie, Outcome::Released) {
             *is_given_up = true;
             return Some(Next::GiveUpBehind(self.done, failure));
         }
@@ -442,11 +441,11 @@ impl PendingEntry {
                 cookie,
                 awaited,
                 released,
-                alarm,
+                failure_notifier,
                 ..
             } => {
                 // A later failure of the owner does not concern the stream.
-                *alarm = None;
+                *failure_notifier = None;
                 restore(&**owner, awaited.as_ref(), released.take());
                 owner.finished(*cookie, outcome);
             }
@@ -520,8 +519,12 @@ impl PendingEntry {
     /// Drops its handles but those whose drop may block, which it returns.
     pub(super) fn into_deferred_drop(self) -> Option<DeferredDrop> {
         match self.what {
-            PendingWork::Program { owner, alarm, .. } => {
-                drop(alarm);
+            PendingWork::Program {
+                owner,
+                failure_notifier,
+                ..
+            } => {
+                drop(failure_notifier);
                 owner.into_deferred_drop()
             }
             PendingWork::Count => None,

@@ -17,7 +17,7 @@ const ARRIVALS: usize = 256;
 /// another lock. Entries go from the one to the others through a channel that takes neither.
 pub(super) struct PendingQueue {
     arrivals: SyncSender<PendingEntry>,
-    /// How many entries were sent. SeqCst, as [`Registration`](crate::proxy::Registration) wants it: the thread that stops looking reads this after
+    /// How many entries were sent. SeqCst, as [`PollMembership`](crate::proxy::PollMembership) wants it: the thread that stops looking reads this after
     /// it has said so, and the thread that queues writes it before it asks.
     sent: AtomicU64,
     waiting: Lock<Arrived>,

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
 use super::pending::{Next, PendingEntry, Reports, defer_drops, settle};
-use super::state::{GateWait, StreamState};
+use super::state::{HostEventWait, StreamState};
 use super::stream_words::{STATUS_WORK, Stop};
 use crate::proxy::drop_elsewhere;
 use crate::stream::{DeferredDrop, Owner};
@@ -78,7 +78,7 @@ impl StreamState {
                 .filter(|entry| is_given(entry))
                 .for_each(PendingEntry::announce_discard);
         }
-        self.give_up_rest(failure);
+        self.fail_pending(failure);
         // Owners are told under the lock, as in `settle`: a thread that finds nothing pending knows that all were told.
         let mut pending = self.pending.lock();
         let last = pending.entries.partition_point(is_given);
@@ -101,7 +101,7 @@ impl StreamState {
             .filter_map(PendingEntry::into_deferred_drop)
             .collect();
         drop(pending);
-        self.gates.lock().clear();
+        self.host_event_waits.lock().clear();
         // Not under a lock: this may drop the last handle of an owner.
         defer_drops(dropped);
     }
@@ -128,27 +128,30 @@ impl StreamState {
     pub(super) fn settle_for_good(&self) {
         drop(self.settle_to_the_end());
         // Threads that come after this take handles only of owners that are pending.
-        drop(self.visiting.write());
+        drop(self.owner_readers.write());
     }
 
     /// Opens the gates whose marks, of streams of the host, are reached.
-    pub(super) fn open_gates(&self) {
-        let mut gates = self.gates.lock();
-        while let Some(gate) = gates.front().filter(|gate| gate.mark.is_reached()) {
+    pub(super) fn release_host_event_waits(&self) {
+        let mut host_event_waits = self.host_event_waits.lock();
+        while let Some(gate) = host_event_waits
+            .front()
+            .filter(|gate| gate.mark.is_reached())
+        {
             if let Some(failure) = gate.mark.failure() {
                 self.fail_from(gate.done, failure);
             }
             // Release: orders the other stream's work before the gate.
             let word = self.count.words.gate();
             word.store(gate.number, Ordering::Release);
-            gates.pop_front();
+            host_event_waits.pop_front();
         }
     }
 
     /// Gives up the pending work, by the application's wish: that is no fault.
     pub(super) fn abort(&self) {
         self.forgive();
-        self.give_up_rest("it was aborted".into());
+        self.fail_pending("it was aborted".into());
         // After the owners: waits of theirs may come behind these.
         let mut pending = self.pending.lock();
         pending
@@ -158,17 +161,17 @@ impl StreamState {
         let last = pending.last();
         drop(pending);
         if let Some(last) = last {
-            self.give_up_gates(last);
+            self.abandon_host_event_waits(last);
         }
         self.ensure_watched();
     }
 
     /// Opens the gates of the entries up to the last one that was given up, though their marks are not reached. A wait that is being queued meanwhile has
     /// a gate before it has an entry.
-    fn give_up_gates(&self, last: u64) {
-        let mut gates = self.gates.lock();
-        let given_up = gates.partition_point(|gate| gate.done <= last);
-        if let Some(GateWait { number, .. }) = gates.drain(..given_up).next_back() {
+    fn abandon_host_event_waits(&self, last: u64) {
+        let mut host_event_waits = self.host_event_waits.lock();
+        let given_up = host_event_waits.partition_point(|gate| gate.done <= last);
+        if let Some(HostEventWait { number, .. }) = host_event_waits.drain(..given_up).next_back() {
             let words = &self.count.words;
             words.note(STATUS_WORK);
             // Release: the status comes before the gate.
@@ -178,9 +181,9 @@ impl StreamState {
 
     /// One turn of a thread that waits for the stream. Returns whether an owner made progress.
     pub(super) fn turn(&self) -> bool {
-        self.open_gates();
+        self.release_host_event_waits();
         drop(self.settle());
-        let _visiting = self.visit();
+        let _visiting = self.read_owners();
         // The stream may wait for a software NIC, which progresses in the threads that wait.
         let mut owners: [Option<Arc<dyn Owner>>; 8] = Default::default();
         // Owners progress without the lock, which the watching thread needs to end waits: a NIC may have to copy.
@@ -198,7 +201,9 @@ impl StreamState {
         moved
     }
 
-    pub(super) fn visit(&self) -> RwLockReadGuard<'_, ()> {
-        self.visiting.read().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn read_owners(&self) -> RwLockReadGuard<'_, ()> {
+        self.owner_readers
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -10,18 +10,18 @@ use cudarc::driver::sys::{self, CUstream};
 use super::call_queue::CallQueue;
 use super::capture::forbid;
 use super::context::{ContextOnDemand, CudaContext, PER_THREAD};
-use super::give_back;
+use super::deferred_free;
 use super::pending_queue::PendingQueue;
 use super::stream_progress::{Count, CountedStream};
 use super::stream_words::StreamWords;
 use crate::Result;
-use crate::proxy::Registration;
-use crate::stream::{Fault, Lock, Mark, Progress, next_id};
+use crate::proxy::PollMembership;
+use crate::stream::{Fault, Lock, Progress, StreamPosition, next_id};
 
 /// A wait for a mark that no GPU counts.
-pub(super) struct GateWait {
+pub(super) struct HostEventWait {
     pub(super) number: u32,
-    pub(super) mark: Mark,
+    pub(super) mark: StreamPosition,
     /// The count of the entry that waits.
     pub(super) done: u64,
 }
@@ -38,16 +38,16 @@ pub(super) struct StreamState {
     /// A graph builder captures the stream.
     is_captured: AtomicBool,
     /// The `cudarc` object that owns the stream, if there is one.
-    pub(super) lender: OnceLock<Arc<cudarc::driver::CudaStream>>,
+    pub(super) cudarc_owner: OnceLock<Arc<cudarc::driver::CudaStream>>,
     pub(super) progress: Arc<Progress>,
     pub(super) count: Arc<Count>,
     /// The one lock of the hot path. It is held over the driver call, which may block while the driver's queue is full.
     pub(super) queue: Lock<CallQueue>,
     pub(super) pending: PendingQueue,
     /// Held for reading while a thread has handles of owners whose programs may finish meanwhile.
-    pub(super) visiting: RwLock<()>,
+    pub(super) owner_readers: RwLock<()>,
     /// Waits for marks that no GPU counts, in the order of the gates.
-    pub(super) gates: Lock<VecDeque<GateWait>>,
+    pub(super) host_event_waits: Lock<VecDeque<HostEventWait>>,
     pub(super) fault: Fault,
     /// Failures of entries up to this count are no fault: the fault was taken, or the stream aborted, behind them.
     pub(super) forgiven: AtomicU64,
@@ -58,10 +58,10 @@ pub(super) struct StreamState {
     /// Held during `cuStreamQuery`, which would invalidate a capture of the stream.
     pub(super) asking: Lock<()>,
     pub(super) looks: AtomicU32,
-    pub(super) watched: Registration,
-    /// How often [`give_back::stream_gets_work`] was called for the stream, and [`give_back::stream_is_idle`] was not.
+    pub(super) watched: PollMembership,
+    /// How often [`deferred_free::stream_gets_work`] was called for the stream, and [`deferred_free::stream_is_idle`] was not.
     pub(super) busy: AtomicUsize,
-    pub(super) asked: Registration,
+    pub(super) asked: PollMembership,
     /// The driver has reported an error after which it executes nothing that is queued.
     pub(super) ended: AtomicBool,
     /// Every wait that the stream reaches is ended.
@@ -98,7 +98,7 @@ impl StreamState {
         })?;
         Ok(Arc::new_cyclic(|weak| {
             let count = Arc::new(Count::new(words, weak.clone() as Weak<dyn CountedStream>));
-            let progress = Progress::elsewhere(id, Box::new(Arc::clone(&count)));
+            let progress = Progress::external(id, Box::new(Arc::clone(&count)));
             StreamState {
                 id,
                 name,
@@ -107,17 +107,17 @@ impl StreamState {
                 owned,
                 is_exposed: AtomicBool::new(!owned),
                 is_captured: AtomicBool::new(false),
-                lender: OnceLock::new(),
+                cudarc_owner: OnceLock::new(),
                 queue: Lock::default(),
                 pending: PendingQueue::new(),
-                visiting: RwLock::default(),
-                gates: Lock::default(),
+                owner_readers: RwLock::default(),
+                host_event_waits: Lock::default(),
                 fault: Fault::new(),
                 asking: Lock::default(),
                 looks: AtomicU32::new(0),
-                watched: Registration::default(),
+                watched: PollMembership::default(),
                 busy: AtomicUsize::new(0),
-                asked: Registration::default(),
+                asked: PollMembership::default(),
                 ended: AtomicBool::new(false),
                 aborted: AtomicBool::new(false),
                 cut: AtomicU64::new(u64::MAX),
@@ -133,7 +133,7 @@ impl StreamState {
     }
 
     pub(super) fn has_work(&self) -> bool {
-        !self.pending.is_empty() || !self.gates.lock().is_empty()
+        !self.pending.is_empty() || !self.host_event_waits.lock().is_empty()
     }
 
     /// Reports a failure of earlier work.
@@ -199,7 +199,7 @@ impl Drop for StreamState {
     fn drop(&mut self) {
         // The watching thread has not looked at it since its work was done.
         for _ in 0..*self.busy.get_mut() {
-            give_back::stream_is_idle(&self.count);
+            deferred_free::stream_is_idle(&self.count);
         }
         if !self.owned {
             return;

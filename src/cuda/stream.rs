@@ -22,7 +22,9 @@ use super::pending::PendingWork;
 use super::state::StreamState;
 use super::trigger::Trigger;
 use super::watch::release_elsewhere;
-use crate::stream::{Event, Executor, StreamFailure, Submission, act_as, forbid_on, message};
+use crate::stream::{
+    Event, Executor, StreamFailure, Submission, forbid_on, message, run_as_stream,
+};
 use crate::{Error, Result};
 
 /// A stream of a GPU, created by this library or by a framework, the runtime API or the application.
@@ -44,7 +46,7 @@ use crate::{Error, Result};
 /// - When the last handle is dropped, queued work is still executed, and a stream that this library has created is destroyed after that. The drop
 ///   does not block.
 /// - After an error that a context does not recover from (an illegal address, a destroyed context), unfinished programs end as
-///   [`Outcome::Discarded`](crate::stream::Outcome::Discarded), and every later call reports the error.
+///   [`Status::Discarded`](crate::Status::Discarded), and every later call reports the error.
 #[derive(Clone)]
 pub struct CudaStream {
     handle: Arc<CudaStreamHandle>,
@@ -72,18 +74,18 @@ impl CudaStream {
         raw: CUstream,
         name: impl Into<String>,
     ) -> Result<CudaStream> {
-        let handle = Arc::new(CudaStreamHandle::lent(context, raw, name.into())?);
+        let handle = Arc::new(CudaStreamHandle::borrowed(context, raw, name.into())?);
         Ok(CudaStream { handle })
     }
 
     /// A stream of `cudarc`'s, whose object is kept as long as this stream.
-    pub(super) fn lent(
+    pub(super) fn borrowed(
         context: &CudaContext,
         stream: &Arc<cudarc::driver::CudaStream>,
         name: String,
     ) -> Result<CudaStream> {
-        let handle = CudaStreamHandle::lent(context, stream.cu_stream(), name)?;
-        let _ = handle.state().lender.set(Arc::clone(stream));
+        let handle = CudaStreamHandle::borrowed(context, stream.cu_stream(), name)?;
+        let _ = handle.state().cudarc_owner.set(Arc::clone(stream));
         let handle = Arc::new(handle);
         Ok(CudaStream { handle })
     }
@@ -179,7 +181,9 @@ impl CudaStream {
             return state.check();
         };
         let call = Box::new(move || {
-            if let Err(panicked) = catch_unwind(AssertUnwindSafe(|| act_as(stream.id, function))) {
+            if let Err(panicked) =
+                catch_unwind(AssertUnwindSafe(|| run_as_stream(stream.id, function)))
+            {
                 let reason = format!("panicked: {}", message(panicked));
                 // An owner that is given up may panic, too; nothing may leave this closure.
                 let _ = catch_unwind(AssertUnwindSafe(|| stream.fail_now(reason.into())));

@@ -3,17 +3,17 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use super::give_back::StreamWork;
+use super::deferred_free::StreamWork;
 use super::stream_words::{STATUS_WORK, StreamWords};
-use crate::stream::{AlarmListener, Elsewhere};
+use crate::stream::{ExternalProgress, FailureListener};
 
 /// A stream that counts. Each call returns the handle, whose drop may block.
 pub(super) trait CountedStream: Send + Sync {
     /// Tells owners and events how far the stream has come.
     fn settle_now(self: Arc<Self>);
 
-    /// As [`AlarmListener::stop_behind`].
-    fn stop_behind(self: Arc<Self>, owner: usize);
+    /// As [`FailureListener::fail_queued_after`].
+    fn fail_queued_after(self: Arc<Self>, owner: usize);
 }
 
 /// How far a stream has come: a 64-bit count, from the 32-bit word that the stream stores its count to.
@@ -64,7 +64,7 @@ impl StreamWork for Count {
     }
 }
 
-impl Elsewhere for Arc<Count> {
+impl ExternalProgress for Arc<Count> {
     fn completed(&self) -> u64 {
         if self.over.load(Ordering::Acquire) {
             return u64::MAX;
@@ -84,14 +84,14 @@ impl Elsewhere for Arc<Count> {
     }
 }
 
-impl AlarmListener for Count {
+impl FailureListener for Count {
     fn sound(&self) {
         self.words.note(STATUS_WORK);
     }
 
-    fn stop_behind(&self, owner: usize) {
+    fn fail_queued_after(&self, owner: usize) {
         if let Some(stream) = self.stream.upgrade() {
-            stream.stop_behind(owner);
+            stream.fail_queued_after(owner);
         }
     }
 }

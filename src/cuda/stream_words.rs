@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
-use doorbell_wire::memory::InPage;
+use doorbell_wire::memory::PageBox;
 
 use super::context::CudaContext;
-use super::host_registration::Pinned;
+use super::host_registration::HostRegistration;
 use crate::Result;
 
 /// How long a waiting kernel tolerates that the watching thread does not run. The streams of a process that is stopped for longer fail.
@@ -23,8 +23,8 @@ pub(super) const STATUS_STREAM: i32 = -18;
 /// allocated, and the words are read after that.
 pub(super) struct StreamWords {
     /// Dropped before the memory.
-    pinned: Pinned,
-    page: InPage<WordsPage>,
+    pinned: HostRegistration,
+    page: PageBox<WordsPage>,
 }
 
 /// It has a page of its own, so that nothing else is registered with it.
@@ -39,14 +39,14 @@ struct WordsPage {
 #[repr(C, align(128))]
 #[derive(Default)]
 struct StreamControl {
-    host: OfHost,
-    stream: OfStream,
-    both: OfBoth,
+    host: HostWritten,
+    stream: DeviceWritten,
+    both: SharedStatus,
 }
 
 #[repr(C, align(128))]
 #[derive(Default)]
-struct OfHost {
+struct HostWritten {
     release: AtomicU64,
     alive: AtomicU64,
     lease_ns: AtomicU64,
@@ -55,7 +55,7 @@ struct OfHost {
 
 #[repr(C, align(128))]
 #[derive(Default)]
-struct OfStream {
+struct DeviceWritten {
     released: AtomicU64,
     stopped: AtomicU64,
     stop: AtomicU32,
@@ -64,7 +64,7 @@ struct OfStream {
 
 #[repr(C, align(128))]
 #[derive(Default)]
-struct OfBoth {
+struct SharedStatus {
     status: AtomicI32,
 }
 
@@ -103,7 +103,7 @@ impl StreamWords {
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
     pub(super) fn new(context: &CudaContext) -> Result<StreamWords> {
-        let page = InPage::new(WordsPage::default)?;
+        let page = PageBox::new(WordsPage::default)?;
         let lease_ns = LEASE.as_nanos() as u64;
         page.control
             .host
@@ -111,7 +111,7 @@ impl StreamWords {
             .store(lease_ns, Ordering::Relaxed);
         let start = std::ptr::from_ref(&*page).addr();
         // SAFETY: the page lives as long as `pinned`, and is atomics to everyone.
-        let pinned = unsafe { Pinned::new(context, start, page.len_bytes())? };
+        let pinned = unsafe { HostRegistration::new(context, start, page.len_bytes())? };
         Ok(StreamWords { pinned, page })
     }
 

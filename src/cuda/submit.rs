@@ -11,9 +11,9 @@ use super::driver::check;
 use super::kernel_words::KernelWords;
 use super::memops::MemOp;
 use super::pending::{PendingEntry, PendingWork, defer_drops};
-use super::state::{GateWait, StreamState};
+use super::state::{HostEventWait, StreamState};
 use super::stream_words::STATUS_STREAM;
-use crate::stream::{Event, Follows, Mark, Owner, Record, StreamFailure, Submission};
+use crate::stream::{Dependent, Event, Owner, Record, StreamFailure, StreamPosition, Submission};
 use crate::{Error, Result, StateKind};
 
 impl StreamState {
@@ -47,7 +47,7 @@ impl StreamState {
             Ok(())
         })?;
         let progress = Arc::clone(&self.progress);
-        Record::announce(event, number, Mark { progress, position });
+        Record::announce(event, number, StreamPosition { progress, position });
         Ok(())
     }
 
@@ -98,7 +98,7 @@ impl StreamState {
             let by_kernel = state.wait_for_count(queue, state.count.words.gate_at(), gate);
             state.count_for(queue, after, PendingWork::event(mark.clone(), by_kernel));
             // Before the driver call. If the driver refuses, `queue_by` takes the gate back.
-            state.gates.lock().push_back(GateWait {
+            state.host_event_waits.lock().push_back(HostEventWait {
                 number: gate,
                 mark,
                 done: queue.issued,
@@ -179,10 +179,10 @@ impl StreamState {
             let gate = queue.restore(&before);
             if let Some(followed) = queue.followed.take() {
                 let stream: Weak<StreamState> = self.weak.clone();
-                followed.leave(&(stream as Weak<dyn Follows>), queue.issued + 1);
+                followed.leave(&(stream as Weak<dyn Dependent>), queue.issued + 1);
             }
             // The refused gates go. Their numbers are not used again, since one may be open already.
-            self.gates
+            self.host_event_waits
                 .lock()
                 .retain(|opened| opened.number.wrapping_sub(gate).cast_signed() <= 0);
         } else {
@@ -286,7 +286,7 @@ impl StreamState {
 /// behind such waits before it could see the waits of this call.
 fn may_wait(owners: &[Arc<dyn Owner>]) -> Result<()> {
     let has_failed = |owner: &Arc<dyn Owner>| {
-        (owner.attachments()).is_some_and(|attachments| attachments.alarm().has_failed())
+        (owner.attachments()).is_some_and(|attachments| attachments.failure_notifier().has_failed())
     };
     match owners.iter().any(has_failed) {
         false => Ok(()),
@@ -310,9 +310,9 @@ mod tests {
 
     use cudarc::driver::sys;
 
+    use crate::bytecode::{Dword, Fence, Program, Qword, Role, TargetId, Targets};
     use crate::cuda::context::CudaContext;
     use crate::cuda::stream::CudaStream;
-    use crate::peer::{Dword, Fence, Program, Qword, Role, TargetId, Targets};
     use crate::stream::{Attachments, Executor, Outcome, Owner, Submission, locks_taken};
 
     /// A page of memory, in which programs store and wait.
@@ -516,15 +516,15 @@ mod tests {
         let mut waits = Program::new(&bench.targets);
         waits.poll_geq(flag, 1).unwrap();
         let waiting = bench.submission(waits);
-        let alarm = bench.attachments.alarm();
+        let failure_notifier = bench.attachments.failure_notifier();
         let refused = state.queue_by(
             |state, queue| state.prepare(queue, std::slice::from_ref(&waiting).iter()),
             |state, queue| {
-                alarm.sound();
+                failure_notifier.sound();
                 state.enter(queue).map(drop)
             },
         );
-        alarm.reset();
+        failure_notifier.reset();
         assert!(refused.unwrap_err().to_string().contains("has failed"));
         assert!(state.pending.is_empty());
         // After that: the owner is given up before the one that found the failure goes on.

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::{self, CUresult};
 
 use super::capture::{RelaxedCapture, forbid, is_captured};
+use super::deferred_free;
 use super::driver::{check, is};
-use super::give_back;
 use super::pending::defer_drops;
 use super::state::StreamState;
 use super::stream_words::STATUS_STREAM;
@@ -104,7 +104,7 @@ impl StreamState {
     pub(super) fn ensure_watched(&self) {
         if self.watched.come() {
             self.busy.fetch_add(1, Ordering::Relaxed);
-            give_back::stream_gets_work(&self.count);
+            deferred_free::stream_gets_work(&self.count);
             if let Ok(watcher) = watcher() {
                 watcher.register(self.weak.clone());
             }
@@ -119,7 +119,7 @@ impl StreamState {
     /// A function of the host is launched on the stream.
     pub(super) fn function_comes(&self) {
         self.count.functions.fetch_add(1, Ordering::AcqRel);
-        give_back::stream_gets_work(&self.count);
+        deferred_free::stream_gets_work(&self.count);
     }
 
     /// The function has returned, or the driver has refused it.
@@ -128,7 +128,7 @@ impl StreamState {
         let functions = &self.count.functions;
         // Not if the stream has ended before.
         if (functions.fetch_update(Ordering::AcqRel, Ordering::Acquire, less)).is_ok() {
-            give_back::stream_is_idle(&self.count);
+            deferred_free::stream_is_idle(&self.count);
         }
     }
 
@@ -184,7 +184,7 @@ impl StreamState {
     /// A turn of the watching thread.
     fn look(&self) -> PollResult {
         self.count.words.stay_alive();
-        self.open_gates();
+        self.release_host_event_waits();
         defer_drops(self.settle_to_the_end());
         if self.has_work() {
             return PollResult::Waiting;
@@ -193,7 +193,7 @@ impl StreamState {
             return PollResult::Waiting;
         }
         self.busy.fetch_sub(1, Ordering::Relaxed);
-        give_back::stream_is_idle(&self.count);
+        deferred_free::stream_is_idle(&self.count);
         // The handle that was kept for the work.
         if let Some(inner) = self.remaining.lock().take() {
             release_elsewhere(inner);
@@ -204,7 +204,7 @@ impl StreamState {
     /// A turn of the querying thread.
     fn ask(&self) -> PollResult {
         if self.has_work() {
-            self.look_for_the_end();
+            self.check_for_error();
             return PollResult::Waiting;
         }
         self.asked.leave(|| self.has_work())
@@ -212,7 +212,7 @@ impl StreamState {
 
     /// Looks for errors that no count shows, such as a destroyed context. `cuStreamQuery` would invalidate a capture that another thread begins
     /// just before it, so most turns only ask about a capture, which reports most errors, too.
-    fn look_for_the_end(&self) {
+    fn check_for_error(&self) {
         let looks = self.looks.fetch_add(1, Ordering::Relaxed);
         if looks.is_multiple_of(8) {
             let _ = self.is_idle();
@@ -268,7 +268,7 @@ impl StreamState {
         self.ended.store(true, Ordering::Release);
         // The driver does not call them any more.
         for _ in 0..self.count.functions.swap(0, Ordering::AcqRel) {
-            give_back::stream_is_idle(&self.count);
+            deferred_free::stream_is_idle(&self.count);
         }
         self.ensure_watched();
     }

@@ -50,7 +50,9 @@ impl Address {
             .first_chunk::<8>()
             .ok_or_else(|| bad(format!("{} bytes are too few", bytes.len())))?;
         if head[..4] != MAGIC {
-            return Err(bad("it does not begin with the mark of an address".into()));
+            return Err(bad(
+                "it does not begin with the magic number of an address".into()
+            ));
         }
         let version = u16::from_le_bytes([head[4], head[5]]);
         if version != VERSION {
@@ -169,7 +171,7 @@ mod tests {
             bytes[at] = value;
             reason(&bytes)
         };
-        assert!(with(0, 0).contains("mark"));
+        assert!(with(0, 0).contains("magic number"));
         assert!(with(4, 9).contains("version 9"));
         assert!(with(6, 9).contains("kind 9"));
         assert!(with(20, 0xff).contains("checksum"));

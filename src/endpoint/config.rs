@@ -215,18 +215,18 @@ pub enum Operation {
 /// The two queues of an endpoint, each with its completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Side {
+pub enum QueueKind {
     /// Sends, writes, reads and atomics.
     Send = 0,
     /// Receives.
     Recv = 1,
 }
 
-impl Side {
+impl QueueKind {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Side::Send => "send",
-            Side::Recv => "receive",
+            QueueKind::Send => "send",
+            QueueKind::Recv => "receive",
         }
     }
 }

@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::endpoint::shared::{EndpointRef, Shared};
-use crate::endpoint::{Address, Endpoint, EndpointConfig, Path};
+use crate::bytecode::Program;
+use crate::endpoint::shared::{EndpointRef, EndpointShared};
+use crate::endpoint::{Address, Endpoint, EndpointConfig, PathReport};
 use crate::mlx5::{RecvQueue, RecvQueueConfig, SendQueue, SendQueueConfig};
 #[cfg(feature = "verbs")]
 use crate::nic::Steps;
 use crate::nic::{Attributes, Queues, State};
-use crate::peer::Program;
 use crate::region::ProtectionDomain;
 use crate::{Cause, Error, Result, StateKind, WorkError};
 
@@ -28,7 +28,7 @@ impl Endpoint {
     /// device or the system has no room for it.
     pub fn new(domain: &ProtectionDomain, config: &EndpointConfig) -> Result<Endpoint> {
         config.check()?;
-        let (shared, targets) = Shared::new(domain, config)?;
+        let (shared, targets) = EndpointShared::new(domain, config)?;
         let Queues::Mlx5(&memory) = shared.qp.queues();
         let send_config = SendQueueConfig {
             ring: memory.send_ring,
@@ -169,7 +169,7 @@ impl Endpoint {
     }
 
     /// The control path that doorbells take, and why no better one is available.
-    pub fn path(&self) -> Path {
+    pub fn path(&self) -> PathReport {
         self.shared.path.clone()
     }
 }
@@ -178,7 +178,7 @@ impl Endpoint {
 #[cfg(feature = "verbs")]
 #[derive(Debug)]
 pub(crate) struct Life {
-    shared: Weak<Shared>,
+    shared: Weak<EndpointShared>,
     epoch: u32,
 }
 
@@ -229,7 +229,7 @@ impl Endpoint {
 /// Aborts an endpoint that it does not own; see [`Endpoint::abort_handle`].
 #[derive(Debug, Clone)]
 pub struct AbortHandle {
-    shared: Weak<Shared>,
+    shared: Weak<EndpointShared>,
 }
 
 impl AbortHandle {

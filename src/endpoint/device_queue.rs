@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::endpoint::Side;
+use crate::endpoint::QueueKind;
 use crate::endpoint::device_queue_state::{DeviceQueueState, SubmissionFlags};
-use crate::endpoint::shared::Shared;
+use crate::endpoint::shared::EndpointShared;
 use crate::nic::{QueuePairMemory, Queues};
 use crate::region::Region;
 use crate::stream::next_id;
@@ -15,7 +15,7 @@ use crate::{Error, Result, StateKind, WorkError};
 #[derive(Debug)]
 pub(crate) struct DeviceQueue {
     state: Arc<DeviceQueueState>,
-    shared: Arc<Shared>,
+    shared: Arc<EndpointShared>,
     has_begun: bool,
     /// The number by which the endpoint's alarm knows the queue.
     id: u64,
@@ -25,7 +25,7 @@ impl DeviceQueue {
     /// A queue in which nothing is under way, and whose next slot has the running count `first`. Kernels own it from [`DeviceQueue::begin`] on. A `flags`
     /// in the process's memory is made if the host rings, or on request.
     pub(super) fn new(
-        shared: &Arc<Shared>,
+        shared: &Arc<EndpointShared>,
         first: u32,
         depth: u32,
         with_flags: bool,
@@ -62,7 +62,10 @@ impl DeviceQueue {
             shared.set_rung(queue.side, state.first().0);
         }
         let alarmed = Arc::clone(state);
-        shared.attachments().alarm().enter(self.id, || alarmed);
+        shared
+            .attachments()
+            .failure_notifier()
+            .enter(self.id, || alarmed);
         queue.hand_over(state);
         shared.activate();
         entered.stay();
@@ -111,9 +114,9 @@ impl Drop for DeviceQueue {
             return;
         }
         // The kernels regard what they submitted as under way. The proxy may not have rung for it yet, so it is rung for here.
-        self.shared.ring_submitted(Side::Send);
+        self.shared.ring_submitted(QueueKind::Send);
         self.shared.queues[0].end_device_ownership();
-        self.shared.attachments().alarm().leave(self.id);
+        self.shared.attachments().failure_notifier().leave(self.id);
         self.shared.leave_stream();
     }
 }

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::Result;
-use crate::nic::{InPage, InPages};
+use crate::nic::{PageBox, PageSlice};
 use crate::region::Region;
-use crate::stream::AlarmListener;
+use crate::stream::FailureListener;
 
 /// DOORBELL_EWORK of the C interface.
 const STATUS_WORK: i32 = -19;
@@ -24,8 +24,8 @@ pub(crate) struct DeviceQueueControl {
 /// What kernels write with the work requests, one for each slot.
 #[derive(Debug)]
 pub(crate) struct SubmissionFlags {
-    marks: InPages<AtomicU32>,
-    doorbells: InPages<AtomicU64>,
+    marks: PageSlice<AtomicU32>,
+    doorbells: PageSlice<AtomicU64>,
 }
 
 impl SubmissionFlags {
@@ -33,8 +33,8 @@ impl SubmissionFlags {
     /// [`Error::System`](crate::Error::System): no memory.
     pub(super) fn new(slots: u32, first: u32) -> Result<SubmissionFlags> {
         let flags = SubmissionFlags {
-            marks: InPages::new(slots as usize, |_| AtomicU32::new(0))?,
-            doorbells: InPages::new(slots as usize, |_| AtomicU64::new(0))?,
+            marks: PageSlice::new(slots as usize, |_| AtomicU32::new(0))?,
+            doorbells: PageSlice::new(slots as usize, |_| AtomicU64::new(0))?,
         };
         for slot in 0..slots {
             let at = first.wrapping_add(slot);
@@ -74,7 +74,7 @@ pub(crate) fn fresh_mark(at: u32, slots: u32) -> u32 {
 #[derive(Debug)]
 pub(crate) struct DeviceQueueState {
     /// On a page of its own, for GPUs to map.
-    control: InPage<DeviceQueueControl>,
+    control: PageBox<DeviceQueueControl>,
     /// In this process's memory where the host rings, or where the kernels are threads of it.
     flags: Option<SubmissionFlags>,
     slots: u32,
@@ -96,7 +96,7 @@ impl DeviceQueueState {
         rings: bool,
         flags: Option<SubmissionFlags>,
     ) -> Result<DeviceQueueState> {
-        let control = InPage::new(DeviceQueueControl::default)?;
+        let control = PageBox::new(DeviceQueueControl::default)?;
         control.completed.store(first, Ordering::Relaxed);
         Ok(DeviceQueueState {
             control,
@@ -171,7 +171,7 @@ impl DeviceQueueState {
     }
 }
 
-impl AlarmListener for DeviceQueueState {
+impl FailureListener for DeviceQueueState {
     fn sound(&self) {
         let _ = self.control.status.compare_exchange(
             0,
@@ -186,6 +186,6 @@ impl Drop for DeviceQueueState {
     fn drop(&mut self) {
         let held = self.held.get_mut().unwrap_or_else(PoisonError::into_inner);
         // By whatever thread: a proxy's, one that looks after all endpoints, or one that holds an endpoint's locks.
-        held.drain(..).for_each(Region::let_go);
+        held.drain(..).for_each(Region::drop_deferred);
     }
 }

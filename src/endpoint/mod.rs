@@ -3,9 +3,11 @@
 //! - [`Endpoint`] prepares and queues operations; [`Prepared`] is one that is ready, [`Ticket`] tells what became of it.
 //! - `post` is the endpoint as applications use it; `prepare` inside it is what all its operations begin with, `flow` is the room in its queues.
 //! - `queue` is the state of one queue, send or receive, with its completions: `completions` reaps them, `status` says what became of
-//!   an operation, `ownership` whether the host or kernels post, `ledger` holds what work in flight needs to live.
-//! - `shared` is what the endpoint, its tickets, programs on streams and the watchdog hold together: `ringing` stores doorbells for streams
-//!   that cannot, `recovery` ends an endpoint that failed, `generation` is what a reset ends and begins, `in_flight` counts operations.
+//!   an operation, `ownership` whether the host or kernels post, `held_regions` keeps the memory of work in flight.
+//! - `outstanding` is the ring of work requests in flight, which the poster fills and the reaper empties.
+//! - `shared` is what the endpoint, its tickets, programs on streams and the watchdog hold together. `proxy_doorbells` stores doorbells for
+//!   streams that cannot. `failure` records a failure; `stopping` and `stop_state` then stop the device, and `release_waits` ends the waits.
+//!   `reset` and `generation` end one generation of the endpoint and start the next. `in_flight` counts programs that streams have.
 //! - `device_queue` is a send queue that kernels own. `watchdog` looks after deadlines and failures.
 //! - [`Address`] is what two endpoints exchange, [`Listener`] and [`Channel`] a way to do so.
 
@@ -16,15 +18,15 @@ mod connection;
 mod deadline;
 mod device_queue;
 mod device_queue_state;
-mod ledger;
-mod look_until;
+#[cfg(feature = "cuda")]
+mod operation_template;
 mod outcome;
+mod outstanding;
 mod path;
+mod poll_until;
 mod post;
 mod prepared;
 mod queue;
-#[cfg(feature = "cuda")]
-mod recipe;
 mod rendezvous;
 mod shared;
 mod sync_path;
@@ -38,7 +40,7 @@ mod work;
 
 pub use crate::region::Control;
 pub use address::Address;
-pub use config::{Completion, EndpointConfig, Operation, Side};
+pub use config::{Completion, EndpointConfig, Operation, QueueKind};
 pub use connection::AbortHandle;
 #[cfg(feature = "verbs")]
 pub(crate) use connection::Life;
@@ -49,14 +51,14 @@ pub(crate) use deadline::system;
 pub(crate) use device_queue::DeviceQueue;
 #[cfg(feature = "cuda")]
 pub(crate) use device_queue_state::fresh_mark;
+#[cfg(feature = "cuda")]
+pub(crate) use operation_template::OperationTemplate;
 pub use outcome::Status;
-pub use path::Path;
+pub use path::PathReport;
 pub use post::Endpoint;
 #[cfg(feature = "cuda")]
 pub(crate) use prepared::graph_post_all;
 pub use prepared::{Prepared, Rejected, stream_post, stream_post_all};
-#[cfg(feature = "cuda")]
-pub(crate) use recipe::Recipe;
 #[cfg(feature = "verbs")]
 pub(crate) use rendezvous::resolve;
 pub use rendezvous::{Channel, Listener};

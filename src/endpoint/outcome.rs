@@ -57,13 +57,13 @@ pub enum Evidence {
 
 /// The state of the device behind a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum QueueEnd {
+pub enum DeviceState {
     /// It works, or it is not known yet whether it is stopped.
     Open,
     /// It executes nothing more.
     Stopped,
     /// It could not be stopped, and may execute what streams have.
-    GivenUp,
+    Unresponsive,
 }
 
 impl RequestState {
@@ -91,13 +91,13 @@ impl RequestState {
     }
 
     /// How the request stands in its queue, whose device is or is not stopped. `is_rung` and `is_queued` as of [`RequestState::status`].
-    pub fn status_in(self, queue: QueueEnd, is_rung: bool, is_queued: bool) -> OpStatus {
+    pub fn status_in(self, queue: DeviceState, is_rung: bool, is_queued: bool) -> OpStatus {
         match (queue, self) {
             // A later doorbell would release it, too. Only a device that is stopped executes none.
-            (QueueEnd::Open, RequestState::Discarded) => OpStatus::Queued,
-            (QueueEnd::GivenUp, RequestState::Discarded) => OpStatus::Unknown,
+            (DeviceState::Open, RequestState::Discarded) => OpStatus::Queued,
+            (DeviceState::Unresponsive, RequestState::Discarded) => OpStatus::Unknown,
             // Its doorbell may be executed later.
-            (QueueEnd::GivenUp, _) => self.status(is_queued, is_queued),
+            (DeviceState::Unresponsive, _) => self.status(is_queued, is_queued),
             _ => self.status(is_rung, is_queued),
         }
     }

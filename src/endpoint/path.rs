@@ -11,7 +11,7 @@ type Choice = std::result::Result<String, String>;
 /// The control path in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Path {
+pub struct PathReport {
     /// The way.
     pub control: Control,
     /// Why this path was chosen: what makes it available.
@@ -20,7 +20,7 @@ pub struct Path {
     pub better: Vec<(Control, String)>,
 }
 
-impl fmt::Display for Path {
+impl fmt::Display for PathReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({}", self.control, self.reason)?;
         for (control, missing) in &self.better {
@@ -30,7 +30,7 @@ impl fmt::Display for Path {
     }
 }
 
-impl Path {
+impl PathReport {
     /// The path that was asked for, or else the best one that is available.
     ///
     /// # Errors
@@ -38,7 +38,7 @@ impl Path {
     pub(super) fn choose(
         asked: Option<Control>,
         mut try_way: impl FnMut(Control) -> Choice,
-    ) -> Result<Path> {
+    ) -> Result<PathReport> {
         let mut better: Vec<(Control, String)> = Vec::new();
         for control in Control::ALL {
             if asked.is_some_and(|asked| asked > control) {
@@ -50,7 +50,7 @@ impl Path {
             }
             match try_way(control) {
                 Ok(reason) => {
-                    return Ok(Path {
+                    return Ok(PathReport {
                         control,
                         reason,
                         better,
@@ -96,14 +96,14 @@ mod tests {
 
     #[test]
     fn the_best_that_can_be_is_taken_with_the_reasons_against_better_ones() {
-        let all = Path::choose(None, only(&Control::ALL)).unwrap();
+        let all = PathReport::choose(None, only(&Control::ALL)).unwrap();
         assert_eq!(all.to_string(), "direct (direct can be)");
-        let slow = Path::choose(None, only(&[Control::Sync])).unwrap();
+        let slow = PathReport::choose(None, only(&[Control::Sync])).unwrap();
         assert_eq!(
             slow.to_string(),
             "sync (sync can be; not direct: no direct here; not proxy: no proxy here)"
         );
-        let none = Path::choose(None, only(&[])).unwrap_err().to_string();
+        let none = PathReport::choose(None, only(&[])).unwrap_err().to_string();
         assert!(
             none.contains("no direct here") && none.contains("no sync here"),
             "{none}"
@@ -112,13 +112,13 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_is_taken_or_refused_with_its_reason() {
-        let sync = Path::choose(Some(Control::Sync), only(&Control::ALL)).unwrap();
+        let sync = PathReport::choose(Some(Control::Sync), only(&Control::ALL)).unwrap();
         assert_eq!(sync.control, Control::Sync);
         assert_eq!(sync.better.len(), 2);
         assert!(sync.to_string().contains("not proxy: sync was asked for"));
-        let error = Path::choose(Some(Control::Direct), only(&[Control::Proxy])).unwrap_err();
+        let error = PathReport::choose(Some(Control::Direct), only(&[Control::Proxy])).unwrap_err();
         assert!(error.to_string().contains("no direct here"), "{error}");
         // A worse one is never taken in its place.
-        assert!(Path::choose(Some(Control::Proxy), only(&[Control::Sync])).is_err());
+        assert!(PathReport::choose(Some(Control::Proxy), only(&[Control::Sync])).is_err());
     }
 }

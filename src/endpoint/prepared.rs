@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use crate::bytecode::Program;
 use crate::endpoint::queue::{QueueState, Wait, next_call};
-use crate::endpoint::shared::{Cookie, Entered, Shared};
-use crate::endpoint::sync_path::{CARRIED_OUT, carry_out, carry_out_all};
-use crate::endpoint::{Control, Side, Ticket};
+use crate::endpoint::shared::{Cookie, EndpointShared, Entered};
+use crate::endpoint::sync_path::{SYNC_EXECUTED, execute_all_sync, execute_sync};
+use crate::endpoint::{Control, QueueKind, Ticket};
 use crate::mlx5::Posted;
-use crate::peer::Program;
 #[cfg(feature = "cuda")]
 use crate::stream::Outcome;
 use crate::stream::{Executor, Submission};
@@ -29,7 +29,7 @@ pub(super) enum OperationKind {
 /// An operation without its endpoint and its program, which is expensive to move.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PreparedOperation {
-    pub(super) side: Side,
+    pub(super) side: QueueKind,
     pub(super) kind: OperationKind,
     /// Running count of the work request, or running index of the completion.
     pub(super) count: u32,
@@ -51,7 +51,7 @@ impl PreparedOperation {
 #[derive(Debug)]
 #[must_use = "an operation that is dropped is cancelled"]
 pub struct Prepared {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<EndpointShared>,
     pub(super) program: Program,
     pub(super) operation: PreparedOperation,
     pub(super) live: bool,
@@ -61,7 +61,7 @@ pub struct Prepared {
 
 impl Prepared {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<EndpointShared>,
         program: Program,
         operation: PreparedOperation,
     ) -> Prepared {
@@ -78,7 +78,7 @@ impl Prepared {
     pub(super) fn mark_cancelled(&mut self) -> bool {
         let PreparedOperation { count, epoch, .. } = self.operation;
         let queue = self.shared.queue(self.operation.side);
-        let cancelled = self.shared.while_alive(epoch, || {
+        let cancelled = self.shared.if_alive(epoch, || {
             if self.operation.is_wait() {
                 queue.set_wait(count, Wait::Cancelled);
             } else {
@@ -152,8 +152,8 @@ impl Prepared {
     }
 
     /// With whose it is, and the program: for all that is done with it.
-    pub(super) fn parts(&self) -> Parts<'_> {
-        Parts {
+    pub(super) fn parts(&self) -> PreparedRef<'_> {
+        PreparedRef {
             shared: &self.shared,
             program: &self.program,
             operation: self.operation,
@@ -164,13 +164,13 @@ impl Prepared {
 /// An operation where it lies, in a [`Prepared`] or, without a handle of its own, in the call that prepares and posts it: a handle costs two
 /// locked instructions.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Parts<'a> {
-    pub(super) shared: &'a Arc<Shared>,
+pub(super) struct PreparedRef<'a> {
+    pub(super) shared: &'a Arc<EndpointShared>,
     pub(super) program: &'a Program,
     pub(super) operation: PreparedOperation,
 }
 
-impl Parts<'_> {
+impl PreparedRef<'_> {
     fn queue(&self) -> &QueueState {
         self.shared.queue(self.operation.side)
     }
@@ -204,15 +204,15 @@ impl Parts<'_> {
         if before != count {
             let waiting = count.wrapping_sub(before);
             return no(
-                StateKind::OutOfTurn,
+                StateKind::OutOfOrder,
                 format!(
                     "operations that were prepared before this one on the {} queue ({waiting}) are not given to a stream yet; give or drop them first",
                     side.name()
                 ),
             );
         }
-        if side == Side::Recv && next != count {
-            return no(StateKind::OutOfTurn, "a receive that was prepared before this one was dropped, and the device would take it; drop this one, too".into());
+        if side == QueueKind::Recv && next != count {
+            return no(StateKind::OutOfOrder, "a receive that was prepared before this one was dropped, and the device would take it; drop this one, too".into());
         }
         Ok(())
     }
@@ -228,7 +228,7 @@ impl Parts<'_> {
         }
     }
 
-    /// Takes [`Parts::enter_queued`] back.
+    /// Takes [`PreparedRef::enter_queued`] back.
     fn enter_prepared(&self) {
         let queue = self.queue();
         let count = self.operation.count;
@@ -267,7 +267,7 @@ impl Parts<'_> {
             // Blocks, if it is a wait; the watchdog ends it as it ends those of streams.
             entered.stay();
             queue.last_stream.store(stream.id(), Ordering::Relaxed);
-            carry_out(stream, program, &**shared, cookie);
+            execute_sync(stream, program, &**shared, cookie);
             return Ok(());
         }
         if let Err(error) = stream.submit_program(program, shared.clone(), cookie) {
@@ -375,10 +375,10 @@ impl Parts<'_> {
             kind, count, epoch, ..
         } = self.operation;
         let queue = self.queue();
-        self.shared.while_alive(epoch, || {
+        self.shared.if_alive(epoch, || {
             match kind {
                 OperationKind::Send { posted, signaled } => {
-                    self.shared.nop_over(posted, signaled);
+                    self.shared.overwrite_with_nop(posted, signaled);
                     queue.cancel(count);
                 }
                 OperationKind::Recv => queue.cancel(count),
@@ -471,11 +471,11 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
     // Carried out here, it waits for what another thread has given to the stream since: no stream's order does.
     let id = if is_sync { 0 } else { stream.id() };
     let mut batch = Vec::with_capacity(prepared.len());
-    let batched = |operation: Parts<'_>, batch: &mut Vec<Submission>| {
+    let batched = |operation: PreparedRef<'_>, batch: &mut Vec<Submission>| {
         batch.push(operation.submission(id)?);
         Ok(())
     };
-    let last_stream = if is_sync { CARRIED_OUT } else { stream.id() };
+    let last_stream = if is_sync { SYNC_EXECUTED } else { stream.id() };
     let tickets = hand_over(last_stream, prepared, &mut batch, batched, |batch| {
         if is_sync {
             return Ok(());
@@ -483,7 +483,7 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
         stream.submit(batch)
     })?;
     // Empty, but for what the stream was not given.
-    carry_out_all(stream, &batch);
+    execute_all_sync(stream, &batch);
     Ok(tickets)
 }
 
@@ -500,7 +500,7 @@ pub(crate) fn graph_post_all(
     give: impl FnOnce(&mut Vec<Submission>, &mut Vec<Submission>) -> Result<()>,
 ) -> Result<Vec<Ticket>> {
     let mut batch = (Vec::new(), Vec::with_capacity(prepared.len()));
-    let batched = |operation: Parts<'_>, (turns, batch): &mut (Vec<_>, Vec<_>)| {
+    let batched = |operation: PreparedRef<'_>, (turns, batch): &mut (Vec<_>, Vec<_>)| {
         let (turn, submission) = operation.submissions(stream)?;
         if let Some(turn) = turn {
             // A program of its own, which finishes for itself.
@@ -525,7 +525,7 @@ fn hand_over<B>(
     stream: u64,
     prepared: &mut Vec<Prepared>,
     batch: &mut B,
-    mut add: impl FnMut(Parts<'_>, &mut B) -> Result<()>,
+    mut add: impl FnMut(PreparedRef<'_>, &mut B) -> Result<()>,
     give: impl FnOnce(&mut B) -> Result<()>,
 ) -> Result<Vec<Ticket>> {
     let shareds: Vec<_> = prepared

@@ -1,13 +1,13 @@
 //! The path `sync`: the thread that queues an operation executes it, and so rings its doorbell.
 
-use crate::peer::Program;
+use crate::bytecode::Program;
 use crate::stream::{Executor, Outcome, Owner, Submission, execute};
 
 /// In the place of a stream, of operations that the calling thread executes. No stream's order has them before what is queued next.
-pub(super) const CARRIED_OUT: u64 = u64::MAX;
+pub(super) const SYNC_EXECUTED: u64 = u64::MAX;
 
 /// Executes an operation in the calling thread, as a stream does. It is its turn. Returns whether what is behind it is to be executed.
-pub(super) fn carry_out(
+pub(super) fn execute_sync(
     stream: &dyn Executor,
     program: &Program,
     owner: &dyn Owner,
@@ -25,7 +25,7 @@ pub(super) fn carry_out(
 }
 
 /// Executes operations in order. Those behind one that fails are discarded, unless the stream is to go on.
-pub(super) fn carry_out_all(stream: &dyn Executor, batch: &[Submission]) {
+pub(super) fn execute_all_sync(stream: &dyn Executor, batch: &[Submission]) {
     let mut goes_on = true;
     for Submission {
         program,
@@ -34,7 +34,7 @@ pub(super) fn carry_out_all(stream: &dyn Executor, batch: &[Submission]) {
     } in batch
     {
         if goes_on {
-            goes_on = carry_out(stream, program, &**owner, *cookie);
+            goes_on = execute_sync(stream, program, &**owner, *cookie);
         } else {
             owner.finished(*cookie, Outcome::Discarded);
         }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::endpoint::Side;
-use crate::endpoint::look_until::look_until;
+use crate::endpoint::QueueKind;
 use crate::endpoint::outcome::Status;
+use crate::endpoint::poll_until::poll_until;
 use crate::endpoint::prepared::PreparedOperation;
-use crate::endpoint::shared::Shared;
+use crate::endpoint::shared::EndpointShared;
 use crate::endpoint::value::ValueWait;
 use crate::stream::Owner;
 use crate::{Error, Result, StateKind};
@@ -17,8 +17,8 @@ use crate::{Error, Result, StateKind};
 #[derive(Clone)]
 enum Subject {
     Operation {
-        shared: Arc<Shared>,
-        side: Side,
+        shared: Arc<EndpointShared>,
+        side: QueueKind,
         is_wait: bool,
         count: u32,
         serial: u32,
@@ -37,7 +37,10 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    pub(super) fn of_operation(shared: &Arc<Shared>, operation: PreparedOperation) -> Ticket {
+    pub(super) fn of_operation(
+        shared: &Arc<EndpointShared>,
+        operation: PreparedOperation,
+    ) -> Ticket {
         Ticket {
             subject: Subject::Operation {
                 shared: Arc::clone(shared),
@@ -53,7 +56,7 @@ impl Ticket {
 
     /// The ticket of an operation that may still be dropped. The drop sets the flag, because another operation will use the place in the queue.
     pub(super) fn of_prepared(
-        shared: &Arc<Shared>,
+        shared: &Arc<EndpointShared>,
         operation: PreparedOperation,
         flag: &Arc<AtomicBool>,
     ) -> Ticket {
@@ -109,7 +112,7 @@ impl Ticket {
             Subject::Value(wait) => wait.progress(),
         };
         let look = || Ok(self.check()?.then_some(()));
-        look_until("the wait for an operation", timeout, progress, look)
+        poll_until("the wait for an operation", timeout, progress, look)
     }
 
     /// Whether the operation is over, with success or not.

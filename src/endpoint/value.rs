@@ -1,4 +1,4 @@
-//! Words of memory as signals on a stream: waiting for one, and storing one.
+//! ProgressWords of memory as signals on a stream: waiting for one, and storing one.
 #![allow(unsafe_code)] // promises the memory behind a region's target to executors
 
 use std::ptr::NonNull;
@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use crate::bytecode::{Fence, Program, TargetId, Targets};
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::shared::timeout_ns;
 use crate::endpoint::watchdog::{Watched, watchdog};
 use crate::endpoint::{Status, Ticket};
-use crate::peer::{Fence, Program, TargetId, Targets};
 use crate::proxy::PollResult;
 use crate::region::Region;
 #[cfg(feature = "cuda")]
@@ -20,6 +20,7 @@ use crate::{Cause, Error, Result, StateKind, WorkError};
 
 /// The condition on a word that ends a wait, with CUDA's definitions (`cuStreamWaitValue32`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Condition {
     /// The word minus this value is not negative, as a signed 32-bit number.
     GreaterOrEqual(u32),
@@ -134,10 +135,10 @@ impl ValueWait {
 }
 
 impl Watched for ValueWait {
-    fn let_go(self: Arc<Self>) {
+    fn drop_reference(self: Arc<Self>) {
         // With it may go the last handle of its region.
         if let Some(last) = Arc::into_inner(self) {
-            last.region.let_go();
+            last.region.drop_deferred();
         }
     }
 

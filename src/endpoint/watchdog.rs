@@ -16,7 +16,7 @@ pub(super) trait Watched: Send + Sync {
     fn look(&self) -> PollResult;
 
     /// Gives up the thread's handle.
-    fn let_go(self: Arc<Self>);
+    fn drop_reference(self: Arc<Self>);
 }
 
 /// The watchdog, started with its first use.
@@ -33,7 +33,7 @@ pub(super) fn watchdog() -> Result<&'static ProgressThread<dyn Watched>> {
                 Placement::Anywhere,
                 Pace::every(TICK),
                 look,
-                <dyn Watched>::let_go,
+                <dyn Watched>::drop_reference,
             )
         })
         .as_deref()

@@ -14,7 +14,7 @@ use crate::proxy::TriggerCount;
 /// All bits 0 are valid words.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Words {
+pub(super) struct ProgressWords {
     /// Work requests whose programs were executed. On the proxy path this is the trigger.
     pub(super) rung: WordPair,
     /// Completions that were processed. On the proxy path this is what a stream waits for.
@@ -27,28 +27,28 @@ pub(super) struct Words {
 /// driver: a copy to it would not be waited for, and registering it would be refused. So these words do not come from the allocator. Endpoints do not
 /// share a page either: the driver may unregister it only when the GPU is idle, and a thread that registers it again has to wait for that.
 #[derive(Debug)]
-pub(super) struct SharedWords(Pages);
+pub(super) struct ProgressPage(Pages);
 
-impl SharedWords {
-    /// Words that are 0.
+impl ProgressPage {
+    /// ProgressWords that are 0.
     ///
     /// # Errors
     /// [`Error::System`](crate::Error::System): no memory.
-    pub(super) fn new() -> Result<SharedWords> {
-        Pages::new(size_of::<Words>()).map(SharedWords)
+    pub(super) fn new() -> Result<ProgressPage> {
+        Pages::new(size_of::<ProgressWords>()).map(ProgressPage)
     }
 }
 
-impl Deref for SharedWords {
-    type Target = Words;
+impl Deref for ProgressPage {
+    type Target = ProgressWords;
 
-    fn deref(&self) -> &Words {
+    fn deref(&self) -> &ProgressWords {
         // SAFETY: pages of zeros, which is what the words may be, long enough and aligned as these are. They are atomics to everyone.
         unsafe { &*self.0.start().as_ptr().cast() }
     }
 }
 
-impl TriggerCount for SharedWords {
+impl TriggerCount for ProgressPage {
     fn count(&self) -> u64 {
         let [send, recv] = &*self.rung;
         u64::from(send.load(Ordering::Relaxed)) << 32 | u64::from(recv.load(Ordering::Relaxed))
@@ -80,10 +80,10 @@ mod tests {
 
     #[test]
     fn words_are_zero_and_alone_in_their_pages() {
-        let words: Vec<SharedWords> = (0..3).map(|_| SharedWords::new().unwrap()).collect();
+        let words: Vec<ProgressPage> = (0..3).map(|_| ProgressPage::new().unwrap()).collect();
         for own in &words {
             assert_eq!(own.count(), 0);
-            assert_eq!(std::ptr::from_ref::<Words>(own).addr() % 4096, 0);
+            assert_eq!(std::ptr::from_ref::<ProgressWords>(own).addr() % 4096, 0);
             assert_eq!(own.seen[1].swap(1, Ordering::Relaxed), 0);
         }
     }

@@ -9,7 +9,7 @@ use cudarc::driver::sys::{CUgraph, CUgraphNode};
 use super::GraphExec;
 use super::step::GraphStep;
 use crate::cuda::{CudaStream, Draft};
-use crate::endpoint::{Condition, Control, Endpoint, Prepared, Recipe, Side, Work};
+use crate::endpoint::{Condition, Control, Endpoint, OperationTemplate, Prepared, QueueKind, Work};
 use crate::region::{Region, Slice};
 use crate::stream::Submission;
 use crate::{Error, Result, StateKind};
@@ -27,13 +27,13 @@ use crate::{Error, Result, StateKind};
 /// A builder stays in its thread, as the driver requires for captures.
 ///
 /// ```no_run
-/// use doorbell::{CudaContext, CudaStream, Endpoint, GraphBuilder, Result, Side, Work};
+/// use doorbell::{CudaContext, CudaStream, Endpoint, GraphBuilder, Result, QueueKind, Work};
 ///
 /// fn steps(stream: &CudaStream, endpoint: &mut Endpoint, work: &Work<'_>) -> Result<()> {
 ///     let mut graph = GraphBuilder::capture(stream)?;
 ///     // A kernel that makes the data is launched on `stream.raw()` here, as always.
 ///     graph.send(endpoint, work)?;
-///     graph.wait_cq(endpoint, Side::Send)?;
+///     graph.wait_cq(endpoint, QueueKind::Send)?;
 ///     let mut graph = graph.instantiate()?;
 ///     for _ in 0..1000 {
 ///         graph.launch(stream, &mut [&mut *endpoint])?;
@@ -95,7 +95,7 @@ impl GraphBuilder {
     /// Those of [`Endpoint::prepare_send`]; [`Error::State`] for an endpoint whose doorbells the calling thread rings
     /// ([`Control::Sync`]), and for what the device's streams lack; [`Error::Cuda`]. Nothing was recorded then.
     pub fn send(&mut self, endpoint: &mut Endpoint, work: &Work<'_>) -> Result<()> {
-        self.post(endpoint, Recipe::send(work))
+        self.post(endpoint, OperationTemplate::send(work))
     }
 
     /// Adds a receive.
@@ -108,7 +108,7 @@ impl GraphBuilder {
         wr_id: u64,
         slices: &[Slice<'_>],
     ) -> Result<()> {
-        self.post(endpoint, Recipe::recv(wr_id, slices))
+        self.post(endpoint, OperationTemplate::recv(wr_id, slices))
     }
 
     /// Adds a wait for the next completion of a queue: the next one at the time of each launch. It must be the completion of work that the graph
@@ -116,7 +116,7 @@ impl GraphBuilder {
     ///
     /// # Errors
     /// As [`GraphBuilder::send`], with those of [`Endpoint::prepare_wait_cq`].
-    pub fn wait_cq(&mut self, endpoint: &mut Endpoint, side: Side) -> Result<()> {
+    pub fn wait_cq(&mut self, endpoint: &mut Endpoint, side: QueueKind) -> Result<()> {
         let timeout = endpoint.config().wait_timeout;
         self.wait_cq_for(endpoint, side, timeout)
     }
@@ -128,10 +128,10 @@ impl GraphBuilder {
     pub fn wait_cq_for(
         &mut self,
         endpoint: &mut Endpoint,
-        side: Side,
+        side: QueueKind,
         timeout: Option<Duration>,
     ) -> Result<()> {
-        self.post(endpoint, Recipe::Wait { side, timeout })
+        self.post(endpoint, OperationTemplate::Wait { side, timeout })
     }
 
     /// Adds a wait for a word: [`stream_wait_value32`](crate::stream_wait_value32). The value is the same with each launch.
@@ -174,7 +174,7 @@ impl GraphBuilder {
         Ok(GraphExec::new(exec, self.steps, self.armed))
     }
 
-    fn post(&mut self, endpoint: &mut Endpoint, recipe: Recipe) -> Result<()> {
+    fn post(&mut self, endpoint: &mut Endpoint, recipe: OperationTemplate) -> Result<()> {
         if endpoint.path().control == Control::Sync {
             return Err(Error::state(
                 StateKind::Unsupported,

@@ -4,14 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Result;
-use crate::endpoint::{Condition, Endpoint, Recipe, Ticket, value_wait, value_write};
+use crate::endpoint::{Condition, Endpoint, OperationTemplate, Ticket, value_wait, value_write};
 use crate::region::Region;
 use crate::stream::Submission;
 
 /// One operation of a graph.
 pub(super) enum GraphStep {
     /// Of the endpoint of that number.
-    Post { endpoint: u64, recipe: Recipe },
+    Post {
+        endpoint: u64,
+        recipe: OperationTemplate,
+    },
     /// A wait for a word.
     Wait {
         region: Region,
@@ -28,7 +31,7 @@ pub(super) enum GraphStep {
 }
 
 impl GraphStep {
-    pub(super) fn post(endpoint: &Endpoint, recipe: Recipe) -> GraphStep {
+    pub(super) fn post(endpoint: &Endpoint, recipe: OperationTemplate) -> GraphStep {
         GraphStep::Post {
             endpoint: endpoint.id(),
             recipe,

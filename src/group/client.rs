@@ -17,7 +17,7 @@ const CANCEL: Duration = Duration::from_secs(1);
 /// Gets what the store sends without a request.
 pub(super) trait Watcher: Send {
     /// Another rank sent this.
-    fn mail(&self, client: &StoreClient, from: u32, bytes: &[u8]);
+    fn message(&self, client: &StoreClient, from: u32, bytes: &[u8]);
     /// The group fails with that rank. This is called before the failure is published, which happens as soon as this returns.
     fn failing(&self, client: &StoreClient, rank: u32);
     /// The group has failed: [`StoreClient::failure`] says so.
@@ -94,9 +94,9 @@ impl StoreClient {
         state.failure()
     }
 
-    /// Sends mail to another rank.
-    pub(super) fn send_mail(&self, to: u32, bytes: &[u8], deadline: &Deadline) -> Result<()> {
-        self.send(&Message::Mail { to, bytes }.to_bytes()?, deadline)
+    /// Sends message to another rank.
+    pub(super) fn send_to_rank(&self, to: u32, bytes: &[u8], deadline: &Deadline) -> Result<()> {
+        self.send(&Message::Forward { to, bytes }.to_bytes()?, deadline)
     }
 
     /// Sends a request and waits for its answer.
@@ -224,9 +224,9 @@ impl StoreClient {
             }
             Message::Delivery { from, bytes } => {
                 if from >= self.size {
-                    return Err("its store names a rank that there is not");
+                    return Err("its store named a rank that does not exist");
                 }
-                watcher.mail(self, from, bytes);
+                watcher.message(self, from, bytes);
                 return Ok(());
             }
             Message::Lost { rank } => {
@@ -234,7 +234,7 @@ impl StoreClient {
                 self.fail(rank, reason, watcher);
                 return Ok(());
             }
-            _ => return Err("its store sends what only ranks say"),
+            _ => return Err("its store sent a message that only ranks send"),
         };
         // If the answer is too late, no caller waits for it any more.
         if let Some(request) = self.state().requests.get_mut(&id) {

@@ -4,8 +4,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use crate::endpoint::{Deadline, system};
-use crate::group::handshake::{self, CHALLENGE_BYTES, Handshake, Verdict};
-use crate::group::socket::watch_over;
+use crate::group::handshake::{self, CHALLENGE_BYTES, Handshake, HandshakeResult};
+use crate::group::socket::enable_keepalive;
 use crate::group::token::nonce;
 use crate::group::{LaunchEnvironment, Token};
 use crate::{Error, Result, StateKind};
@@ -56,7 +56,7 @@ pub(super) fn attempt(
 ) -> Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, deadline.left()?.min(ATTEMPT))
         .map_err(|error| system("connect to the group's store", &error))?;
-    watch_over(&stream)?;
+    enable_keepalive(&stream)?;
     let handshake = Handshake {
         size: environment.size,
         rank: environment.rank,
@@ -74,17 +74,17 @@ pub(super) fn attempt(
     let mut challenge = [0; 32];
     challenge.copy_from_slice(number);
     deadline.write_all(&stream, &handshake.proof(token, &challenge), HANDSHAKE)?;
-    let mut verdict = [0; Verdict::BYTES];
+    let mut verdict = [0; HandshakeResult::BYTES];
     deadline.read_exact(&stream, &mut verdict, HANDSHAKE)?;
-    let reason = match Verdict::from_bytes(&verdict, token, &handshake, &challenge)? {
-        Verdict::Welcome => return Ok(stream),
-        Verdict::Token => "it has another token; is it of another job?".into(),
-        Verdict::Size(size) => format!(
+    let reason = match HandshakeResult::from_bytes(&verdict, token, &handshake, &challenge)? {
+        HandshakeResult::Welcome => return Ok(stream),
+        HandshakeResult::Token => "it has another token; is it of another job?".into(),
+        HandshakeResult::Size(size) => format!(
             "its group has {size} ranks, this process's {}",
             environment.size
         ),
-        Verdict::Twice => format!("rank {} has come already", environment.rank),
-        Verdict::NoRank => format!("it knows no rank {}", environment.rank),
+        HandshakeResult::Twice => format!("rank {} has come already", environment.rank),
+        HandshakeResult::NoRank => format!("it knows no rank {}", environment.rank),
     };
     Err(Error::state(
         StateKind::NotAdmitted,

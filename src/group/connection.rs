@@ -53,7 +53,7 @@ impl Connection {
     }
 
     /// Whether it has not proven anything.
-    pub(super) fn is_stranger(&self) -> bool {
+    pub(super) fn is_unauthenticated(&self) -> bool {
         !matches!(self.stage, ConnectionStage::Rank(_))
     }
 

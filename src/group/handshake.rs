@@ -1,6 +1,6 @@
 //! How a rank and the store come to trust each other: each proves the token over numbers that both chose.
 //!
-//! The rank says [`Handshake`], the store sends a [`Challenge`], the rank proves that it has the token, and the store ends with a [`Verdict`] and its
+//! The rank says [`Handshake`], the store sends a [`Challenge`], the rank proves that it has the token, and the store ends with a [`HandshakeResult`] and its
 //! own proof. The first eight bytes are the same in every version, so that two versions can say that they are two. Bound to the proofs are all fields
 //! of the handshake; a label keeps one side's proof from being the other's.
 
@@ -8,7 +8,7 @@ use crate::group::Token;
 use crate::{Error, Result};
 
 const MAGIC: [u8; 4] = *b"DBGS";
-/// Changes with every change of what the two say to each other, or ranks by mail.
+/// Changes with every change of what the two say to each other, or ranks by message.
 pub(super) const VERSION: u16 = 2;
 
 /// What every version begins with: mark, version, and two bytes of zero.
@@ -104,7 +104,7 @@ pub(super) fn challenge(nonce: &[u8; 32]) -> [u8; CHALLENGE_BYTES] {
 
 /// How the store decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum HandshakeResult {
     /// The rank is in.
     Welcome,
     /// It has another token.
@@ -117,16 +117,16 @@ pub(super) enum Verdict {
     NoRank,
 }
 
-impl Verdict {
+impl HandshakeResult {
     pub(super) const BYTES: usize = 40;
 
     fn numbers(self) -> [u8; 8] {
         let (code, number) = match self {
-            Verdict::Welcome => (0, 0),
-            Verdict::Token => (1, 0),
-            Verdict::Size(size) => (2, size),
-            Verdict::Twice => (3, 0),
-            Verdict::NoRank => (4, 0),
+            HandshakeResult::Welcome => (0, 0),
+            HandshakeResult::Token => (1, 0),
+            HandshakeResult::Size(size) => (2, size),
+            HandshakeResult::Twice => (3, 0),
+            HandshakeResult::NoRank => (4, 0),
         };
         let mut bytes = [code, 0, 0, 0, 0, 0, 0, 0];
         bytes[4..].copy_from_slice(&u32::to_le_bytes(number));
@@ -139,11 +139,11 @@ impl Verdict {
         token: &Token,
         handshake: &Handshake,
         challenge: &[u8; 32],
-    ) -> [u8; Verdict::BYTES] {
-        let mut bytes = [0; Verdict::BYTES];
+    ) -> [u8; HandshakeResult::BYTES] {
+        let mut bytes = [0; HandshakeResult::BYTES];
         let numbers = self.numbers();
         bytes[..8].copy_from_slice(&numbers);
-        if self != Verdict::Token {
+        if self != HandshakeResult::Token {
             let proof = token.proof(&[b"store", &handshake.to_bytes(), challenge, &numbers]);
             bytes[8..].copy_from_slice(&proof);
         }
@@ -152,26 +152,26 @@ impl Verdict {
 
     /// Reads a verdict, and believes it if the store proves the token.
     pub(super) fn from_bytes(
-        bytes: &[u8; Verdict::BYTES],
+        bytes: &[u8; HandshakeResult::BYTES],
         token: &Token,
         handshake: &Handshake,
         challenge: &[u8; 32],
-    ) -> Result<Verdict> {
+    ) -> Result<HandshakeResult> {
         let (mut numbers, mut proof) = ([0; 8], [0; 32]);
         numbers.copy_from_slice(&bytes[..8]);
         proof.copy_from_slice(&bytes[8..]);
         let [_, _, _, _, a, b, c, d] = numbers;
         let verdict = match numbers[0] {
-            0 => Verdict::Welcome,
-            1 => Verdict::Token,
-            2 => Verdict::Size(u32::from_le_bytes([a, b, c, d])),
-            3 => Verdict::Twice,
-            4 => Verdict::NoRank,
+            0 => HandshakeResult::Welcome,
+            1 => HandshakeResult::Token,
+            2 => HandshakeResult::Size(u32::from_le_bytes([a, b, c, d])),
+            3 => HandshakeResult::Twice,
+            4 => HandshakeResult::NoRank,
             code => return Err(bad(format!("verdict {code} is unknown"))),
         };
         let parts: [&[u8]; 4] = [b"store", &handshake.to_bytes(), challenge, &numbers];
         // Only the verdict that the tokens differ needs no proof: a store with another token cannot give one.
-        if verdict != Verdict::Token && !token.is_proof(&parts, &proof) {
+        if verdict != HandshakeResult::Token && !token.is_proof(&parts, &proof) {
             return Err(bad("it does not know the token of the group".into()));
         }
         Ok(verdict)
@@ -210,31 +210,31 @@ mod tests {
         assert!(!HELLO.is_proof(&token, &[8; 32], &proof));
         assert!(!Handshake { rank: 3, ..HELLO }.is_proof(&token, &challenge, &proof));
         assert!(!HELLO.is_proof(&Token::new("b"), &challenge, &proof));
-        let mut reflected = Verdict::Welcome.to_bytes(&token, &HELLO, &challenge);
+        let mut reflected = HandshakeResult::Welcome.to_bytes(&token, &HELLO, &challenge);
         reflected[8..].copy_from_slice(&proof);
-        assert!(Verdict::from_bytes(&reflected, &token, &HELLO, &challenge).is_err());
+        assert!(HandshakeResult::from_bytes(&reflected, &token, &HELLO, &challenge).is_err());
     }
 
     #[test]
     fn verdicts_are_believed_with_the_token_only() {
         let (token, challenge) = (Token::new("a"), [9; 32]);
         for verdict in [
-            Verdict::Welcome,
-            Verdict::Token,
-            Verdict::Size(5),
-            Verdict::Twice,
-            Verdict::NoRank,
+            HandshakeResult::Welcome,
+            HandshakeResult::Token,
+            HandshakeResult::Size(5),
+            HandshakeResult::Twice,
+            HandshakeResult::NoRank,
         ] {
             let bytes = verdict.to_bytes(&token, &HELLO, &challenge);
-            let read = |token| Verdict::from_bytes(&bytes, token, &HELLO, &challenge);
+            let read = |token| HandshakeResult::from_bytes(&bytes, token, &HELLO, &challenge);
             assert_eq!(read(&token), Ok(verdict));
             assert_eq!(
                 read(&Token::new("b")).is_ok(),
-                verdict == Verdict::Token,
+                verdict == HandshakeResult::Token,
                 "{verdict:?}"
             );
         }
-        let refused = Verdict::Token.to_bytes(&token, &HELLO, &challenge);
+        let refused = HandshakeResult::Token.to_bytes(&token, &HELLO, &challenge);
         assert_eq!(
             refused[8..],
             [0; 32],

@@ -13,7 +13,7 @@ const OVERHEAD_BYTES: usize = 64;
 const WAITING_MAX: usize = 1024;
 
 /// A message to a rank, as bytes that many may share.
-pub(super) type Parcel = (u32, Arc<[u8]>);
+pub(super) type OutgoingMessage = (u32, Arc<[u8]>);
 
 /// How a rank stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub(super) struct KeyValueStore {
     gathering: Collective,
     /// The request with which rank 0, where the store lives, wants to leave.
     host_leaves: Option<u32>,
-    out: Vec<Parcel>,
+    out: Vec<OutgoingMessage>,
 }
 
 impl KeyValueStore {
@@ -70,7 +70,7 @@ impl KeyValueStore {
     }
 
     /// What is to be sent, in order.
-    pub(super) fn take_out(&mut self) -> Vec<Parcel> {
+    pub(super) fn drain_outgoing(&mut self) -> Vec<OutgoingMessage> {
         std::mem::take(&mut self.out)
     }
 
@@ -118,13 +118,13 @@ impl KeyValueStore {
             Message::Barrier { id } => return self.collect(rank, id, None),
             Message::Gather { id, value } => return self.collect(rank, id, Some(value)),
             Message::Cancel { id } => self.cancel(rank, id),
-            Message::Mail { to, bytes } => match self.rank_state(to) {
+            Message::Forward { to, bytes } => match self.rank_state(to) {
                 Some(RankState::Absent | RankState::Here) => {
                     self.send(to, &Message::Delivery { from: rank, bytes });
                 }
                 // That the rank is lost or has left is told by other messages.
                 Some(_) => {}
-                None => return Err("mail to a rank that there is not"),
+                None => return Err("message to a rank that there is not"),
             },
             Message::Leave { id } => self.leave(rank, id),
             _ => return Err("a message that only the store sends"),
@@ -178,7 +178,7 @@ impl KeyValueStore {
         let gone = self.first_left();
         let collective = self.collective(is_barrier);
         if collective.contains_key(&rank) {
-            return Err("a barrier or gathering before the one before it was over");
+            return Err("a barrier or gather was started before the previous one finished");
         }
         if let Some(gone) = gone {
             self.send(rank, &Message::Left { id, rank: gone });
@@ -299,12 +299,12 @@ mod tests {
     }
 
     fn sent(store: &mut KeyValueStore) -> Vec<(u32, String)> {
-        let read = |(to, bytes): &Parcel| {
+        let read = |(to, bytes): &OutgoingMessage| {
             let (message, len) = Message::parse(bytes).unwrap().unwrap();
             assert_eq!(len, bytes.len());
             (*to, format!("{message:?}"))
         };
-        store.take_out().iter().map(read).collect()
+        store.drain_outgoing().iter().map(read).collect()
     }
 
     fn text(to: u32, message: Message<'_>) -> (u32, String) {
@@ -450,19 +450,23 @@ mod tests {
         let mut store = KeyValueStore::new(3);
         (0..2).for_each(|rank| store.join(rank));
         for to in [1, 2] {
-            let mail = Message::Mail { to, bytes: b"hi" };
+            let message = Message::Forward { to, bytes: b"hi" };
             let delivery = Message::Delivery {
                 from: 0,
                 bytes: b"hi",
             };
-            assert_eq!(answers(&mut store, 0, &mail), [text(to, delivery)]);
+            assert_eq!(answers(&mut store, 0, &message), [text(to, delivery)]);
         }
-        assert!(store.take(0, &Message::Mail { to: 3, bytes: b"" }).is_err());
+        assert!(
+            store
+                .take(0, &Message::Forward { to: 3, bytes: b"" })
+                .is_err()
+        );
         assert!(store.take(0, &Message::Lost { rank: 1 }).is_err());
         store.end(1);
         sent(&mut store);
         assert_eq!(
-            answers(&mut store, 0, &Message::Mail { to: 1, bytes: b"" }),
+            answers(&mut store, 0, &Message::Forward { to: 1, bytes: b"" }),
             []
         );
     }

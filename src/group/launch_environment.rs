@@ -122,7 +122,7 @@ impl Vars<'_> {
         let number = text.trim().parse();
         number.map(Some).map_err(|_| Error::Malformed {
             what: "environment",
-            reason: format!("`{name}` is `{text}`, which is no number"),
+            reason: format!("`{name}` is `{text}`, which is not a number"),
         })
     }
 

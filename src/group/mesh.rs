@@ -29,7 +29,7 @@ enum PeerState {
 }
 
 /// What ranks write to each other. On the wire: a byte for the kind, and the rest.
-enum Mail<'a> {
+enum PeerMessage<'a> {
     /// Where the sender's endpoint is. The first of two lets the other side make its endpoint and answer.
     Address(Address),
     /// That endpoint is connected with the receiver's: it takes what comes.
@@ -38,22 +38,22 @@ enum Mail<'a> {
     Refused(Cow<'a, str>),
 }
 
-impl<'a> Mail<'a> {
+impl<'a> PeerMessage<'a> {
     fn to_bytes(&self) -> Vec<u8> {
         match self {
-            Mail::Address(address) => [&[0], &address.to_bytes()[..]].concat(),
-            Mail::Connected => vec![1],
-            Mail::Refused(reason) => [&[2], reason.as_bytes()].concat(),
+            PeerMessage::Address(address) => [&[0], &address.to_bytes()[..]].concat(),
+            PeerMessage::Connected => vec![1],
+            PeerMessage::Refused(reason) => [&[2], reason.as_bytes()].concat(),
         }
     }
 
-    fn from_bytes(bytes: &'a [u8]) -> Result<Mail<'a>> {
+    fn from_bytes(bytes: &'a [u8]) -> Result<PeerMessage<'a>> {
         match bytes {
-            [0, address @ ..] => Address::from_bytes(address).map(Mail::Address),
-            [1] => Ok(Mail::Connected),
-            [2, reason @ ..] => Ok(Mail::Refused(String::from_utf8_lossy(reason))),
+            [0, address @ ..] => Address::from_bytes(address).map(PeerMessage::Address),
+            [1] => Ok(PeerMessage::Connected),
+            [2, reason @ ..] => Ok(PeerMessage::Refused(String::from_utf8_lossy(reason))),
             _ => Err(Error::Malformed {
-                what: "mail of a rank",
+                what: "message between ranks",
                 reason: format!("{} bytes are not a message of a rank", bytes.len()),
             }),
         }
@@ -111,8 +111,8 @@ impl Mesh {
         let mut state = self.state();
         if !state.links.contains_key(&peer) {
             let endpoint = self.make(&mut state)?;
-            let mail = Mail::Address(endpoint.address());
-            client.send_mail(peer, &mail.to_bytes(), &deadline)?;
+            let message = PeerMessage::Address(endpoint.address());
+            client.send_to_rank(peer, &message.to_bytes(), &deadline)?;
             state.links.insert(peer, PeerState::Offered(endpoint));
         }
         loop {
@@ -167,37 +167,42 @@ impl Mesh {
         };
         endpoint.connect(address)?;
         if !is_known {
-            answer(client, peer, &Mail::Address(endpoint.address()))?;
+            answer(client, peer, &PeerMessage::Address(endpoint.address()))?;
         }
-        answer(client, peer, &Mail::Connected)?;
+        answer(client, peer, &PeerMessage::Connected)?;
         Ok(endpoint)
     }
 
-    /// What becomes of the link with a rank by its mail; `None` if that says nothing new.
+    /// What becomes of the link with a rank by its message; `None` if that says nothing new.
     fn read(
         &self,
         state: &mut MeshState,
         client: &StoreClient,
         peer: u32,
-        mail: Result<Mail<'_>>,
+        message: Result<PeerMessage<'_>>,
     ) -> Option<PeerState> {
         let failed = |error: Error| {
             // It waits for an answer.
-            let _ = answer(client, peer, &Mail::Refused(error.to_string().into()));
+            let _ = answer(
+                client,
+                peer,
+                &PeerMessage::Refused(error.to_string().into()),
+            );
             PeerState::Failed(error)
         };
-        match (mail, state.links.get(&peer)) {
-            (Ok(Mail::Address(address)), None | Some(PeerState::Offered(_))) => {
+        match (message, state.links.get(&peer)) {
+            (Ok(PeerMessage::Address(address)), None | Some(PeerState::Offered(_))) => {
                 let connected = self.connect(state, client, peer, &address);
                 Some(connected.map_or_else(failed, PeerState::Connected))
             }
-            (Ok(Mail::Connected), Some(PeerState::Connected(_))) => match state.links.remove(&peer)
-            {
-                Some(PeerState::Connected(endpoint)) => Some(PeerState::Ready(endpoint)),
-                other => other,
-            },
+            (Ok(PeerMessage::Connected), Some(PeerState::Connected(_))) => {
+                match state.links.remove(&peer) {
+                    Some(PeerState::Connected(endpoint)) => Some(PeerState::Ready(endpoint)),
+                    other => other,
+                }
+            }
             (
-                Ok(Mail::Refused(reason)),
+                Ok(PeerMessage::Refused(reason)),
                 None | Some(PeerState::Offered(_) | PeerState::Connected(_)),
             ) => Some(PeerState::Failed(Error::state(
                 StateKind::Unreachable,
@@ -213,23 +218,23 @@ impl Mesh {
     }
 }
 
-fn answer(client: &StoreClient, peer: u32, mail: &Mail<'_>) -> Result<()> {
+fn answer(client: &StoreClient, peer: u32, message: &PeerMessage<'_>) -> Result<()> {
     let deadline = Deadline::new("answer to a rank of the group", ANSWER);
-    client.send_mail(peer, &mail.to_bytes(), &deadline)
+    client.send_to_rank(peer, &message.to_bytes(), &deadline)
 }
 
 /// The mesh as the store's reader sees it.
 pub(super) struct MeshWatcher(pub(super) Arc<Mesh>);
 
 impl Watcher for MeshWatcher {
-    fn mail(&self, client: &StoreClient, from: u32, bytes: &[u8]) {
+    fn message(&self, client: &StoreClient, from: u32, bytes: &[u8]) {
         let mesh = &self.0;
         let mut state = mesh.state();
         if from == client.rank() {
             return;
         }
-        let mail = Mail::from_bytes(bytes);
-        if let Some(link) = mesh.read(&mut state, client, from, mail) {
+        let message = PeerMessage::from_bytes(bytes);
+        if let Some(link) = mesh.read(&mut state, client, from, message) {
             state.links.insert(from, link);
         }
         drop(state);

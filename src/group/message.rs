@@ -4,7 +4,7 @@ use crate::{Error, Result};
 
 /// The longest key.
 pub(super) const KEY_BYTES_MAX: usize = 256;
-/// The longest value, and the longest mail.
+/// The longest value, and the longest message.
 pub(super) const VALUE_BYTES_MAX: usize = 64 << 10;
 /// The longest list of values.
 pub(super) const LIST_BYTES_MAX: usize = 16 << 20;
@@ -48,7 +48,7 @@ pub enum Message<'a> {
         id: u32,
     },
     /// To the store: give this to another rank, now or when it comes.
-    Mail {
+    Forward {
         /// The other rank.
         to: u32,
         /// What.
@@ -151,7 +151,7 @@ impl<'a> Message<'a> {
                 value: fields.rest(VALUE_BYTES_MAX)?,
             },
             5 => Message::Cancel { id: number },
-            6 => Message::Mail {
+            6 => Message::Forward {
                 to: number,
                 bytes: fields.rest(VALUE_BYTES_MAX)?,
             },
@@ -214,7 +214,7 @@ impl<'a> Message<'a> {
             Message::Barrier { id } => (3, id),
             Message::Gather { id, .. } => (4, id),
             Message::Cancel { id } => (5, id),
-            Message::Mail { to, .. } => (6, to),
+            Message::Forward { to, .. } => (6, to),
             Message::Leave { id } => (7, id),
             Message::Done { id } => (8, id),
             Message::Value { id, .. } => (9, id),
@@ -239,9 +239,9 @@ impl<'a> Message<'a> {
                 within("value", value, VALUE_BYTES_MAX)?;
                 bytes.extend(value);
             }
-            Message::Mail { bytes: mail, .. } | Message::Delivery { bytes: mail, .. } => {
-                within("mail", mail, VALUE_BYTES_MAX)?;
-                bytes.extend(mail);
+            Message::Forward { bytes: message, .. } | Message::Delivery { bytes: message, .. } => {
+                within("message", message, VALUE_BYTES_MAX)?;
+                bytes.extend(message);
             }
             Message::List { values, .. } => {
                 within("list", values, LIST_BYTES_MAX)?;
@@ -332,7 +332,7 @@ mod tests {
             Message::Barrier { id },
             Message::Gather { id, value },
             Message::Cancel { id },
-            Message::Mail {
+            Message::Forward {
                 to: 7,
                 bytes: value,
             },
@@ -411,7 +411,7 @@ mod tests {
                 id: 1,
                 value: &long,
             },
-            Message::Mail {
+            Message::Forward {
                 to: 1,
                 bytes: &long,
             },

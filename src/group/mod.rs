@@ -10,7 +10,6 @@ mod client;
 mod connect;
 mod connection;
 mod handshake;
-mod host;
 mod key_value_store;
 mod launch_environment;
 mod member;
@@ -19,6 +18,7 @@ mod message;
 mod rendezvous;
 mod socket;
 mod store;
+mod store_server;
 #[cfg(all(test, feature = "softcx", not(loom)))]
 mod tests;
 mod token;

@@ -10,8 +10,8 @@ use crate::endpoint::system;
 use crate::group::Token;
 use crate::{Error, Result, StateKind};
 
-/// The longest note that is read: an address, and a secret in hexadecimal.
-const NOTE_BYTES_MAX: u64 = 256;
+/// The longest file that is read: an address, and a secret in hexadecimal.
+const FILE_BYTES_MAX: u64 = 256;
 
 /// Where rank 0 is found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,11 +39,14 @@ impl Rendezvous {
         Ok(Rendezvous::Address(address))
     }
 
-    /// Rank 0 listens: the socket, the token that counts, and the note if one was written.
+    /// Rank 0 listens: the socket, the token that counts, and the file if one was written.
     ///
     /// # Errors
-    /// [`Error::System`] if the address is taken or not of this host; [`Error::State`] if the folder for the note is open to others.
-    pub(super) fn listen(&self, token: &Token) -> Result<(TcpListener, Token, Option<Note>)> {
+    /// [`Error::System`] if the address is taken or not of this host; [`Error::State`] if the folder for the file is open to others.
+    pub(super) fn listen(
+        &self,
+        token: &Token,
+    ) -> Result<(TcpListener, Token, Option<RendezvousFile>)> {
         match self {
             Rendezvous::Address(address) => {
                 let bound = match address.parse::<SocketAddr>() {
@@ -61,8 +64,8 @@ impl Rendezvous {
                     .local_addr()
                     .map_err(|error| system("getsockname", &error))?;
                 let token = Token::random()?;
-                let note = Note::write(path, address, &token)?;
-                Ok((listener, token, Some(note)))
+                let file = RendezvousFile::write(path, address, &token)?;
+                Ok((listener, token, Some(file)))
             }
         }
     }
@@ -82,7 +85,7 @@ impl Rendezvous {
                     })?;
                 Ok((found.collect(), token.clone()))
             }
-            Rendezvous::File(path) => Ok(match Note::read(path)? {
+            Rendezvous::File(path) => Ok(match RendezvousFile::read(path)? {
                 Some((address, token)) => (vec![address], token),
                 None => (Vec::new(), token.clone()),
             }),
@@ -111,17 +114,17 @@ fn bind_all(address: &str) -> std::io::Result<TcpListener> {
 
 /// The file that says where the store is; removed with it.
 #[derive(Debug)]
-pub(super) struct Note(PathBuf);
+pub(super) struct RendezvousFile(PathBuf);
 
-impl Note {
-    fn write(path: &Path, address: SocketAddr, token: &Token) -> Result<Note> {
+impl RendezvousFile {
+    fn write(path: &Path, address: SocketAddr, token: &Token) -> Result<RendezvousFile> {
         check_folder(path)?;
         let mut text = format!("{address}\n");
         for byte in token.secret() {
             text.push_str(&format!("{byte:02x}"));
         }
         text.push('\n');
-        // Whole or not at all; and a note of an earlier group of the same job is replaced.
+        // Whole or not at all; and a file of an earlier group of the same job is replaced.
         let new = path.with_extension("new");
         let written = OpenOptions::new()
             .write(true)
@@ -131,40 +134,36 @@ impl Note {
             .open(&new)
             .and_then(|mut file| file.write_all(text.as_bytes()))
             .and_then(|()| fs::rename(&new, path));
-        written
-            .map_err(|error| system("write of the note that says where the store is", &error))?;
-        Ok(Note(path.to_owned()))
+        written.map_err(|error| system("write of the rendezvous file", &error))?;
+        Ok(RendezvousFile(path.to_owned()))
     }
 
     fn read(path: &Path) -> Result<Option<(SocketAddr, Token)>> {
         check_folder(path)?;
         let mut text = String::new();
-        match File::open(path).and_then(|file| file.take(NOTE_BYTES_MAX).read_to_string(&mut text))
+        match File::open(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text))
         {
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => {
-                return Err(system(
-                    "read of the note that says where the store is",
-                    &error,
-                ));
+                return Err(system("read of the rendezvous file", &error));
             }
         }
-        let parsed = parse_note(&text).ok_or_else(|| Error::Malformed {
-            what: "note that says where the group's store is",
+        let parsed = parse(&text).ok_or_else(|| Error::Malformed {
+            what: "rendezvous file of a group",
             reason: path.display().to_string(),
         });
         parsed.map(Some)
     }
 }
 
-impl Drop for Note {
+impl Drop for RendezvousFile {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
     }
 }
 
-fn parse_note(text: &str) -> Option<(SocketAddr, Token)> {
+fn parse(text: &str) -> Option<(SocketAddr, Token)> {
     let (address, secret) = text.strip_suffix('\n')?.split_once('\n')?;
     let digits = secret.as_bytes();
     if digits.len() != 64 {
@@ -209,19 +208,19 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("doorbell-note-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
-        let rendezvous = Rendezvous::File(folder.join("note"));
+        let rendezvous = Rendezvous::File(folder.join("file"));
         let unused = Token::new("unused");
         let nobody = Ok((Vec::new(), unused.clone()));
         assert_eq!(rendezvous.find(&unused), nobody);
-        let (listener, token, note) = rendezvous.listen(&unused).unwrap();
+        let (listener, token, file) = rendezvous.listen(&unused).unwrap();
         let address = listener.local_addr().unwrap();
         assert_ne!(token, unused);
         assert_eq!(rendezvous.find(&unused), Ok((vec![address], token)));
-        let mode = fs::metadata(folder.join("note")).unwrap().mode();
+        let mode = fs::metadata(folder.join("file")).unwrap().mode();
         assert_eq!(mode & 0o777, 0o600);
-        drop(note);
+        drop(file);
         assert_eq!(rendezvous.find(&unused), nobody);
-        fs::write(folder.join("note"), "127.0.0.1:1\nshort\n").unwrap();
+        fs::write(folder.join("file"), "127.0.0.1:1\nshort\n").unwrap();
         assert!(matches!(
             rendezvous.find(&unused),
             Err(Error::Malformed { .. })

@@ -66,7 +66,7 @@ pub(super) fn make_room(listener: &TcpListener) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::System`].
-pub(super) fn watch_over(stream: &TcpStream) -> Result<()> {
+pub(super) fn enable_keepalive(stream: &TcpStream) -> Result<()> {
     stream
         .set_nodelay(true)
         .map_err(|error| system("setsockopt", &error))?;
@@ -112,7 +112,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut a = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (b, _) = listener.accept().unwrap();
-        watch_over(&a).unwrap();
+        enable_keepalive(&a).unwrap();
         let read = Ready {
             read: true,
             write: false,

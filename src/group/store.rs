@@ -8,8 +8,8 @@ use crate::endpoint::{Deadline, system};
 use crate::group::LaunchEnvironment;
 use crate::group::client::{StoreClient, Watcher};
 use crate::group::connect::{attempt, connect};
-use crate::group::host::Host;
 use crate::group::message::Message;
+use crate::group::store_server::Host;
 use crate::{Error, Result};
 
 /// The store by which the processes of a group exchange data: values under keys, barriers, gatherings. Rank 0 hosts it, in a thread of its
@@ -35,7 +35,7 @@ impl Store {
     /// [`Error::Malformed`] if the process that answers is not a store, is a store of another version, or does not know the token;
     /// [`Error::System`] if rank 0 cannot listen at its address, and those of [`LaunchEnvironment::from_env`]'s job folder.
     pub fn join(environment: &LaunchEnvironment, timeout: Duration) -> Result<Store> {
-        Store::join_with(environment, timeout, Box::new(Nobody))
+        Store::join_with(environment, timeout, Box::new(IgnoreEvents))
     }
 
     /// [`Store::join`], with a watcher that gets what the store sends without a request.
@@ -56,7 +56,7 @@ impl Store {
             .transpose()?;
         let stream = match &host {
             Some(host) => {
-                let (address, token) = host.contact();
+                let (address, token) = host.store_address();
                 attempt(environment, address, &token, &deadline)?
             }
             None => connect(environment, &deadline)?,
@@ -163,10 +163,10 @@ impl Drop for Store {
     }
 }
 
-struct Nobody;
+struct IgnoreEvents;
 
-impl Watcher for Nobody {
-    fn mail(&self, _: &StoreClient, _: u32, _: &[u8]) {}
+impl Watcher for IgnoreEvents {
+    fn message(&self, _: &StoreClient, _: u32, _: &[u8]) {}
 
     fn failing(&self, _: &StoreClient, _: u32) {}
 

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use crate::endpoint::Deadline;
 use crate::group::client::{StoreClient, Watcher};
-use crate::group::handshake::{self, Handshake, Verdict};
+use crate::group::handshake::{self, Handshake, HandshakeResult};
 use crate::group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
 use crate::region::{Access, Device, Region};
-use crate::{Cause, EndpointConfig, Error, Side, Work};
+use crate::{Cause, EndpointConfig, Error, QueueKind, Work};
 
 const SOON: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
@@ -74,8 +74,8 @@ fn a_store_that_does_not_read_delays_no_call_beyond_its_own_deadline() {
     let writer = thread::spawn({
         let (client, sent) = (Arc::clone(&client), Arc::clone(&sent));
         move || {
-            let patient = Deadline::new("mail", SOON);
-            while client.send_mail(0, &[0; 1 << 16], &patient).is_ok() {
+            let patient = Deadline::new("message", SOON);
+            while client.send_to_rank(0, &[0; 1 << 16], &patient).is_ok() {
                 sent.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -87,7 +87,7 @@ fn a_store_that_does_not_read_delays_no_call_beyond_its_own_deadline() {
         thread::sleep(SHORT);
     }
     let begun = Instant::now();
-    let late = client.send_mail(0, b"short", &Deadline::new("short mail", SHORT));
+    let late = client.send_to_rank(0, b"short", &Deadline::new("short message", SHORT));
     assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
     client.hang_up();
     writer.join().unwrap();
@@ -223,7 +223,10 @@ fn strangers_learn_nothing_and_keep_nobody_out() {
     let mut guess = handshake.to_bytes().to_vec();
     guess.extend([0; 32]);
     let answer = said(&guess);
-    assert_eq!(answer.len(), handshake::CHALLENGE_BYTES + Verdict::BYTES);
+    assert_eq!(
+        answer.len(),
+        handshake::CHALLENGE_BYTES + HandshakeResult::BYTES
+    );
     assert_eq!(answer[40], 1, "the verdict is that the token is wrong");
     assert_eq!(answer[48..], [0; 32]);
     // More of them than there is room for, silent or in the middle of a handshake.
@@ -300,7 +303,7 @@ fn servers_that_are_no_store_are_detected() {
     let impostor = joined(|stream| {
         stream.write_all(&handshake::challenge(&[3; 32])).unwrap();
         stream.read_exact(&mut [0; handshake::PROOF_BYTES]).unwrap();
-        stream.write_all(&[0; Verdict::BYTES]).unwrap();
+        stream.write_all(&[0; HandshakeResult::BYTES]).unwrap();
     });
     assert!(impostor.contains("does not know the token"), "{impostor}");
 }
@@ -341,8 +344,8 @@ fn every_pair_is_connected_whoever_asks_first() {
             let bytes = [rank as u8 + 1; 4];
             let endpoint = group.endpoint(peer).unwrap();
             endpoint.post_send(&Work::send_inline(&bytes)).unwrap();
-            endpoint.wait_cq(Side::Send, Some(SOON)).unwrap();
-            endpoint.wait_cq(Side::Recv, Some(SOON)).unwrap();
+            endpoint.wait_cq(QueueKind::Send, Some(SOON)).unwrap();
+            endpoint.wait_cq(QueueKind::Recv, Some(SOON)).unwrap();
         }
         for peer in (0..size).filter(|&peer| peer != rank) {
             let at = u64::from(peer) * 64;
@@ -374,8 +377,8 @@ fn an_endpoint_of_the_group_needs_no_repetition() {
                 endpoint.post_send(&Work::send_inline(b"at once")).unwrap();
                 let into = region.slice(0, 7).unwrap();
                 endpoint.post_recv(1, &[into]).unwrap();
-                endpoint.wait_cq(Side::Send, Some(SOON)).unwrap();
-                endpoint.wait_cq(Side::Recv, Some(SOON)).unwrap();
+                endpoint.wait_cq(QueueKind::Send, Some(SOON)).unwrap();
+                endpoint.wait_cq(QueueKind::Recv, Some(SOON)).unwrap();
             }
             group.barrier().unwrap();
             group.leave().unwrap();
@@ -417,7 +420,7 @@ fn who_cannot_connect_says_so_to_who_waits_for_it() {
 fn endpoints_are_aborted_before_anybody_hears_of_the_failure() {
     struct Order(mpsc::Sender<(&'static str, Option<Error>)>);
     impl Watcher for Order {
-        fn mail(&self, _: &StoreClient, _: u32, _: &[u8]) {}
+        fn message(&self, _: &StoreClient, _: u32, _: &[u8]) {}
 
         fn failing(&self, client: &StoreClient, rank: u32) {
             assert_eq!(rank, 1);
@@ -457,7 +460,7 @@ fn the_end_of_a_rank_ends_the_waits_of_all_endpoints() {
         let began = Instant::now();
         // It waits for the one that is still there, unless it knows better already.
         let endpoint = group.endpoint(2 - rank);
-        let waited = endpoint.and_then(|endpoint| endpoint.wait_cq(Side::Recv, None));
+        let waited = endpoint.and_then(|endpoint| endpoint.wait_cq(QueueKind::Recv, None));
         let waited = waited.unwrap_err();
         assert!(
             matches!(waited, Error::Work(error) if error.cause == Cause::Rank(1))

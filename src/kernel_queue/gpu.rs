@@ -3,7 +3,7 @@
 
 use super::{QueueView, state_words};
 use crate::Result;
-use crate::cuda::{CudaContext, DeviceBuffer, Pinned};
+use crate::cuda::{CudaContext, DeviceBuffer, HostRegistration};
 use crate::endpoint::{DeviceQueue, fresh_mark};
 
 /// Bytes of `struct dbl_queue_state`, behind which the marks lie where the kernels ring.
@@ -13,7 +13,7 @@ const STATE_BYTES: usize = 512;
 #[derive(Debug)]
 #[expect(dead_code, reason = "kept for kernels, which have its address")]
 pub(super) struct OnGpu {
-    mapped: Vec<Pinned>,
+    mapped: Vec<HostRegistration>,
     memory: DeviceBuffer,
 }
 
@@ -26,7 +26,7 @@ impl OnGpu {
         let mut mapped = Vec::new();
         view.reach(queue, |address, len_bytes| {
             // SAFETY: memory of the queue, which lives longer than this: `KernelQueue` drops this first.
-            let pinned = unsafe { Pinned::new(context, address, len_bytes)? };
+            let pinned = unsafe { HostRegistration::new(context, address, len_bytes)? };
             let reached = pinned.device_address(address);
             mapped.push(pinned);
             Ok(reached)

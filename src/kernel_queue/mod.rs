@@ -16,7 +16,7 @@ mod view;
 
 use std::sync::atomic::AtomicU32;
 
-use doorbell_wire::memory::InPage;
+use doorbell_wire::memory::PageBox;
 
 #[cfg(feature = "cuda")]
 use crate::cuda::{CudaContext, WritesOrdering};
@@ -50,7 +50,7 @@ pub struct KernelQueue {
 #[derive(Debug)]
 #[expect(dead_code, reason = "kept for kernels, which have its address")]
 enum StateMemory {
-    Host(InPage<KernelQueueState>),
+    Host(PageBox<KernelQueueState>),
     #[cfg(feature = "cuda")]
     Gpu(OnGpu),
 }
@@ -80,7 +80,7 @@ impl KernelQueue {
         let mut queue = endpoint.take_send_queue(true)?;
         let (slot, completion) = queue.state().first();
         let words = state_words(slot, completion);
-        let state = InPage::new(|| KernelQueueState(words.map(AtomicU32::new)))?;
+        let state = PageBox::new(|| KernelQueueState(words.map(AtomicU32::new)))?;
         let mut view = QueueView::new(&queue);
         view.reach(&queue, |address, _| Ok(address as u64))?;
         view.state = std::ptr::from_ref(&*state).addr() as u64;

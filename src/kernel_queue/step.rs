@@ -35,6 +35,7 @@ impl KernelQueue {
     ///
     /// # Safety
     /// This is not dropped before the kernel is done, and the memory that the step names, `code` included, stays as long.
+    #[doc(hidden)]
     pub unsafe fn put_step(&self, stream: &CudaStream, step: &PutStep) -> Result<()> {
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;

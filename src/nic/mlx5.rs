@@ -77,8 +77,8 @@ impl NicQueuePair for Mlx5QueuePair {
     }
 
     #[inline]
-    fn look_for_events(&self) {
-        self.pair.states().look_for_events();
+    fn poll_async_events(&self) {
+        self.pair.states().poll_async_events();
     }
 
     fn direct(&self) -> Result<&'static str, String> {
@@ -88,7 +88,7 @@ impl NicQueuePair for Mlx5QueuePair {
     }
 
     #[cfg(feature = "cuda")]
-    fn card_registers(&self) -> Option<Weak<dyn Any + Send + Sync>> {
+    fn uar_mapping(&self) -> Option<Weak<dyn Any + Send + Sync>> {
         Some(self.pair.device())
     }
 
@@ -128,8 +128,8 @@ impl NicQueuePair for Mlx5QueuePair {
         self.pair.states().fail()
     }
 
-    fn silence(&self) -> Result<bool> {
-        self.pair.states().silence()?;
+    fn quiesce(&self) -> Result<bool> {
+        self.pair.states().quiesce()?;
         Ok(true)
     }
 

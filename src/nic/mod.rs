@@ -53,7 +53,7 @@ pub(crate) use domain::{NicDomain, RegisteredMemory};
 pub(crate) use doorbell_softcx::device::Foreign;
 #[cfg(feature = "softcx")]
 pub use doorbell_softcx::device::{CommandKind, CommandKinds, Counters, Faults};
-pub(crate) use doorbell_wire::memory::{InPage, InPages, Pages, QueuePairMemory};
+pub(crate) use doorbell_wire::memory::{PageBox, PageSlice, Pages, QueuePairMemory};
 pub use doorbell_wire::verbs::Access;
 pub(crate) use doorbell_wire::verbs::{Abilities, Attributes, Capacity, State};
 pub(crate) use peer::{PeerQueuePair, Unreadable};

@@ -35,7 +35,7 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
     fn overrun(&self) -> bool;
 
     /// Looks for what the device says of its queue pairs apart from completions. A device that sets the state itself has nothing to look for.
-    fn look_for_events(&self) {}
+    fn poll_async_events(&self) {}
 
     /// Lets a device of software, or a relay, work inside the caller, for poll loops. Returns whether there was any work.
     fn progress(&self) -> bool {
@@ -47,7 +47,7 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
 
     /// Returns when the device has the receives that were rung for: an attempt of the peer finds them. A device that looks for receives when
     /// a message comes has them already.
-    fn settle_receives(&self) {}
+    fn wait_receives_posted(&self) {}
 
     /// Whether requests were rung for that wait for others, and go out by [`NicQueuePair::progress`] alone. May be so when it is not.
     fn holds_work(&self) -> bool {
@@ -59,7 +59,7 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
 
     /// If its doorbell registers are those of a card, which not every GPU can store to: the open device, as long as which they stay mapped.
     #[cfg(feature = "cuda")]
-    fn card_registers(&self) -> Option<Weak<dyn Any + Send + Sync>> {
+    fn uar_mapping(&self) -> Option<Weak<dyn Any + Send + Sync>> {
         None
     }
 
@@ -110,7 +110,7 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
     }
 
     /// Any state to ERR. The device flushes what is posted: the software ConnectX before this returns, a card soon, a relay in turns to
-    /// come. See [`NicQueuePair::silence`]. A command of the device: it may take milliseconds, or never return.
+    /// come. See [`NicQueuePair::quiesce`]. A command of the device: it may take milliseconds, or never return.
     ///
     /// # Errors
     /// Those of the device's call. The queue pair may go on. [`NicQueuePair::state`] is that of an error all the same.
@@ -123,7 +123,7 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
     /// # Errors
     /// Those of the device's call, and [`Error::State`](crate::Error::State) if its success means nothing, because the device has reported
     /// that it failed. The device may go on.
-    fn silence(&self) -> Result<bool>;
+    fn quiesce(&self) -> Result<bool>;
 
     /// Any state to RESET. The driver makes rings and records fresh before it goes on.
     ///

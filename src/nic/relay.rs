@@ -38,10 +38,10 @@ impl NicQueuePair for RelayQueuePair {
         self.0.states().overrun()
     }
 
-    fn look_for_events(&self) {
+    fn poll_async_events(&self) {
         // And for completions: the watchdog looks at endpoints that are not polled.
         self.0.turn();
-        self.0.states().look_for_events();
+        self.0.states().poll_async_events();
     }
 
     #[inline]
@@ -58,8 +58,8 @@ impl NicQueuePair for RelayQueuePair {
         self.0.holds_work()
     }
 
-    fn settle_receives(&self) {
-        self.0.settle_receives();
+    fn wait_receives_posted(&self) {
+        self.0.wait_receives_posted();
     }
 
     fn direct(&self) -> Result<&'static str, String> {
@@ -105,8 +105,8 @@ impl NicQueuePair for RelayQueuePair {
         self.0.fail()
     }
 
-    fn silence(&self) -> Result<bool> {
-        self.0.silence()?;
+    fn quiesce(&self) -> Result<bool> {
+        self.0.quiesce()?;
         Ok(false)
     }
 

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{Error, Result, StateKind};
 #[cfg(feature = "cuda")]
-use doorbell_softcx::device::Foothold;
+use doorbell_softcx::device::ForeignRegion;
 use doorbell_softcx::device::{self as soft, PortId};
 use doorbell_wire::memory::QueuePairSizes;
 
@@ -128,7 +128,7 @@ impl NicDomain for SoftcxDomain {
         len_bytes: u64,
         access: Access,
     ) -> Option<Result<RegisteredMemory>> {
-        let foothold = Foothold::new(memory);
+        let foothold = ForeignRegion::new(memory);
         let device = self.device.clone();
         // SAFETY: the caller's promise.
         let key =
@@ -161,7 +161,7 @@ impl Deregister for Mapped {
 #[derive(Debug)]
 struct Copied {
     mapped: Mapped,
-    _foothold: Foothold,
+    _foothold: ForeignRegion,
 }
 
 #[cfg(feature = "cuda")]
@@ -258,8 +258,8 @@ impl NicQueuePair for SoftcxQueuePair {
         self.0.fail()
     }
 
-    fn silence(&self) -> Result<bool> {
-        self.0.silence()?;
+    fn quiesce(&self) -> Result<bool> {
+        self.0.quiesce()?;
         if self.0.status().device_failed() {
             return Err(Error::state(
                 StateKind::QueuePair,

@@ -7,15 +7,15 @@
 mod deferred_drop;
 mod pace;
 mod placement;
+mod poll_membership;
 mod progress_thread;
-mod registration;
 mod workers;
 
 pub(crate) use deferred_drop::drop_elsewhere;
 pub(crate) use pace::Pace;
 pub(crate) use placement::Placement;
+pub(crate) use poll_membership::PollMembership;
 pub(crate) use progress_thread::{
     PollResult, ProgressThread, Proxied, Proxy, TriggerCount, proxy_at,
 };
-pub(crate) use registration::Registration;
 pub(crate) use workers::Workers;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use doorbell_wire::memory::NumberSet;
 
 use super::{Pace, Placement};
-use crate::stream::sharpen_sleeps;
+use crate::stream::set_min_timer_slack;
 use crate::{Error, Result};
 
 /// The result of a poll.
@@ -38,7 +38,7 @@ pub(crate) struct PolledCalls<T: ?Sized> {
     /// Polls one of them. It must not block: the others wait for it.
     pub(crate) serve: fn(&T) -> PollResult,
     /// Gives up a handle, which may be the last. It must not block, either.
-    pub(crate) let_go: fn(Arc<T>),
+    pub(crate) drop_reference: fn(Arc<T>),
     /// Called with a number: from now on the object is polled seldom, and a thread that has work for it announces this number
     /// ([`ProgressThread::announce`]). Called without a number: it is polled in every round again. Returns the trigger to look at meanwhile.
     pub(crate) rest: fn(&T, Option<usize>) -> RestingTrigger,
@@ -137,8 +137,8 @@ impl<T: ?Sized> Polled<T> {
 const KEPT_ROUNDS: u32 = 64;
 /// If no more objects than this rest, every round polls them all the same.
 const ACTIVE_MAX: usize = 4;
-/// The number of resting objects' triggers that a spinning thread checks in a round. Few: each is a cache line of its own, which is seldom in the
-/// cache, and who announces work waits for the end of the round. A thread that sleeps between its rounds checks all.
+/// The number of resting objects whose triggers a spinning thread checks in a round. It is small because each trigger is on a cache line of its own,
+/// which is seldom in the cache, and because announced work waits for the end of the round. A thread that sleeps between rounds checks all.
 const TRIGGERS_A_ROUND: usize = 8;
 /// Resting ones polled in a round that comes at a fixed time: as many, or an eighth of all if that is more.
 const POLLS_A_TICK: usize = 128;
@@ -149,7 +149,7 @@ pub(crate) trait Proxied: Send + Sync {
     fn ring_for_streams(&self) -> PollResult;
 
     /// Gives up the thread's handle.
-    fn let_go(self: Arc<Self>);
+    fn drop_reference(self: Arc<Self>);
 
     /// See [`PolledCalls::rest`].
     fn rest(&self, number: Option<usize>) -> RestingTrigger;
@@ -170,7 +170,7 @@ pub(crate) fn proxy_at(placement: Placement) -> Result<Arc<Proxy>> {
     }
     let calls = PolledCalls {
         serve: <dyn Proxied>::ring_for_streams,
-        let_go: <dyn Proxied>::let_go,
+        drop_reference: <dyn Proxied>::drop_reference,
         rest: <dyn Proxied>::rest,
     };
     let proxy = ProgressThread::start_with("doorbell-proxy", placement, Pace::default(), calls)?;
@@ -188,11 +188,11 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
         placement: Placement,
         pace: Pace,
         serve: fn(&T) -> PollResult,
-        let_go: fn(Arc<T>),
+        drop_reference: fn(Arc<T>),
     ) -> Result<Arc<ProgressThread<T>>> {
         let calls = PolledCalls {
             serve,
-            let_go,
+            drop_reference,
             rest: |_, _| None,
         };
         Self::start_with(name, placement, pace, calls)
@@ -219,11 +219,11 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
             .name(name.into())
             .spawn(move || {
                 placement.apply();
-                sharpen_sleeps();
+                set_min_timer_slack();
                 run.run(pace);
             })
             .map_err(|error| Error::System {
-                operation: "start of a thread that looks after endpoints",
+                operation: "start of a progress thread",
                 errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
             })?;
         Ok(thread)
@@ -444,7 +444,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
     #[inline]
     fn release(&self, served: &mut Served<T>) {
         if let Some(held) = served.held.take() {
-            (self.calls.let_go)(held);
+            (self.calls.drop_reference)(held);
         }
     }
 
@@ -641,7 +641,7 @@ mod tests {
         fn thread() -> Arc<ProgressThread<Sleeper>> {
             let calls = PolledCalls {
                 serve: Sleeper::serve,
-                let_go: drop,
+                drop_reference: drop,
                 rest: Sleeper::rest,
             };
             ProgressThread::start_with("rounds", Placement::Anywhere, Pace::default(), calls)

@@ -4,9 +4,9 @@
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
+use super::fork_guard::ForkGuard;
 use super::mapping::Backing;
 use super::monitor::{Monitor, SharedTable, locked, sweep};
-use super::parent::Parent;
 use super::table::{RegisteredRange, Table};
 use crate::nic::Access;
 use crate::region::{ProtectionDomain, Region};
@@ -74,7 +74,7 @@ pub struct CacheCounters {
     /// Requests that needed a new registration.
     pub misses: u64,
     /// Of these, registrations that the cache did not keep: it may not, or has no room.
-    pub unkept: u64,
+    pub uncached: u64,
     /// Entries that made room.
     pub evictions: u64,
     /// Entries whose memory was unmapped, moved, discarded, or named to [`RegionCache::invalidate`].
@@ -171,7 +171,7 @@ struct CacheShared {
     invalidation: Invalidation,
     /// With [`Invalidation::Kernel`].
     monitor: Option<Arc<Monitor>>,
-    parent: Parent,
+    parent: ForkGuard,
 }
 
 impl Drop for CacheShared {
@@ -186,7 +186,7 @@ impl Drop for CacheShared {
 
 /// What a request is to become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wish {
+enum CacheRequest {
     /// Any entry that contains it.
     Use,
     /// An entry of just this range, held.
@@ -235,7 +235,7 @@ impl RegionCache {
         monitor: Option<Arc<Monitor>>,
     ) -> Result<RegionCache> {
         config.check()?;
-        let parent = Parent::new()?;
+        let parent = ForkGuard::new()?;
         let table = Table::new(config.max_entries as usize, config.max_bytes);
         let table = Arc::new(Mutex::new(table));
         if let Some(monitor) = &monitor {
@@ -293,7 +293,7 @@ impl RegionCache {
         access: Access,
     ) -> Result<CachedRegion> {
         // SAFETY: the caller's promise.
-        let (region, _) = unsafe { self.request(start, len_bytes, access, Wish::Use) }?;
+        let (region, _) = unsafe { self.request(start, len_bytes, access, CacheRequest::Use) }?;
         let offset = start.as_ptr() as u64 - region.as_ptr() as u64;
         Ok(CachedRegion { region, offset })
     }
@@ -313,7 +313,8 @@ impl RegionCache {
         access: Access,
     ) -> Result<HeldRegistration> {
         // SAFETY: the caller's promise.
-        let (region, entry) = unsafe { self.request(start, len_bytes, access, Wish::Hold) }?;
+        let (region, entry) =
+            unsafe { self.request(start, len_bytes, access, CacheRequest::Hold) }?;
         Ok(HeldRegistration {
             region,
             entry,
@@ -357,7 +358,7 @@ impl RegionCache {
         start: NonNull<u8>,
         len_bytes: u64,
         access: Access,
-        wish: Wish,
+        wish: CacheRequest,
     ) -> Result<(Region, Option<u64>)> {
         self.check()?;
         let addr = start.as_ptr() as u64;
@@ -384,7 +385,7 @@ impl RegionCache {
     }
 
     #[inline]
-    fn find(&self, range: &RegisteredRange, wish: Wish, settled: bool) -> Lookup {
+    fn find(&self, range: &RegisteredRange, wish: CacheRequest, settled: bool) -> Lookup {
         let mut table = locked(&self.inner.table);
         let Some((entry, counters)) = table.find(range) else {
             return Lookup::Nothing;
@@ -394,13 +395,13 @@ impl RegionCache {
             table.discard(range);
             return Lookup::Nothing;
         }
-        if wish == Wish::Hold && entry.range != *range {
+        if wish == CacheRequest::Hold && entry.range != *range {
             return Lookup::Nothing;
         }
         if !settled && entry.held == 0 {
             return Lookup::Unsure;
         }
-        entry.held += u32::from(wish == Wish::Hold);
+        entry.held += u32::from(wish == CacheRequest::Hold);
         counters.hits += 1;
         Lookup::Hit(entry.value(), entry.id)
     }
@@ -414,7 +415,7 @@ impl RegionCache {
         len_bytes: u64,
         access: Access,
         range: RegisteredRange,
-        wish: Wish,
+        wish: CacheRequest,
     ) -> Result<(Region, Option<u64>)> {
         let table = &self.inner.table;
         let backing = Region::look(start, len_bytes, access)?;
@@ -443,24 +444,24 @@ impl RegionCache {
             }
             (registered, None) => {
                 guard.counters.misses += 1;
-                guard.counters.unkept += 1;
+                guard.counters.uncached += 1;
                 drop(guard);
                 return registered.map(|region| (region, None));
             }
         };
-        let held = u32::from(wish == Wish::Hold);
+        let held = u32::from(wish == CacheRequest::Hold);
         let kept = if watched {
             // What comes back is one handle of several, so nothing is freed under the lock.
             let in_use = |region: &Region| region.handles() > 1;
             guard
-                .keep(id, region.clone(), held, wish == Wish::Hold, in_use)
+                .keep(id, region.clone(), held, wish == CacheRequest::Hold, in_use)
                 .is_ok()
         } else {
             guard.end(id);
             false
         };
         guard.counters.misses += 1;
-        guard.counters.unkept += u64::from(!kept);
+        guard.counters.uncached += u64::from(!kept);
         drop(guard);
         sweep(table);
         Ok((region, kept.then_some(id)))

@@ -45,7 +45,7 @@ impl FromStr for Control {
             .find(|control| control.name() == text)
             .ok_or_else(|| Error::Malformed {
                 what: "control path",
-                reason: format!("`{text}` is none of direct, proxy, sync"),
+                reason: format!("`{text}` must be direct, proxy or sync"),
             })
     }
 }

@@ -201,13 +201,13 @@ impl Region {
                 "the memory was not exported as a dmabuf",
             )
         });
-        Region::climb(domain, addr, len_bytes, exported, access, || {
+        Region::try_methods(domain, addr, len_bytes, exported, access, || {
             OwnedMemory::Nothing
         })
     }
 
     /// [`Region::register_with_report`] of memory that was exported, or was not for that reason; what becomes a region holds `own`.
-    pub(super) fn climb(
+    pub(super) fn try_methods(
         domain: &ProtectionDomain,
         addr: u64,
         len_bytes: u64,

@@ -6,10 +6,10 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use super::device_registration::{RegionKind, RegistrationReport, device_range};
-use super::doorbell_trial::try_ring;
+use super::doorbell_probe::try_ring;
 use super::memory::OwnedMemory;
 use crate::cuda::{
-    Capabilities, CudaContext, DeviceBuffer, Pinned, RegistersFound, WritesOrdering,
+    Capabilities, CudaContext, DeviceBuffer, HostRegistration, RegistersFound, WritesOrdering,
     check_registers,
 };
 #[cfg(feature = "softcx")]
@@ -52,7 +52,8 @@ impl Region {
         self.check_host()?;
         let len_bytes = usize::try_from(self.len_bytes()).unwrap_or(usize::MAX);
         // SAFETY: the memory of the region, which drops its attachments before it.
-        let pinned = unsafe { Pinned::of(self.attachments(), context, self.start(), len_bytes) }?;
+        let pinned =
+            unsafe { HostRegistration::of(self.attachments(), context, self.start(), len_bytes) }?;
         Ok(pinned.device_address(self.start().as_ptr().addr()))
     }
 
@@ -94,7 +95,7 @@ impl Region {
             Ok((fd, offset)) => Ok((fd.as_fd(), *offset)),
             Err(error) => Err(error.clone()),
         };
-        Region::climb(domain, addr, len_bytes, exported, access, own)
+        Region::try_methods(domain, addr, len_bytes, exported, access, own)
     }
 
     /// Registers memory of a GPU with a device that has it copied; `None` for any other device.
@@ -161,7 +162,7 @@ pub(crate) unsafe fn check_gpus(
     domain: &ProtectionDomain,
     qp: &dyn NicQueuePair,
 ) -> std::result::Result<RegistersFound, String> {
-    let Some(device) = qp.card_registers() else {
+    let Some(device) = qp.uar_mapping() else {
         return Ok(RegistersFound::default());
     };
     let Queues::Mlx5(memory) = qp.queues();

@@ -165,7 +165,7 @@ impl DeviceCache {
                 .filter(|(_, it)| it.region.handles() == 1);
             let oldest = idle.min_by_key(|(_, it)| it.used).map(|(key, _)| *key);
             let Some(oldest) = oldest.filter(|_| may_be) else {
-                table.counters.unkept += 1;
+                table.counters.uncached += 1;
                 gone.push(entry);
                 return gone;
             };

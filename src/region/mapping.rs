@@ -52,7 +52,7 @@ pub(super) fn look(addr: u64, len_bytes: u64, writable: bool) -> Result<Backing>
     let found = judge(&maps, &mounts, addr, len_bytes, writable).map_err(refused)?;
     for end in found.shared_ends {
         if !is_there(end - 1) {
-            let reason = format!("its byte at {:#x} is behind the end of its file", end - 1);
+            let reason = format!("its byte at {:#x} lies beyond the end of its file", end - 1);
             return Err(refused(reason));
         }
     }

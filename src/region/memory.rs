@@ -6,10 +6,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::bytecode::{Role, Target, Targets};
 #[cfg(feature = "cuda")]
 use crate::cuda::HeldBuffer;
 use crate::nic::{Access, Pages, RegisteredMemory};
-use crate::peer::{Role, Target, Targets};
 use crate::proxy::drop_elsewhere;
 use crate::region::element::{Element, bytes_of, bytes_of_mut};
 use crate::region::huge::{HugePages, PageSize};
@@ -479,7 +479,7 @@ impl Region {
     }
 
     /// Drops the handle in a thread that must not wait for a GPU. (Dropping mapped memory may wait.) The key is invalid when this returns.
-    pub(crate) fn let_go(self) {
+    pub(crate) fn drop_deferred(self) {
         if let Some(mut last) = Arc::into_inner(self.inner)
             && !last.attachments.is_empty()
         {

@@ -5,8 +5,9 @@ mod control;
 mod device;
 mod device_registration;
 #[cfg(feature = "cuda")]
-mod doorbell_trial;
+mod doorbell_probe;
 mod element;
+mod fork_guard;
 #[cfg(feature = "cuda")]
 mod gpu;
 #[cfg(feature = "cuda")]
@@ -15,7 +16,6 @@ mod huge;
 mod mapping;
 mod memory;
 mod monitor;
-mod parent;
 mod remote;
 mod table;
 

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use super::parent::Parent;
+use super::fork_guard::ForkGuard;
 use super::table::Table;
 use crate::region::Region;
 use crate::{Error, Result, StateKind};
@@ -88,7 +88,7 @@ struct MonitorShared {
     deaf: AtomicBool,
     /// Never grown beyond its first allocation, as the lock is one that the reading thread waits for.
     tables: Mutex<Vec<SharedTable>>,
-    parent: Parent,
+    parent: ForkGuard,
 }
 
 /// The process's one monitor: the kernel takes one userfaultfd for each address.
@@ -128,7 +128,7 @@ impl Monitor {
             return Err("under valgrind, events of memory cannot be waited for".into());
         }
         let uffd = open()?;
-        let parent = Parent::new().map_err(|error| error.to_string())?;
+        let parent = ForkGuard::new().map_err(|error| error.to_string())?;
         let watch = Arc::new(MonitorShared {
             uffd,
             deaf: AtomicBool::new(false),

@@ -5,7 +5,7 @@ use crate::{Error, Result};
 /// What a peer knows of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteRegion {
-    /// Address of the first byte, over there.
+    /// Address of the first byte, in the process that has registered the region.
     pub addr: u64,
     /// The key.
     pub rkey: u32,
@@ -26,7 +26,7 @@ impl RemoteRegion {
         bytes
     }
 
-    /// Reads what [`RemoteRegion::to_bytes`] wrote. Any bytes are a region; the device over there judges its keys.
+    /// Reads what [`RemoteRegion::to_bytes`] wrote. Any 20 bytes are accepted: the remote device checks the key.
     pub fn from_bytes(bytes: &[u8; RemoteRegion::BYTES]) -> RemoteRegion {
         let long = |at: usize| {
             bytes[at..]

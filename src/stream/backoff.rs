@@ -222,7 +222,7 @@ pub(super) fn deadline_after(timeout: Option<Duration>) -> Option<Instant> {
 
 /// Lets the calling thread's short sleeps be short: Linux adds up to 50 us to each one unless told otherwise. Only for threads of
 /// this library: the slack of an application's thread is the application's.
-pub(crate) fn sharpen_sleeps() {
+pub(crate) fn set_min_timer_slack() {
     #[cfg(target_os = "linux")]
     // SAFETY: PR_SET_TIMERSLACK takes one integer, touches no memory of ours and changes the calling thread only. When the
     // kernel refuses, sleeps are longer and nothing else changes, so the result does not matter.
@@ -364,7 +364,7 @@ mod tests {
     #[test]
     fn sharpened_threads_sleep_briefly() {
         std::thread::spawn(|| {
-            sharpen_sleeps();
+            set_min_timer_slack();
             // SAFETY: PR_GET_TIMERSLACK takes no argument and returns the slack of the calling thread.
             let slack_ns = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK, 0, 0, 0, 0) };
             assert_eq!(slack_ns, 1);

@@ -18,23 +18,23 @@ pub(crate) struct Progress {
     pub(crate) stream: u64,
     /// Positions of the stream's queue that are done with; of a stream that counts elsewhere, those of which this process knows.
     completed: AtomicU64,
-    elsewhere: Option<Box<dyn Elsewhere>>,
+    external: Option<Box<dyn ExternalProgress>>,
     poison: Poison,
     #[cfg(feature = "cuda")]
-    followers: Lock<Vec<Follower>>,
+    followers: Lock<Vec<DependentWait>>,
 }
 
 /// A stream whose work behind an entry waits for a position of another stream.
 #[cfg(feature = "cuda")]
-struct Follower {
+struct DependentWait {
     position: u64,
-    stream: Weak<dyn Follows>,
+    stream: Weak<dyn Dependent>,
     entry: u64,
 }
 
 /// A stream that cannot skip what it has queued.
 #[cfg(feature = "cuda")]
-pub(crate) trait Follows: Send + Sync {
+pub(crate) trait Dependent: Send + Sync {
     /// The entry waits for work that failed with this failure: gives up all behind it. Called within [`stopping`](super::stopping), and returns the
     /// handle, whose drop may block.
     fn stop_from(self: Arc<Self>, entry: u64, failure: StreamFailure);
@@ -101,7 +101,7 @@ impl Poison {
 }
 
 /// The position count of a stream that no thread of this process executes.
-pub(crate) trait Elsewhere: Send + Sync {
+pub(crate) trait ExternalProgress: Send + Sync {
     /// Positions that are done with. Acquire order: a thread that sees the position sees what the work wrote.
     fn completed(&self) -> u64;
 
@@ -126,7 +126,7 @@ impl Progress {
         Self {
             stream,
             completed: AtomicU64::new(0),
-            elsewhere: None,
+            external: None,
             poison: Poison::default(),
             #[cfg(feature = "cuda")]
             followers: Lock::default(),
@@ -135,9 +135,9 @@ impl Progress {
 
     /// That of a stream which counts elsewhere.
     #[cfg(feature = "cuda")]
-    pub(crate) fn elsewhere(stream: u64, elsewhere: Box<dyn Elsewhere>) -> Self {
+    pub(crate) fn external(stream: u64, external: Box<dyn ExternalProgress>) -> Self {
         Self {
-            elsewhere: Some(elsewhere),
+            external: Some(external),
             ..Self::new(stream)
         }
     }
@@ -145,9 +145,9 @@ impl Progress {
     /// The address, for devices, of the word that counts, if there is one.
     #[cfg(feature = "cuda")]
     pub(crate) fn device_word(&self) -> Option<u64> {
-        self.elsewhere
+        self.external
             .as_ref()
-            .map(|elsewhere| elsewhere.device_word())
+            .map(|external| external.device_word())
     }
 
     /// Everything before `position` is done.
@@ -179,10 +179,10 @@ impl Progress {
 
     /// That stream waits for `position` before the work behind `entry`.
     #[cfg(feature = "cuda")]
-    pub(crate) fn follow(&self, position: u64, stream: Weak<dyn Follows>, entry: u64) {
+    pub(crate) fn follow(&self, position: u64, stream: Weak<dyn Dependent>, entry: u64) {
         let mut followers = self.followers.lock();
         followers.retain(|follower| !self.is_settled(follower.position));
-        followers.push(Follower {
+        followers.push(DependentWait {
             position,
             stream,
             entry,
@@ -191,14 +191,14 @@ impl Progress {
 
     /// That stream was not given its work from that entry on.
     #[cfg(feature = "cuda")]
-    pub(crate) fn leave(&self, stream: &Weak<dyn Follows>, from: u64) {
-        let is_left = |it: &Follower| it.entry >= from && it.stream.ptr_eq(stream);
+    pub(crate) fn leave(&self, stream: &Weak<dyn Dependent>, from: u64) {
+        let is_left = |it: &DependentWait| it.entry >= from && it.stream.ptr_eq(stream);
         self.followers.lock().retain(|follower| !is_left(follower));
     }
 
     /// Gives up the work of other streams that waits for `position` or one behind it. Called within [`stopping`](super::stopping).
     #[cfg(feature = "cuda")]
-    pub(crate) fn stop_followers(&self, position: u64) {
+    pub(crate) fn fail_dependents(&self, position: u64) {
         let behind: Vec<_> = (self.followers.lock().iter())
             .filter(|follower| follower.position >= position)
             .map(|follower| (follower.position, follower.stream.clone(), follower.entry))
@@ -218,10 +218,10 @@ impl Progress {
 
     /// Makes this process find out how the work before `position`, which is done, has ended.
     pub(crate) fn settle(&self, position: u64) {
-        if let Some(elsewhere) = &self.elsewhere
+        if let Some(external) = &self.external
             && !self.is_settled(position)
         {
-            elsewhere.settle();
+            external.settle();
         }
     }
 
@@ -229,20 +229,20 @@ impl Progress {
         // Acquire: pairs with `complete`.
         self.completed.load(Ordering::Acquire) >= position
             || self
-                .elsewhere
+                .external
                 .as_ref()
-                .is_some_and(|elsewhere| elsewhere.completed() >= position)
+                .is_some_and(|external| external.completed() >= position)
     }
 }
 
 /// A moment in the work of a stream: everything before a position.
 #[derive(Debug, Clone)]
-pub(crate) struct Mark {
+pub(crate) struct StreamPosition {
     pub(crate) progress: Arc<Progress>,
     pub(crate) position: u64,
 }
 
-impl Mark {
+impl StreamPosition {
     pub(crate) fn is_reached(&self) -> bool {
         self.progress.reached(self.position)
     }
@@ -293,7 +293,7 @@ struct EventShared {
 struct EventState {
     /// Records begun; each has its number, from 1.
     records: u64,
-    latest: Option<(u64, Mark)>,
+    latest: Option<(u64, StreamPosition)>,
     fired: Option<Fired>,
 }
 
@@ -314,7 +314,7 @@ pub(crate) struct Record {
 
 impl Record {
     /// Lets the event stand for this record, which is at `mark`, unless it already stands for a later one.
-    pub(crate) fn announce(event: &Event, number: u64, mark: Mark) {
+    pub(crate) fn announce(event: &Event, number: u64, mark: StreamPosition) {
         let mut state = event.state();
         if state.latest.as_ref().is_none_or(|latest| latest.0 < number) {
             state.latest = Some((number, mark));
@@ -432,14 +432,14 @@ impl Event {
         let end = end.passed_at("the end event")?;
         end.checked_duration_since(start).ok_or_else(|| {
             no_time(
-                StateKind::OutOfTurn,
+                StateKind::OutOfOrder,
                 "the end event passed before the start event".to_owned(),
             )
         })
     }
 
     /// How the record at `mark`, which is reached, came out.
-    fn verdict(&self, mark: &Mark) -> Result<()> {
+    fn verdict(&self, mark: &StreamPosition) -> Result<()> {
         // Without the lock of the state, which the stream takes to tell.
         mark.progress.settle(mark.position);
         if let Some(verdict) = self.state().verdict(mark) {
@@ -478,7 +478,7 @@ impl Event {
     }
 
     /// What the event stands for now.
-    pub(crate) fn mark(&self) -> Option<Mark> {
+    pub(crate) fn mark(&self) -> Option<StreamPosition> {
         self.state().latest.as_ref().map(|(_, mark)| mark.clone())
     }
 
@@ -498,7 +498,7 @@ impl Event {
         self.inner.passed.notify_all();
     }
 
-    fn sleep(&self, mark: &Mark, deadline: Option<Instant>) -> bool {
+    fn sleep(&self, mark: &StreamPosition, deadline: Option<Instant>) -> bool {
         let mut state = self.state();
         while !mark.is_reached() {
             state = match deadline {
@@ -529,7 +529,7 @@ impl Event {
     }
 }
 
-fn spin(mark: &Mark, deadline: Option<Instant>) -> bool {
+fn spin(mark: &StreamPosition, deadline: Option<Instant>) -> bool {
     let mut backoff = Backoff::new();
     while !mark.is_reached() {
         if !backoff.pause_until(deadline) {
@@ -541,7 +541,7 @@ fn spin(mark: &Mark, deadline: Option<Instant>) -> bool {
 
 impl EventState {
     /// How the record at `mark` came out, if it is the latest one and has passed.
-    fn verdict(&self, mark: &Mark) -> Option<Result<()>> {
+    fn verdict(&self, mark: &StreamPosition) -> Option<Result<()>> {
         let (Some((record, latest)), Some(fired)) = (&self.latest, &self.fired) else {
             return None;
         };
@@ -573,7 +573,7 @@ mod tests {
     /// A record at `position` of a stream that is played by the test.
     fn record(event: &Event, progress: &Arc<Progress>, position: u64) -> Record {
         let (record, number) = event.begin_record();
-        let mark = Mark {
+        let mark = StreamPosition {
             progress: Arc::clone(progress),
             position,
         };
@@ -650,7 +650,7 @@ mod tests {
         let numbers = [event.begin_record().1, event.begin_record().1];
         for (number, position) in [(numbers[1], 2), (numbers[0], 1)] {
             let progress = Arc::clone(&progress);
-            Record::announce(&event, number, Mark { progress, position });
+            Record::announce(&event, number, StreamPosition { progress, position });
         }
         assert_eq!(event.mark().unwrap().position, 2);
     }
@@ -706,7 +706,7 @@ mod tests {
         time: Duration,
     }
 
-    impl Elsewhere for Preempts {
+    impl ExternalProgress for Preempts {
         fn completed(&self) -> u64 {
             // The first look is before the wait.
             match self.looks.fetch_add(1, Ordering::Relaxed) {
@@ -734,7 +734,7 @@ mod tests {
                 time: 3 * timeout,
             };
             let progress = Arc::new(Progress {
-                elsewhere: Some(Box::new(preempts)),
+                external: Some(Box::new(preempts)),
                 ..Progress::new(1)
             });
             record(&event, &progress, 1).fire(None);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Event, Owner, StreamFailure};
-use crate::peer::Program;
+use crate::bytecode::Program;
 use crate::{Error, Result};
 
 /// A program on its way to an executor.
@@ -56,7 +56,8 @@ impl fmt::Debug for Submission {
     }
 }
 
-/// Keeps [`Executor`] to this workspace.
+/// Seals [`Executor`] by convention: it is hidden from the documentation and comes without a promise of stability. Outside the library, only the
+/// tests, benchmarks and fuzz targets of this workspace implement it.
 #[doc(hidden)]
 pub trait SealedExecutor {}
 
@@ -72,8 +73,10 @@ pub trait SealedExecutor {}
 /// failed. What is queued behind it is not executed, its tickets say [`Status::Discarded`](crate::Status::Discarded), and every later call
 /// reports the fault until [`Executor::take_fault`]. A CUDA stream cannot skip kernels that are queued: they can test the stream's status word.
 ///
-/// The streams of this library implement it: [`HostStream`](crate::HostStream), and with the feature `cuda` `CudaStream` and `KernelStream`. Other types
-/// cannot implement it, because only the library can complete an [`Event`].
+/// The streams of this library implement it: [`HostStream`](crate::HostStream), and with the feature `cuda` `CudaStream` and `KernelStream`. Programs
+/// must not implement it. The compiler does not enforce that: the trait is sealed by convention, by a supertrait that is hidden from this
+/// documentation and may change in any release. Only the library, and the tests, benchmarks and fuzz targets
+/// in its repository, implement the supertrait.
 ///
 /// # Safety
 /// The memory that an operation uses is lent to its program for one execution in its turn. An implementation executes each program that

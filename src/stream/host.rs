@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::backoff::{Spin, deadline_after};
-use super::event::{Mark, Record};
+use super::event::{Record, StreamPosition};
 use super::executor::check;
 use super::fault::StreamFailure;
 use super::host_closure::HostClosure;
 use super::ring::{Claim, Ring};
 use super::worker::{self, Item, Queued, StreamShared, forbid_on};
 use super::{Backoff, Event, Executor, Owner, Submission};
-use crate::peer::Program;
+use crate::bytecode::Program;
 use crate::{Error, Result};
 
 /// An in-order queue of kernels, programs, records and waits with a thread that executes them: the semantics of a CUDA stream on
@@ -25,7 +25,7 @@ use crate::{Error, Result};
 ///
 /// - A full queue makes the caller wait, with back-off.
 /// - A kernel that panics, or a wait that ends without success, is a fault of the stream; see [`Executor`] for how that is reported. What is queued
-///   behind it is not executed: programs finish as [`Outcome::Discarded`](super::Outcome::Discarded), events pass and report the failure, and a
+///   behind it is not executed: operations end as [`Status::Discarded`](crate::Status::Discarded), events pass and report the failure, and a
 ///   stream that waits for such an event has a fault, too. [`Executor::take_fault`] takes the fault, and the stream can be used again.
 ///   [`HostStream::continue_on_error`] lets the stream go on instead.
 /// - Streams that wait for each other's events in a circle wait until one of them is aborted, as in CUDA. Each wait of the host has a timeout.
@@ -121,7 +121,8 @@ impl HostStream {
     /// Discards what is queued at this moment, and breaks the wait that the stream is in. A kernel that runs is not stopped. Work
     /// queued later is executed.
     ///
-    /// Programs that were discarded finish as [`Outcome::Discarded`](super::Outcome::Discarded), the one in a wait too, whose later ops are not executed.
+    /// Operations that were discarded end as [`Status::Discarded`](crate::Status::Discarded). That includes the one in a wait, whose later ops are not
+    /// executed.
     /// Events recorded before this call pass, and report that the work before them was discarded.
     pub fn abort(&self) {
         let shared = self.shared();
@@ -252,7 +253,7 @@ unsafe impl Executor for HostStream {
         let (record, number) = event.begin_record();
         let position = self.push(|queued| queued.hold(Item::Record(record)))?;
         let progress = Arc::clone(&self.shared().progress);
-        let mark = Mark {
+        let mark = StreamPosition {
             progress,
             position: position + 1,
         };

@@ -1,6 +1,6 @@
 //! Streams: in-order executors of kernels and programs.
 //!
-//! A queue prepares a [`Program`](crate::peer::Program); an [`Executor`] runs it, in its place between the kernels of a stream. Two
+//! A queue prepares a [`Program`](crate::bytecode::Program); an [`Executor`] runs it, in its place between the kernels of a stream. Two
 //! executors know nothing of queues, and queues nothing of them: what they share is the program and the memory behind it, which
 //! an [`Owner`] keeps alive and knows the addresses of.
 //!
@@ -23,15 +23,15 @@
 //! # Ok::<(), doorbell::Error>(())
 //! ```
 
-mod alarm;
 mod backoff;
 mod event;
+mod execute_program;
 mod executor;
+mod failure_notifier;
 mod fault;
 mod fence;
 mod host;
 mod host_closure;
-mod interpreter;
 mod lock;
 mod owner;
 mod parker;
@@ -40,19 +40,19 @@ mod ring;
 mod substitute;
 mod worker;
 
-pub(crate) use alarm::{AlarmListener, stopping};
 pub use backoff::Spin;
-pub(crate) use backoff::{Backoff, sharpen_sleeps};
+pub(crate) use backoff::{Backoff, set_min_timer_slack};
 pub use event::Event;
 #[cfg(feature = "cuda")]
-pub(crate) use event::{Elsewhere, Follows, Mark, Progress, Record};
+pub(crate) use event::{Dependent, ExternalProgress, Progress, Record, StreamPosition};
+pub use execute_program::execute;
 pub use executor::{Executor, SealedExecutor, Submission};
+pub(crate) use failure_notifier::{FailureListener, stopping};
 #[cfg(feature = "cuda")]
 pub(crate) use fault::Fault;
 pub use fault::StreamFailure;
 pub use host::HostStream;
 pub(crate) use host::next_id;
-pub use interpreter::execute;
 #[cfg(feature = "cuda")]
 pub(crate) use lock::Lock;
 #[cfg(all(test, feature = "cuda"))]
@@ -63,4 +63,4 @@ pub use owner::{Attachments, Outcome, Owner};
 #[cfg(feature = "cuda")]
 pub(crate) use substitute::{Substitute, may_have_seen};
 #[cfg(feature = "cuda")]
-pub(crate) use worker::{act_as, forbid_on, message};
+pub(crate) use worker::{forbid_on, message, run_as_stream};

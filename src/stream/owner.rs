@@ -6,11 +6,11 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock, Weak};
 
-use super::alarm::Alarm;
+use super::failure_notifier::FailureNotifier;
 use super::fault::StreamFailure;
 use super::lock::Lock;
 use crate::Result;
-use crate::peer::{TargetId, Targets};
+use crate::bytecode::{TargetId, Targets};
 
 /// How the execution of a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -146,7 +146,7 @@ pub struct Attachments {
     /// Held while a thing is made, so that it is made once.
     making: Lock<()>,
     /// Has a lock of its own: making a thing may block until streams are done.
-    alarm: Alarm,
+    failure_notifier: FailureNotifier,
 }
 
 struct Attachment {
@@ -162,8 +162,8 @@ impl Attachments {
     }
 
     /// The streams that are told of the owner's failure before its waits end.
-    pub(crate) fn alarm(&self) -> &Alarm {
-        &self.alarm
+    pub(crate) fn failure_notifier(&self) -> &FailureNotifier {
+        &self.failure_notifier
     }
 
     /// The thing of that key and type, made if there is none yet.

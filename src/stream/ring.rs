@@ -150,7 +150,7 @@ impl<T: SlotValue> Ring<T> {
     /// Asks for the lines of a later position that most values take, if it is free: the consumer's core used them last, and to get them from
     /// there takes longer than to queue a value. Only a hint, so a position that another producer claimed meanwhile does not matter.
     #[inline]
-    fn fetch_ahead(&self, position: u64) {
+    fn prefetch(&self, position: u64) {
         #[cfg(all(target_arch = "x86_64", not(loom)))]
         if position.wrapping_sub(self.known_head.0.load(Ordering::Relaxed))
             < self.slots.len() as u64
@@ -218,7 +218,7 @@ impl<T: SlotValue> Claim<'_, T> {
         // Release: the value is in place before its position says so. Pairs with `is_published`.
         slot.published.store(self.next + 1, Ordering::Release);
         self.next += 1;
-        self.ring.fetch_ahead(self.next + AHEAD);
+        self.ring.prefetch(self.next + AHEAD);
     }
 }
 

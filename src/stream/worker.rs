@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::backoff::{Awake, Backoff, Spin, sharpen_sleeps};
-use super::event::{Event, Mark, Progress, Record};
+use super::backoff::{Awake, Backoff, Spin, set_min_timer_slack};
+use super::event::{Event, Progress, Record, StreamPosition};
 use super::fault::{Fault, StreamFailure};
 use super::host_closure::HostClosure;
 use super::lock::Lock;
 use super::parker::Parker;
 use super::ring::{Consumer, Ring, SlotValue};
-use super::{Outcome, Owner, interpreter};
-use crate::peer::Program;
+use super::{Outcome, Owner, execute_program};
+use crate::bytecode::Program;
 use crate::{Error, Result, StateKind};
 
 thread_local! {
@@ -37,7 +37,7 @@ pub(crate) fn forbid_on(stream: u64, operation: &'static str) -> Result<()> {
 
 /// Runs work of that stream in the calling thread.
 #[cfg(feature = "cuda")]
-pub(crate) fn act_as<R>(stream: u64, work: impl FnOnce() -> R) -> R {
+pub(crate) fn run_as_stream<R>(stream: u64, work: impl FnOnce() -> R) -> R {
     let before = CURRENT.replace(stream);
     let result = work();
     CURRENT.set(before);
@@ -77,7 +77,7 @@ pub(super) enum Item {
         cookie: u64,
     },
     Record(Record),
-    Wait(Mark),
+    Wait(StreamPosition),
 }
 
 /// An entry of the queue: executed where it lies, so that a submission allocates nothing.
@@ -144,7 +144,7 @@ impl Queued {
 /// The thread of a stream.
 pub(super) fn run(shared: &StreamShared, mut consumer: Consumer<Queued>) {
     CURRENT.set(shared.id);
-    sharpen_sleeps();
+    set_min_timer_slack();
     let awake = Awake::new();
     let mut shares_core = false;
     loop {
@@ -294,7 +294,7 @@ impl StreamShared {
     ) {
         let executed = catch_unwind(AssertUnwindSafe(|| {
             owner.started(cookie);
-            let outcome = interpreter::run(program, owner, cookie, &aborted);
+            let outcome = execute_program::run(program, owner, cookie, &aborted);
             let failure = (outcome != Outcome::Discarded)
                 .then(|| owner.failure_of(cookie, outcome))
                 .flatten();
@@ -305,7 +305,7 @@ impl StreamShared {
             Ok((outcome, failure)) => {
                 let failure = match (outcome, failure) {
                     (Outcome::Discarded, None) if !aborted() => {
-                        Some("a program has no memory here for one of its targets".into())
+                        Some("a target of the program has no memory in this process".into())
                     }
                     (_, failure) => failure,
                 };

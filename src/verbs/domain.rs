@@ -190,7 +190,7 @@ impl MemoryRegion {
 /// A protection domain for one queue pair, with a thread domain: to libmlx5 that means a UAR register that no other queue pair uses. On a
 /// shared one, its lock would be libmlx5's, and our stores would tear others' doorbells.
 #[derive(Debug)]
-pub(super) struct OwnUar {
+pub(super) struct ThreadDomainUar {
     parent: NonNull<rdma_sys::ibv_pd>,
     _thread: ThreadDomain,
     _domain: Arc<Domain>,
@@ -198,26 +198,26 @@ pub(super) struct OwnUar {
 
 // SAFETY: libibverbs' calls on a parent domain may come from any thread; what it is for, posting without locks, is not done by
 // libibverbs here.
-unsafe impl Send for OwnUar {}
+unsafe impl Send for ThreadDomainUar {}
 // SAFETY: as above.
-unsafe impl Sync for OwnUar {}
+unsafe impl Sync for ThreadDomainUar {}
 
 #[derive(Debug)]
 struct ThreadDomain(NonNull<rdma_sys::ibv_td>);
 
 impl Drop for ThreadDomain {
     fn drop(&mut self) {
-        // SAFETY: allocated in `OwnUar::new`, freed once, after the parent domain: the field stands behind it.
+        // SAFETY: allocated in `ThreadDomainUar::new`, freed once, after the parent domain: the field stands behind it.
         release("ibv_dealloc_td", || unsafe {
             doorbell_dv_sys::doorbell_dv_dealloc_td(self.0.as_ptr())
         });
     }
 }
 
-impl OwnUar {
+impl ThreadDomainUar {
     /// # Errors
     /// [`Error::System`] of the verbs call.
-    pub(super) fn new(domain: &Arc<Domain>) -> Result<OwnUar> {
+    pub(super) fn new(domain: &Arc<Domain>) -> Result<ThreadDomainUar> {
         // SAFETY: an open context.
         let thread = ThreadDomain(object("ibv_alloc_td", || unsafe {
             doorbell_dv_sys::doorbell_dv_alloc_td(domain.context.raw().as_ptr())
@@ -226,7 +226,7 @@ impl OwnUar {
         let parent = object("ibv_alloc_parent_domain", || unsafe {
             doorbell_dv_sys::doorbell_dv_alloc_parent_domain(domain.pd.as_ptr(), thread.0.as_ptr())
         })?;
-        Ok(OwnUar {
+        Ok(ThreadDomainUar {
             parent,
             _thread: thread,
             _domain: Arc::clone(domain),
@@ -238,7 +238,7 @@ impl OwnUar {
     }
 }
 
-impl Drop for OwnUar {
+impl Drop for ThreadDomainUar {
     fn drop(&mut self) {
         // SAFETY: allocated in `new`, freed once, before the thread domain and the domain that it is made of. The result is 0 when the
         // queue pair is gone, and it is: it stands before this in the same object.

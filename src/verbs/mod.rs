@@ -1,7 +1,7 @@
 //! A card through rdma-core: contexts, memory, queue pairs and events of libibverbs, and by mlx5dv the memory of their queues.
 //!
 //! Control goes through the verbs calls; every one that fails is an error that names it and its errno, and leaves nothing behind.
-//! Data does not go through them: the rings, records and UAR pages that mlx5dv shows are the `mlx5` room's to write and read.
+//! Data does not go through them: the rings, records and UAR pages that mlx5dv shows are those of `wire::mlx5` to write and read.
 
 mod call;
 mod completion_queue;

@@ -130,7 +130,7 @@ impl States {
     }
 
     /// Looks for events of the device, unless a thread did so lately.
-    pub(crate) fn look_for_events(&self) {
+    pub(crate) fn poll_async_events(&self) {
         self.context.events.look();
     }
 
@@ -346,7 +346,7 @@ impl States {
     /// # Errors
     /// [`Error::System`] of `ibv_modify_qp`; [`Error::State`] if the device has reported that it failed. From then on the kernel's driver answers in
     /// its place, and with success (`mlx5_internal_err_ret_value`). The device may go on.
-    pub(crate) fn silence(&self) -> Result<()> {
+    pub(crate) fn quiesce(&self) -> Result<()> {
         let _progress = self.progress();
         let call = "ibv_modify_qp to RESET";
         self.modify(call, blank(ibv_qp_state::IBV_QPS_RESET), Mask(0))?;
@@ -361,7 +361,7 @@ impl States {
         Ok(())
     }
 
-    /// Any state to RESET. The completion queues go on where they are; see [`VerbsQueuePair::silence`] about their records.
+    /// Any state to RESET. The completion queues go on where they are; see [`VerbsQueuePair::quiesce`] about their records.
     ///
     /// # Errors
     /// [`Error::System`] of `ibv_modify_qp`, or if the kernel has no random numbers for the next connection; [`Error::State`] if a

@@ -13,7 +13,7 @@ use super::call::{object, status};
 use super::completion_queue::CompletionQueue;
 #[cfg(feature = "cuda")]
 use super::context::Context;
-use super::domain::{Domain, OwnUar};
+use super::domain::{Domain, ThreadDomainUar};
 use super::qp_states::{RawQp, States};
 use crate::{Error, Result, StateKind};
 use doorbell_wire::memory::QueuePairSizes;
@@ -23,7 +23,7 @@ use doorbell_wire::memory::QueuePairSizes;
 pub(crate) struct VerbsQueuePair {
     states: States,
     _cqs: [CompletionQueue; 2],
-    _uar: OwnUar,
+    _uar: ThreadDomainUar,
     #[cfg(feature = "cuda")]
     context: Arc<Context>,
     /// Where its parts lie, and how long they are: as asked for, or longer.
@@ -46,7 +46,7 @@ impl VerbsQueuePair {
             CompletionQueue::new(context, sizes.cqes[0])?,
             CompletionQueue::new(context, sizes.cqes[1])?,
         ];
-        let uar = OwnUar::new(domain)?;
+        let uar = ThreadDomainUar::new(domain)?;
         let asked = doorbell_dv_sizes {
             send_wqebbs: sizes.send_wqebbs,
             recv_wqes: sizes.recv_wqes,

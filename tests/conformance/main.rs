@@ -17,7 +17,7 @@ mod waived;
 use std::time::Duration;
 
 use doorbell::{
-    Device, Endpoint, Executor, Side, Slice, Ticket, Work, stream_post, stream_post_all,
+    Device, Endpoint, Executor, QueueKind, Slice, Ticket, Work, stream_post, stream_post_all,
 };
 
 use crate::rig::SOON;
@@ -34,7 +34,7 @@ pub(crate) trait Driver {
     fn send(&mut self, endpoint: &mut Endpoint, work: &Work<'_>) -> Ticket;
     fn recv(&mut self, endpoint: &mut Endpoint, wr_id: u64, slices: &[Slice<'_>]) -> Ticket;
     /// Waits for the next completion.
-    fn wait(&mut self, endpoint: &mut Endpoint, side: Side);
+    fn wait(&mut self, endpoint: &mut Endpoint, side: QueueKind);
     fn settle(&mut self);
 }
 
@@ -71,7 +71,7 @@ impl<E: Executor> Driver for Streamed<E> {
         endpoint.stream_queue_recv(&self.0, wr_id, slices).unwrap()
     }
 
-    fn wait(&mut self, endpoint: &mut Endpoint, side: Side) {
+    fn wait(&mut self, endpoint: &mut Endpoint, side: QueueKind) {
         endpoint.stream_wait_cq(&self.0, side).unwrap();
     }
 
@@ -107,7 +107,7 @@ impl<E: Executor> Driver for Split<E> {
         self.post(prepared)
     }
 
-    fn wait(&mut self, endpoint: &mut Endpoint, side: Side) {
+    fn wait(&mut self, endpoint: &mut Endpoint, side: QueueKind) {
         let prepared = endpoint.prepare_wait_cq(side).unwrap();
         self.post(prepared);
     }
@@ -129,7 +129,7 @@ impl Driver for Synchronous {
         endpoint.post_recv(wr_id, slices).unwrap()
     }
 
-    fn wait(&mut self, endpoint: &mut Endpoint, side: Side) {
+    fn wait(&mut self, endpoint: &mut Endpoint, side: QueueKind) {
         endpoint.wait_cq(side, SOON).unwrap();
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use doorbell::{
     Cause, Condition, Control, EndpointConfig, Event, Executor, Faults, HostStream, Prepared,
-    Region, Side, Status, Work, stream_post, stream_post_all, stream_wait_value32,
+    QueueKind, Region, Status, Work, stream_post, stream_post_all, stream_wait_value32,
     stream_write_value32, wait_value32,
 };
 
@@ -49,8 +49,8 @@ fn a_batch_over_many_endpoints_is_carried_out_whole() {
             let write = Work::write(&data, remote.slice(1152, 64).unwrap());
             list.push(pair.a.prepare_send(&write.signaled(false)).unwrap());
             list.push(pair.a.prepare_send(&Work::send(&data)).unwrap());
-            list.push(pair.a.prepare_wait_cq(Side::Send).unwrap());
-            list.push(pair.b.prepare_wait_cq(Side::Recv).unwrap());
+            list.push(pair.a.prepare_wait_cq(QueueKind::Send).unwrap());
+            list.push(pair.b.prepare_wait_cq(QueueKind::Recv).unwrap());
         }
         let tickets = stream_post_all(&**stream, &mut list).unwrap();
         assert_eq!((tickets.len(), list.len()), (PAIRS * 5, 0));
@@ -108,7 +108,7 @@ fn a_batch_that_is_refused_changes_nothing() {
             stream_post_all(&short, part).unwrap();
         }
         for _ in 0..6 {
-            pair.a.stream_wait_cq(&short, Side::Send).unwrap();
+            pair.a.stream_wait_cq(&short, QueueKind::Send).unwrap();
         }
         short.synchronize(SOON).unwrap();
         assert!(tickets.iter().all(|t| t.status() == Status::Complete));
@@ -142,13 +142,13 @@ fn several_streams_on_one_endpoint_keep_the_order_of_the_posts() {
                 pair.a.stream_queue_send(&**stream, &work).unwrap();
                 // The wait may be on another stream than the send.
                 let waiter = random.pick(&streams);
-                pair.a.stream_wait_cq(&**waiter, Side::Send).unwrap();
+                pair.a.stream_wait_cq(&**waiter, QueueKind::Send).unwrap();
             }
             for stream in &streams {
                 stream.synchronize(SOON).unwrap();
             }
             for place in 0..16u64 {
-                let completion = pair.b.wait_cq(Side::Recv, SOON).unwrap();
+                let completion = pair.b.wait_cq(QueueKind::Recv, SOON).unwrap();
                 assert_eq!(completion.wr_id, place);
                 let number = round as u32 * 16 + place as u32;
                 assert_eq!(region.load_u32(place * 4), Ok(number.to_le()));
@@ -193,15 +193,19 @@ fn a_post_behind_a_stream_that_waits_waits_too() {
                 &Work::write_inline(&second, target).ordered(true),
             )
             .unwrap();
-        pair.a.stream_wait_cq(&*streams[0], Side::Send).unwrap();
-        pair.a.stream_wait_cq(&*streams[1], Side::Send).unwrap();
+        pair.a
+            .stream_wait_cq(&*streams[0], QueueKind::Send)
+            .unwrap();
+        pair.a
+            .stream_wait_cq(&*streams[1], QueueKind::Send)
+            .unwrap();
         // The calling thread may not overtake them either.
         let error = pair.a.post_send(&Work::nop()).unwrap_err();
         assert!(
             matches!(
                 error,
                 doorbell::Error::State {
-                    kind: doorbell::StateKind::OutOfTurn,
+                    kind: doorbell::StateKind::OutOfOrder,
                     ..
                 }
             ),
@@ -251,7 +255,7 @@ fn a_work_request_of_any_length_waits_for_its_turn() {
         pair.a.stream_queue_send(&*streams[1], &write).unwrap();
         region.store_u32(0, round).unwrap();
         for _ in 0..2 {
-            pair.a.wait_cq(Side::Send, SOON).unwrap();
+            pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
         }
         let mut found = vec![0; len];
         region.read(64, &mut found).unwrap();
@@ -320,7 +324,9 @@ fn words_are_signals_between_streams_peers_and_the_cpu() {
                 &Work::write_inline(&data, remote.slice(64, 4).unwrap()),
             )
             .unwrap();
-        pair.a.stream_wait_cq(&*streams[0], Side::Send).unwrap();
+        pair.a
+            .stream_wait_cq(&*streams[0], QueueKind::Send)
+            .unwrap();
         let wait = stream_wait_value32(
             &*streams[1],
             &region,
@@ -395,7 +401,7 @@ fn an_ordered_write_is_a_signal_of_what_was_written_before_it() {
                 .unwrap(),
             "round {round}: the signal of {len_bytes} bytes came before them"
         );
-        pair.a.stream_wait_cq(&**stream, Side::Send).unwrap();
+        pair.a.stream_wait_cq(&**stream, QueueKind::Send).unwrap();
         stream.synchronize(SOON).unwrap();
     }
 }
@@ -420,7 +426,7 @@ fn an_ordered_write_that_was_posted_needs_no_further_call() {
             assert!(begin.elapsed() < STEP / 2, "round {round}");
             std::thread::sleep(Duration::from_micros(100));
         }
-        pair.a.wait_cq(Side::Send, SOON).unwrap();
+        pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
     }
 }
 
@@ -441,13 +447,13 @@ fn kernels_and_transfers_of_a_stream_see_each_other() {
         pair.b
             .stream_queue_recv(&there, 0, &[region.slice(32 << 10, 20_000).unwrap()])
             .unwrap();
-        pair.b.stream_wait_cq(&there, Side::Recv).unwrap();
+        pair.b.stream_wait_cq(&there, QueueKind::Recv).unwrap();
         here.launch(move || kernel.fill(0, 20_000, value).unwrap())
             .unwrap();
         pair.a
             .stream_queue_send(&here, &Work::send(&[region.slice(0, 20_000).unwrap()]))
             .unwrap();
-        pair.a.stream_wait_cq(&here, Side::Send).unwrap();
+        pair.a.stream_wait_cq(&here, QueueKind::Send).unwrap();
         let (kernel, count) = (region.clone(), Arc::clone(&checked));
         there
             .launch(move || {
@@ -502,7 +508,7 @@ fn events_stand_for_transfers_in_any_order_of_waiting() {
             let target = remote.slice(link + 4, 4).unwrap();
             let prepared = pair.a.prepare_send(&Work::write(&data, target)).unwrap();
             stream_post(stream, prepared).unwrap();
-            pair.a.stream_wait_cq(stream, Side::Send).unwrap();
+            pair.a.stream_wait_cq(stream, QueueKind::Send).unwrap();
             let next = if random.below(2) == 0 {
                 Event::new()
             } else {
@@ -532,7 +538,7 @@ fn a_posted_receive_is_there_for_the_first_attempt() {
             // On some paths a thread looks after the endpoint while it has work. The rounds are to meet that thread at every point of a look.
             if round % 8 == 0 {
                 driver.send(&mut pair.b, &Work::nop());
-                driver.wait(&mut pair.b, Side::Send);
+                driver.wait(&mut pair.b, QueueKind::Send);
             }
             let into = [region.slice(0, 8).unwrap()];
             // On the sync path what is queued is posted in the call, too.
@@ -545,9 +551,9 @@ fn a_posted_receive_is_there_for_the_first_attempt() {
                 .post_send(&Work::send_inline(&round.to_le_bytes()))
                 .unwrap();
             pair.a
-                .wait_cq(Side::Send, SOON)
+                .wait_cq(QueueKind::Send, SOON)
                 .unwrap_or_else(|error| panic!("{}, {round}: {error}", rig.name));
-            assert_eq!(pair.b.wait_cq(Side::Recv, SOON).unwrap().wr_id, round);
+            assert_eq!(pair.b.wait_cq(QueueKind::Recv, SOON).unwrap().wr_id, round);
             assert_eq!(receive.status(), Status::Complete);
             if round % 8 == 7 {
                 driver.settle();

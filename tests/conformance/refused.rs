@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use doorbell::{Cause, EndpointConfig, Error, RemoteSlice, Side, Status, Ticket, WcStatus, Work};
+use doorbell::{
+    Cause, EndpointConfig, Error, QueueKind, RemoteSlice, Status, Ticket, WcStatus, Work,
+};
 
 use crate::rig::{Limit, Pair, SOON, has_atomics};
 use crate::{STEP, rigs};
@@ -12,7 +14,7 @@ fn settled(pair: &mut Pair, ticket: &Ticket) -> Status {
     let deadline = Instant::now() + SOON.unwrap();
     while !ticket.is_over() && Instant::now() < deadline {
         // A thread that looks for completions lets the device work.
-        let _ = pair.a.poll_cq(Side::Send);
+        let _ = pair.a.poll_cq(QueueKind::Send);
         std::thread::sleep(Duration::from_micros(100));
     }
     ticket.status()
@@ -72,7 +74,7 @@ fn a_refused_atomic_fails_by_its_number_and_nothing_before_it_does() {
             if waits {
                 let until = Instant::now() + Duration::from_millis(20);
                 while Instant::now() < until {
-                    assert_eq!(pair.a.poll_cq(Side::Send), Ok(None), "{case}");
+                    assert_eq!(pair.a.poll_cq(QueueKind::Send), Ok(None), "{case}");
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 let into = [region.slice(0, PIECE).unwrap()];

@@ -1,6 +1,8 @@
 //! Every operation in every shape.
 
-use doorbell::{Access, Device, EndpointConfig, Region, RemoteSlice, Side, Slice, Status, Work};
+use doorbell::{
+    Access, Device, EndpointConfig, QueueKind, Region, RemoteSlice, Slice, Status, Work,
+};
 
 use crate::rig::{Limit, Pair, Random, from_env, has_atomics};
 use crate::{Driver, Rig, STEP, rigs};
@@ -262,9 +264,9 @@ impl Bench<'_> {
             // Known to be done when a later one is.
             self.driver.send(a, &Work::nop());
         }
-        self.driver.wait(a, Side::Send);
+        self.driver.wait(a, QueueKind::Send);
         if receive.is_some() {
-            self.driver.wait(&mut self.pair.b, Side::Recv);
+            self.driver.wait(&mut self.pair.b, QueueKind::Recv);
         }
         self.driver.settle();
 
@@ -348,12 +350,12 @@ fn operations_of_no_slices_at_all_move_nothing() {
             Work::read(&[], RemoteSlice::at(0, 0)),
         ] {
             driver.send(&mut pair.a, &work);
-            driver.wait(&mut pair.a, Side::Send);
+            driver.wait(&mut pair.a, QueueKind::Send);
         }
         let receive = driver.recv(&mut pair.b, 0, &[]);
         driver.send(&mut pair.a, &Work::send(&[]).imm(5));
-        driver.wait(&mut pair.a, Side::Send);
-        driver.wait(&mut pair.b, Side::Recv);
+        driver.wait(&mut pair.a, QueueKind::Send);
+        driver.wait(&mut pair.b, QueueKind::Recv);
         driver.settle();
         assert_eq!(receive.details(), Some((0, Some(5))), "{}", rig.name);
         assert!(region.is_filled_with(0, 64, 0).unwrap());
@@ -404,12 +406,12 @@ fn short_messages_leave_the_rest_and_rights_are_the_least() {
         if atomics {
             let work = Work::fetch_add(&result, RemoteSlice::at(word.addr, word.rkey), 41);
             driver.send(&mut pair.a, &work);
-            driver.wait(&mut pair.a, Side::Send);
+            driver.wait(&mut pair.a, QueueKind::Send);
         }
         for _ in 0..3 {
-            driver.wait(&mut pair.a, Side::Send);
+            driver.wait(&mut pair.a, QueueKind::Send);
         }
-        driver.wait(&mut pair.b, Side::Recv);
+        driver.wait(&mut pair.b, QueueKind::Recv);
         driver.settle();
         assert_eq!(receive.details(), Some((150, None)));
         for (offset, len, value) in [(0, 100, 3), (100, 100, 0), (200, 50, 3), (250, 750, 0)] {

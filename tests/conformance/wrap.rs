@@ -1,6 +1,6 @@
 //! Rings that go round: every count in them has fewer bits than operations go through.
 
-use doorbell::{EndpointConfig, Side, Status, Work};
+use doorbell::{EndpointConfig, QueueKind, Status, Work};
 
 use crate::rig::{Limit, Pair, Random, from_env};
 use crate::{STEP, rigs};
@@ -50,9 +50,9 @@ fn small_rings_go_round_thousands_of_times() {
                     };
                     driver.send(&mut pair.a, &work.signaled(last).wr_id(number.into()));
                 }
-                driver.wait(&mut pair.a, Side::Send);
+                driver.wait(&mut pair.a, QueueKind::Send);
                 for _ in &receives {
-                    driver.wait(&mut pair.b, Side::Recv);
+                    driver.wait(&mut pair.b, QueueKind::Recv);
                 }
                 driver.settle();
                 for (receive, len) in receives {
@@ -90,9 +90,9 @@ fn seventy_thousand_posts_wrap_the_doorbell_record() {
                 let signaled = place % 3 != 0 || place + 1 == ROUND;
                 let sent = driver.send(&mut pair.a, &work.signaled(signaled));
                 if signaled {
-                    driver.wait(&mut pair.a, Side::Send);
+                    driver.wait(&mut pair.a, QueueKind::Send);
                 }
-                driver.wait(&mut pair.b, Side::Recv);
+                driver.wait(&mut pair.b, QueueKind::Recv);
                 tickets.push((sent, receive, number));
             }
             driver.settle();

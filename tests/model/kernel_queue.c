@@ -367,7 +367,7 @@ int main(void)
 }
 
 #elif defined MODEL_proxy
-/* The proxy path: a thread of the host finds the mark (src/endpoint/shared/ringing.rs), the NIC is told, the host counts, the slot is used again. */
+/* The proxy path: a thread of the host finds the mark (src/endpoint/shared/proxy_doorbells.rs), the NIC is told, the host counts, the slot is used again. */
 static uint64_t brought;
 
 static void *waiter(void *unused)

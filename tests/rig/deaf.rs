@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use doorbell::{Event, Executor, HostStream, Outcome, Owner, Result, StreamFailure, Submission};
-use doorbell_wire::peer::{TargetId, Targets};
+use doorbell_wire::bytecode::{TargetId, Targets};
 
-pub struct DeafStream(pub HostStream);
+pub struct StoreOnlyStream(pub HostStream);
 
 struct Deaf(Arc<dyn Owner>);
 
@@ -40,10 +40,10 @@ fn deafen(submission: Submission) -> Submission {
     }
 }
 
-impl doorbell::SealedExecutor for DeafStream {}
+impl doorbell::SealedExecutor for StoreOnlyStream {}
 
 // SAFETY: it hands everything on to a host stream, once and in order.
-unsafe impl Executor for DeafStream {
+unsafe impl Executor for StoreOnlyStream {
     fn id(&self) -> u64 {
         self.0.id()
     }

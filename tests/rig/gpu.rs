@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use doorbell::{CudaContext, EndpointConfig, Executor, Region, RemoteSlice, Side, Status};
+use doorbell::{CudaContext, EndpointConfig, Executor, QueueKind, Region, RemoteSlice, Status};
 
 use super::{Pair, SOON, device};
 use crate::waived::waived;
@@ -56,7 +56,7 @@ impl Bench {
         let sent = pair
             .a
             .stream_queue_write(stream, &data, RemoteSlice::at(to, remote.rkey));
-        let waited = pair.a.stream_wait_cq(stream, Side::Send).unwrap();
+        let waited = pair.a.stream_wait_cq(stream, QueueKind::Send).unwrap();
         stream.synchronize(SOON).unwrap();
         assert_eq!(
             (sent.unwrap().status(), waited.status()),

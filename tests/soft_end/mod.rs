@@ -6,10 +6,10 @@ use std::ptr::NonNull;
 
 use doorbell::{Outcome, Owner, execute};
 use doorbell_softcx::device::{Access, Attributes, Device, Pages, QueuePair, QueuePairSizes};
+use doorbell_wire::bytecode::{Program, Role, TargetId, Targets};
 use doorbell_wire::mlx5::{
     CqRing, CqRingConfig, Cqe, DataSegment, SendQueue, SendQueueConfig, SendRequest,
 };
-use doorbell_wire::peer::{Program, Role, TargetId, Targets};
 
 /// A queue pair as the owner of programs.
 pub struct Pair {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use doorbell::{Cause, Error, Side, Status, Ticket, WcStatus, WorkError};
+use doorbell::{Cause, Error, QueueKind, Status, Ticket, WcStatus, WorkError};
 
 use crate::memory::{Found, Memory, word};
 use crate::plan::{Call, Plan, Send, Step, Transfer};
@@ -84,7 +84,7 @@ impl Life {
 pub enum What {
     Send(Send),
     Recv { end: usize, to: usize },
-    Wait { end: usize, side: Side },
+    Wait { end: usize, side: QueueKind },
     WaitValue { gate: usize },
     WriteValue,
 }
@@ -200,13 +200,14 @@ impl Request {
         matches!(self.what, What::Wait { .. } | What::WaitValue { .. })
     }
 
-    pub fn side(&self) -> Side {
+    pub fn side(&self) -> QueueKind {
         match &self.what {
             What::Recv { .. }
             | What::Wait {
-                side: Side::Recv, ..
-            } => Side::Recv,
-            _ => Side::Send,
+                side: QueueKind::Recv,
+                ..
+            } => QueueKind::Recv,
+            _ => QueueKind::Send,
         }
     }
 
@@ -399,7 +400,7 @@ impl Model {
     }
 
     /// A poll has found the completion of that request.
-    pub fn polled(&self, life: &Life, side: Side, wr_id: u64) {
+    pub fn polled(&self, life: &Life, side: QueueKind, wr_id: u64) {
         let order = &life.sides[side as usize];
         let index = order.taken.fetch_add(1, Ordering::SeqCst);
         let Some(request) = self.named(wr_id) else {
@@ -428,7 +429,7 @@ impl Model {
     }
 
     /// A poll has found a completion in error: what follows is not known exactly.
-    pub fn polled_error(&self, life: &Life, side: Side) {
+    pub fn polled_error(&self, life: &Life, side: QueueKind) {
         life.sides[side as usize]
             .exact
             .store(false, Ordering::SeqCst);

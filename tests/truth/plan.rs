@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use doorbell::{EndpointConfig, Faults, Side};
+use doorbell::{EndpointConfig, Faults, QueueKind};
 
 use crate::rig::{Random, strict};
 
@@ -109,17 +109,17 @@ pub enum Call {
     /// A wait on a stream, or one that is prepared.
     StreamWait {
         end: usize,
-        side: Side,
+        side: QueueKind,
         timeout: Option<Duration>,
         way: Way,
     },
     Poll {
         end: usize,
-        side: Side,
+        side: QueueKind,
     },
     WaitCq {
         end: usize,
-        side: Side,
+        side: QueueKind,
         timeout: Duration,
     },
     /// What earlier steps have prepared is given to a stream, in this order.
@@ -184,7 +184,7 @@ pub enum Call {
     },
     WaitRoom {
         end: usize,
-        side: Side,
+        side: QueueKind,
         count: u32,
         timeout: Duration,
     },
@@ -352,8 +352,10 @@ impl Makes {
         !self.without[feature as usize]
     }
 
-    fn side(&mut self) -> Side {
-        *self.random.pick(&[Side::Send, Side::Send, Side::Recv])
+    fn side(&mut self) -> QueueKind {
+        *self
+            .random
+            .pick(&[QueueKind::Send, QueueKind::Send, QueueKind::Recv])
     }
 
     fn way(&mut self, number: usize) -> Way {
@@ -508,7 +510,7 @@ impl Makes {
             7 => Call::Failure(self.below(self.ends)),
             8 => Call::Poll {
                 end: self.below(self.ends),
-                side: Side::Send,
+                side: QueueKind::Send,
             },
             _ => Call::Reset {
                 pair: 0,

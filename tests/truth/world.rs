@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use doorbell::{
     AbortHandle, Condition, Control, Device, Endpoint, Error, Event, Executor, Faults, Prepared,
-    Result, Side, Slice, Status, Ticket, Work, stream_post, stream_post_all, stream_wait_value32,
-    stream_write_value32,
+    QueueKind, Result, Slice, Status, Ticket, Work, stream_post, stream_post_all,
+    stream_wait_value32, stream_write_value32,
 };
 
 use crate::memory::{Memory, place, swapped, word};
@@ -524,7 +524,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn wait_room(&self, end: usize, side: Side, count: u32, timeout: Duration) {
+    fn wait_room(&self, end: usize, side: QueueKind, count: u32, timeout: Duration) {
         let mut locked = lock(&self.ends[end]);
         let End { endpoint, life } = &mut *locked;
         let Some(endpoint) = endpoint else { return };
@@ -534,8 +534,8 @@ impl<'a> World<'a> {
         // Nobody else posts to it, or takes back what is prepared, until this call is over.
         let room = endpoint.room(side);
         let depth = match side {
-            Side::Send => endpoint.config().send_depth,
-            Side::Recv => endpoint.config().recv_depth,
+            QueueKind::Send => endpoint.config().send_depth,
+            QueueKind::Recv => endpoint.config().recv_depth,
         };
         let is_right = match &result {
             Ok(()) => room >= count || endpoint.failure().is_some(),
@@ -613,7 +613,7 @@ impl<'a> World<'a> {
     fn poll(
         &self,
         end: usize,
-        side: Side,
+        side: QueueKind,
         take: impl FnOnce(&mut Endpoint) -> Result<Option<doorbell::Completion>>,
     ) {
         let mut end = lock(&self.ends[end]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::failure::Failure;
 use crate::handle::{CObject, create};
-use doorbell_rs::{EndpointConfig, Error, Side};
+use doorbell_rs::{EndpointConfig, Error, QueueKind};
 
 /// A wait without an end.
 pub const DOORBELL_NO_TIMEOUT: i64 = -1;
@@ -15,9 +15,9 @@ pub const DOORBELL_NO_TIMEOUT: i64 = -1;
 pub const DOORBELL_DEFAULT_TIMEOUT: i64 = -2;
 
 /// The send queue.
-pub const DOORBELL_SIDE_SEND: u32 = 0;
+pub const DOORBELL_QUEUE_SEND: u32 = 0;
 /// The receive queue.
-pub const DOORBELL_SIDE_RECV: u32 = 1;
+pub const DOORBELL_QUEUE_RECV: u32 = 1;
 
 /// No struct of the header is larger; a size beyond is one that was never set.
 const STRUCT_BYTES_MAX: usize = 4096;
@@ -26,7 +26,7 @@ const STRUCT_BYTES_MAX: usize = 4096;
 ///
 /// # Safety
 /// The type is `repr(C)`, without padding, any bytes are a value of it, and its first field is the size as a `u32`.
-pub(super) unsafe trait Growing: Copy {
+pub(super) unsafe trait VersionedStruct: Copy {
     /// Its size in the first version of the header.
     const BYTES_FIRST: usize;
     /// What the fields are that the caller's header does not have yet.
@@ -183,14 +183,14 @@ pub(super) unsafe fn write_bytes(
 /// # Safety
 /// The pointer is null, or aligned and good for reads of the size that stands there, and of 4 bytes anyway.
 #[inline]
-pub(super) unsafe fn read_struct<T: Growing>(
+pub(super) unsafe fn read_struct<T: VersionedStruct>(
     given: *const T,
     argument: &'static str,
 ) -> Result<T, Failure> {
     if given.is_null() {
         return Err(Failure::null(argument));
     }
-    // SAFETY: the size stands first, by `Growing`.
+    // SAFETY: the size stands first, by `VersionedStruct`.
     let bytes = unsafe { given.cast::<u32>().read() } as usize;
     if bytes == size_of::<T>() {
         // SAFETY: all of it is there, and any bytes are a value.
@@ -220,7 +220,7 @@ pub(super) unsafe fn read_struct<T: Growing>(
 ///
 /// # Safety
 /// The pointer is null, or aligned and good for writes of `bytes` bytes.
-pub(super) unsafe fn write_struct<T: Growing>(
+pub(super) unsafe fn write_struct<T: VersionedStruct>(
     mut value: T,
     place: *mut T,
     bytes: u32,
@@ -232,7 +232,7 @@ pub(super) unsafe fn write_struct<T: Growing>(
     let size = bytes as usize;
     check_struct_size::<T>(size, "struct_size")?;
     let known = size.min(size_of::<T>());
-    // SAFETY: the size stands first, by `Growing`; the place has `size` bytes, and `value` at least `known`.
+    // SAFETY: the size stands first, by `VersionedStruct`; the place has `size` bytes, and `value` at least `known`.
     unsafe {
         (&raw mut value).cast::<u32>().write(bytes);
         place.cast::<u8>().write_bytes(0, size);
@@ -243,7 +243,10 @@ pub(super) unsafe fn write_struct<T: Growing>(
     Ok(0)
 }
 
-fn check_struct_size<T: Growing>(bytes: usize, argument: &'static str) -> Result<(), Failure> {
+fn check_struct_size<T: VersionedStruct>(
+    bytes: usize,
+    argument: &'static str,
+) -> Result<(), Failure> {
     if (T::BYTES_FIRST..=STRUCT_BYTES_MAX).contains(&bytes) {
         return Ok(());
     }
@@ -277,10 +280,10 @@ pub(super) fn finite_timeout(timeout_ms: i64) -> Result<Duration, Failure> {
 }
 
 /// One of the two queues.
-pub(super) fn side(side: u32) -> Result<Side, Failure> {
+pub(super) fn side(side: u32) -> Result<QueueKind, Failure> {
     match side {
-        DOORBELL_SIDE_SEND => Ok(Side::Send),
-        DOORBELL_SIDE_RECV => Ok(Side::Recv),
+        DOORBELL_QUEUE_SEND => Ok(QueueKind::Send),
+        DOORBELL_QUEUE_RECV => Ok(QueueKind::Recv),
         _ => Err(choice("side", side, 1)),
     }
 }
@@ -309,7 +312,7 @@ mod tests {
     }
 
     // SAFETY: repr(C), 4 + 4 + 8 bytes without padding, integers, and the size first.
-    unsafe impl Growing for Grown {
+    unsafe impl VersionedStruct for Grown {
         const BYTES_FIRST: usize = 8;
         fn defaults() -> Grown {
             Grown {

@@ -6,7 +6,9 @@ use std::ffi::c_int;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::argument::{Growing, choice, finite_timeout, out_handle, read_struct, write_struct};
+use crate::argument::{
+    VersionedStruct, choice, finite_timeout, out_handle, read_struct, write_struct,
+};
 use crate::boundary::guard;
 use crate::device::doorbell_domain;
 use crate::endpoint::{doorbell_endpoint, try_lock};
@@ -48,7 +50,7 @@ pub struct doorbell_bounce_config {
 }
 
 // SAFETY: repr(C), 4-byte fields without padding, integers, and the size first.
-unsafe impl Growing for doorbell_bounce_config {
+unsafe impl VersionedStruct for doorbell_bounce_config {
     const BYTES_FIRST: usize = 16;
 
     fn defaults() -> doorbell_bounce_config {

@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr::NonNull;
 
 use crate::argument::{
-    Growing, choice, out, out_handle, out_optional, read_struct, write_struct, write_text,
+    VersionedStruct, choice, out, out_handle, out_optional, read_struct, write_struct, write_text,
 };
 use crate::boundary::{call, guard};
 use crate::device::doorbell_domain;
@@ -47,7 +47,7 @@ pub struct doorbell_cache_config {
 }
 
 // SAFETY: repr(C), 4-byte fields in pairs around an 8-byte one at 8, without padding, integers, and the size first.
-unsafe impl Growing for doorbell_cache_config {
+unsafe impl VersionedStruct for doorbell_cache_config {
     const BYTES_FIRST: usize = 24;
 
     fn defaults() -> doorbell_cache_config {
@@ -73,13 +73,13 @@ pub struct doorbell_cache_counters {
     pub bytes: u64,
     pub hits: u64,
     pub misses: u64,
-    pub unkept: u64,
+    pub uncached: u64,
     pub evictions: u64,
     pub invalidations: u64,
 }
 
 // SAFETY: repr(C), two 4-byte fields and 8-byte ones behind them, without padding, integers, and the size first.
-unsafe impl Growing for doorbell_cache_counters {
+unsafe impl VersionedStruct for doorbell_cache_counters {
     const BYTES_FIRST: usize = 56;
 
     fn defaults() -> doorbell_cache_counters {
@@ -97,7 +97,7 @@ impl From<(CacheCounters, (usize, u64))> for doorbell_cache_counters {
             bytes,
             hits: counters.hits,
             misses: counters.misses,
-            unkept: counters.unkept,
+            uncached: counters.uncached,
             evictions: counters.evictions,
             invalidations: counters.invalidations,
         }
@@ -356,7 +356,7 @@ pub unsafe extern "C" fn doorbell_cache_invalidation(
 /// # Safety
 /// As the header says of pointers; `struct_size` bytes are there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn doorbell_cache_count(
+pub unsafe extern "C" fn doorbell_cache_read_counters(
     cache: *const doorbell_cache,
     counters: *mut doorbell_cache_counters,
     struct_size: u32,

@@ -64,11 +64,11 @@ pub unsafe extern "C" fn doorbell_post_recv(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_poll_cq(
     endpoint: *mut doorbell_endpoint,
-    queue_side: u32,
+    queue_kind: u32,
     completion: *mut doorbell_completion,
 ) -> c_int {
     call!(place = out(completion), endpoint = get(endpoint), || {
-        match endpoint.lock()?.poll_cq(side(queue_side)?)? {
+        match endpoint.lock()?.poll_cq(side(queue_kind)?)? {
             Some(completion) => {
                 place.write(completion.into());
                 Ok(1)
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn doorbell_poll_cq(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_wait_cq(
     endpoint: *mut doorbell_endpoint,
-    queue_side: u32,
+    queue_kind: u32,
     timeout_ms: i64,
     completion: *mut doorbell_completion,
 ) -> c_int {
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn doorbell_wait_cq(
             DOORBELL_DEFAULT_TIMEOUT => endpoint.config().wait_timeout,
             _ => timeout(timeout_ms)?,
         };
-        place.write(endpoint.wait_cq(side(queue_side)?, timeout)?.into());
+        place.write(endpoint.wait_cq(side(queue_kind)?, timeout)?.into());
         Ok(0)
     })
 }

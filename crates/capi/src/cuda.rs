@@ -5,7 +5,7 @@
 
 use std::ffi::c_int;
 
-use crate::argument::{Growing, write_struct};
+use crate::argument::{VersionedStruct, write_struct};
 use crate::boundary::guard;
 use crate::failure::Failure;
 #[cfg(feature = "cuda")]
@@ -21,7 +21,7 @@ pub const DOORBELL_ORDERING_ALL_DEVICES: u32 = 2;
 /// It takes a UAR to find out.
 pub const DOORBELL_IOMEMORY_UNKNOWN: u32 = 2;
 
-/// `Capabilities` of the room `cuda` for C, and the driver's version.
+/// `doorbell::Capabilities` for C, and the driver's version.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct doorbell_cuda_capabilities {
@@ -40,7 +40,7 @@ pub struct doorbell_cuda_capabilities {
 }
 
 // SAFETY: repr(C), 4-byte fields, without padding, integers, and the size first.
-unsafe impl Growing for doorbell_cuda_capabilities {
+unsafe impl VersionedStruct for doorbell_cuda_capabilities {
     const BYTES_FIRST: usize = 48;
 
     fn defaults() -> doorbell_cuda_capabilities {

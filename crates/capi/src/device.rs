@@ -4,7 +4,7 @@
 
 use std::ffi::{c_char, c_int};
 
-use crate::argument::{Growing, choice, out_handle, text, write_struct, write_text};
+use crate::argument::{VersionedStruct, choice, out_handle, text, write_struct, write_text};
 use crate::boundary::{call, guard};
 use crate::handle::{CObject, destroy, get};
 #[cfg(feature = "cuda")]
@@ -35,7 +35,7 @@ pub struct doorbell_device_counters {
 }
 
 // SAFETY: repr(C), two 4-byte fields and 8-byte ones behind them, without padding, integers, and the size first.
-unsafe impl Growing for doorbell_device_counters {
+unsafe impl VersionedStruct for doorbell_device_counters {
     const BYTES_FIRST: usize = 88;
 
     fn defaults() -> doorbell_device_counters {

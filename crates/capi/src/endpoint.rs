@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use crate::argument::{
-    DOORBELL_NO_TIMEOUT, Growing, choice, out, out_handle, out_optional, read_struct, side, text,
-    timeout, write_struct, write_text,
+    DOORBELL_NO_TIMEOUT, VersionedStruct, choice, out, out_handle, out_optional, read_struct, side,
+    text, timeout, write_struct, write_text,
 };
 use crate::boundary::{call, guard, guard_or};
 use crate::device::doorbell_domain;
@@ -102,7 +102,7 @@ pub struct doorbell_endpoint_config {
 }
 
 // SAFETY: repr(C), the 64-bit fields at offsets 24 and 64 of 88 bytes without padding, integers, and the size first.
-unsafe impl Growing for doorbell_endpoint_config {
+unsafe impl VersionedStruct for doorbell_endpoint_config {
     const BYTES_FIRST: usize = 64;
 
     fn defaults() -> doorbell_endpoint_config {
@@ -403,10 +403,10 @@ pub unsafe extern "C" fn doorbell_endpoint_memory_bytes(endpoint: *const doorbel
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_endpoint_room(
     endpoint: *mut doorbell_endpoint,
-    queue_side: u32,
+    queue_kind: u32,
 ) -> c_int {
     call!(endpoint = get(endpoint), || {
-        let room = endpoint.lock()?.room(side(queue_side)?);
+        let room = endpoint.lock()?.room(side(queue_kind)?);
         // At most the depth of a queue.
         Ok(room.min(c_int::MAX as u32) as c_int)
     })
@@ -419,12 +419,12 @@ pub unsafe extern "C" fn doorbell_endpoint_room(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_endpoint_wait_room(
     endpoint: *mut doorbell_endpoint,
-    queue_side: u32,
+    queue_kind: u32,
     count: u32,
     timeout_ms: i64,
 ) -> c_int {
     call!(endpoint = get(endpoint), || {
-        let (side, timeout) = (side(queue_side)?, timeout(timeout_ms)?);
+        let (side, timeout) = (side(queue_kind)?, timeout(timeout_ms)?);
         endpoint.lock()?.wait_room(side, count, timeout)?;
         Ok(0)
     })

@@ -105,7 +105,7 @@ pub unsafe extern "C" fn doorbell_graph_builder_capture(
 /// # Safety
 /// As the header says of pointers, and of the graph: it is one, and stays.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn doorbell_graph_builder_over(
+pub unsafe extern "C" fn doorbell_graph_builder_for_graph(
     stream: *mut doorbell_stream,
     graph: *mut CUgraph_st,
     builder: *mut *mut doorbell_graph_builder,
@@ -217,13 +217,13 @@ pub unsafe extern "C" fn doorbell_graph_builder_recv(
 pub unsafe extern "C" fn doorbell_graph_builder_wait_cq(
     builder: *mut doorbell_graph_builder,
     endpoint: *mut doorbell_endpoint,
-    queue_side: u32,
+    queue_kind: u32,
     timeout_ms: i64,
 ) -> c_int {
     call!(builder = get(builder), endpoint = get(endpoint), || {
         let mut endpoint = endpoint.lock()?;
         let timeout = wait_timeout(&endpoint, timeout_ms)?;
-        let side = side(queue_side)?;
+        let side = side(queue_kind)?;
         builder.lock()?.wait_cq_for(&mut endpoint, side, timeout)?;
         Ok(0)
     })
@@ -508,7 +508,7 @@ mod nothing {
     use std::time::Duration;
 
     use crate::failure::Failure;
-    use doorbell_rs::{Condition, Endpoint, Region, Result, Side, Slice, Ticket, Work};
+    use doorbell_rs::{Condition, Endpoint, QueueKind, Region, Result, Slice, Ticket, Work};
 
     pub(super) struct GraphBuilder(Infallible);
     pub(super) struct GraphExec(Infallible);
@@ -533,7 +533,7 @@ mod nothing {
         pub(super) fn wait_cq_for(
             &mut self,
             _: &mut Endpoint,
-            _: Side,
+            _: QueueKind,
             _: Option<Duration>,
         ) -> Result<()> {
             match self.0 {}

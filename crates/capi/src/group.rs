@@ -6,8 +6,8 @@ use std::ffi::{c_char, c_int, c_void};
 use std::time::Duration;
 
 use crate::argument::{
-    DOORBELL_DEFAULT_TIMEOUT, DOORBELL_NO_TIMEOUT, Growing, array, choice, finite_timeout, out,
-    out_handle, out_optional, read_struct, text, write_struct,
+    DOORBELL_DEFAULT_TIMEOUT, DOORBELL_NO_TIMEOUT, VersionedStruct, array, choice, finite_timeout,
+    out, out_handle, out_optional, read_struct, text, write_struct,
 };
 use crate::boundary::{call, guard};
 use crate::device::doorbell_domain;
@@ -49,7 +49,7 @@ pub struct doorbell_group_config {
 }
 
 // SAFETY: repr(C), four 4-byte fields, an 8-byte one and three pointers, without padding, integers and raw pointers, and the size first.
-unsafe impl Growing for doorbell_group_config {
+unsafe impl VersionedStruct for doorbell_group_config {
     const BYTES_FIRST: usize = 24 + 3 * size_of::<*const c_void>();
 
     fn defaults() -> doorbell_group_config {

@@ -59,9 +59,9 @@ impl<T: CObject> HeldObject<T> {
     #[cold]
     fn refusal(word: u64, argument: &'static str) -> Failure {
         let reason = if word == !Self::LIVE {
-            format!("it was a {}, and is destroyed", T::NAME)
+            format!("it was a {} that was destroyed before", T::NAME)
         } else {
-            format!("it is not a {} of this library", T::NAME)
+            format!("it is not a valid {} handle", T::NAME)
         };
         Failure::Handle { argument, reason }
     }
@@ -75,14 +75,14 @@ struct HandleTable {
     /// What each address is, and whether it still is; in debug builds.
     known: HashMap<usize, (&'static str, bool)>,
     /// Objects at their end, oldest first, whose memory is not given back yet.
-    ended: VecDeque<EndedObject>,
+    ended: VecDeque<DestroyedObject>,
 }
 
 /// The memory of an object at its end.
-struct EndedObject(NonNull<u8>, Layout);
+struct DestroyedObject(NonNull<u8>, Layout);
 
 // SAFETY: nobody else uses the memory.
-unsafe impl Send for EndedObject {}
+unsafe impl Send for DestroyedObject {}
 
 fn register() -> MutexGuard<'static, HandleTable> {
     static REGISTER: OnceLock<Mutex<HandleTable>> = OnceLock::new();
@@ -97,8 +97,8 @@ impl HandleTable {
         let reason = match self.known.get(&address) {
             Some((kind, true)) if *kind == T::NAME => return Ok(()),
             Some((kind, true)) => format!("it is a {kind}, not a {}", T::NAME),
-            Some((kind, false)) => format!("it was a {kind}, and is destroyed"),
-            None => format!("it is not a {} of this library", T::NAME),
+            Some((kind, false)) => format!("it was a {kind} that was destroyed before"),
+            None => format!("it is not a valid {} handle", T::NAME),
         };
         Err(Failure::Handle { argument, reason })
     }
@@ -187,9 +187,9 @@ pub(super) unsafe fn take<T: CObject>(
     let held = unsafe { NonNull::new_unchecked(handle.byte_sub(WORD_BYTES).cast()) };
     locked
         .ended
-        .push_back(EndedObject(held, Layout::new::<HeldObject<T>>()));
+        .push_back(DestroyedObject(held, Layout::new::<HeldObject<T>>()));
     if locked.ended.len() > QUARANTINE
-        && let Some(EndedObject(oldest, layout)) = locked.ended.pop_front()
+        && let Some(DestroyedObject(oldest, layout)) = locked.ended.pop_front()
     {
         locked
             .known
@@ -250,7 +250,7 @@ mod tests {
             for other in 0..QUARANTINE as u64 / 4 {
                 assert!(destroy(create(Other(other)), "x").is_ok());
             }
-            let ended = "`x`: it was a one, and is destroyed";
+            let ended = "`x`: it was a one that was destroyed before";
             assert_eq!(refused(get(handle, "x")), ended);
             assert_eq!(refused(take(handle, "x")), ended);
             assert_eq!(refused(destroy(handle, "x")), ended);
@@ -297,13 +297,13 @@ mod tests {
             }
             assert_eq!(
                 refused(get(handle, "x")),
-                "`x`: it was a one, and is destroyed"
+                "`x`: it was a one that was destroyed before"
             );
             assert!(destroy(handle, "x").is_err());
             let nothing = std::ptr::without_provenance_mut::<One>(0x10);
             assert_eq!(
                 refused(destroy(nothing, "x")),
-                "`x`: it is not a one of this library"
+                "`x`: it is not a valid one handle"
             );
             for other in 0..2 * QUARANTINE as u64 {
                 assert!(destroy(create(Other(other)), "x").is_ok());

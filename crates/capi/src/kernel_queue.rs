@@ -32,7 +32,7 @@ pub type doorbell_queue = QueueView;
 /// Local memory, as kernels name it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct doorbell_local {
+pub struct doorbell_sge {
     pub addr: u64,
     pub len_bytes: u64,
     pub lkey: u32,
@@ -102,10 +102,10 @@ pub unsafe extern "C" fn doorbell_kernel_queue_view(
 /// # Safety
 /// As the header says of pointers and handles.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn doorbell_kernel_queue_local(
+pub unsafe extern "C" fn doorbell_kernel_queue_sge(
     queue: *const doorbell_kernel_queue,
     slice: *const doorbell_slice,
-    local: *mut doorbell_local,
+    local: *mut doorbell_sge,
 ) -> c_int {
     call!(queue = get(queue), local = out(local), || {
         if slice.is_null() {
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn doorbell_kernel_queue_local(
             with_slices(slice, 1, |slices| {
                 for slice in slices {
                     let (addr, lkey) = queue.inner.local(slice)?;
-                    local.write(doorbell_local {
+                    local.write(doorbell_sge {
                         addr,
                         len_bytes: slice.len_bytes().into(),
                         lkey,

@@ -182,7 +182,7 @@ pub unsafe extern "C" fn doorbell_stream_queue_recv(
 pub unsafe extern "C" fn doorbell_stream_wait_cq(
     stream: *mut doorbell_stream,
     endpoint: *mut doorbell_endpoint,
-    queue_side: u32,
+    queue_kind: u32,
     timeout_ms: i64,
     ticket: *mut *mut doorbell_ticket,
 ) -> c_int {
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn doorbell_stream_wait_cq(
         };
         let mut endpoint = endpoint.lock()?;
         let timeout = wait_timeout(&endpoint, timeout_ms)?;
-        let ticket = endpoint.stream_wait_cq_for(stream.executor(), side(queue_side)?, timeout)?;
+        let ticket = endpoint.stream_wait_cq_for(stream.executor(), side(queue_kind)?, timeout)?;
         Ok(place.set(ticket))
     })
 }
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn doorbell_prepare_recv(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_prepare_wait_cq(
     endpoint: *mut doorbell_endpoint,
-    queue_side: u32,
+    queue_kind: u32,
     timeout_ms: i64,
     prepared: *mut *mut doorbell_prepared,
 ) -> c_int {
@@ -264,7 +264,7 @@ pub unsafe extern "C" fn doorbell_prepare_wait_cq(
         || {
             let mut endpoint = endpoint.lock()?;
             let timeout = wait_timeout(&endpoint, timeout_ms)?;
-            let prepared = endpoint.prepare_wait_cq_for(side(queue_side)?, timeout)?;
+            let prepared = endpoint.prepare_wait_cq_for(side(queue_kind)?, timeout)?;
             Ok(place.set(doorbell_prepared::new(prepared)))
         }
     )

@@ -5,8 +5,8 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::argument::{
-    Growing, choice, out, out_handle, out_optional, read_struct, text, timeout, write_struct,
-    write_text,
+    VersionedStruct, choice, out, out_handle, out_optional, read_struct, text, timeout,
+    write_struct, write_text,
 };
 use crate::boundary::{call, guard};
 use crate::error::doorbell_failure;
@@ -23,7 +23,7 @@ pub const DOORBELL_EXECUTION_MEMORY_OPS: u32 = 0;
 pub const DOORBELL_EXECUTION_KERNEL: u32 = 1;
 
 /// A kernel of a host stream.
-pub type doorbell_kernel = Option<unsafe extern "C" fn(*mut c_void)>;
+pub type doorbell_host_fn = Option<unsafe extern "C" fn(*mut c_void)>;
 
 /// A `CUstream`, which is a `cudaStream_t`: the driver's own type, known by its name.
 #[allow(non_camel_case_types)]
@@ -83,7 +83,7 @@ pub struct doorbell_cuda_stream_config {
 }
 
 // SAFETY: repr(C), two 4-byte fields and a pointer, without padding, integers and a raw pointer, and the size first.
-unsafe impl Growing for doorbell_cuda_stream_config {
+unsafe impl VersionedStruct for doorbell_cuda_stream_config {
     const BYTES_FIRST: usize = 8 + size_of::<*const c_char>();
 
     fn defaults() -> doorbell_cuda_stream_config {
@@ -344,7 +344,7 @@ pub unsafe extern "C" fn doorbell_stream_destroy(stream: *mut doorbell_stream) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_stream_launch(
     stream: *mut doorbell_stream,
-    kernel: doorbell_kernel,
+    kernel: doorbell_host_fn,
     argument: *mut c_void,
 ) -> c_int {
     call!(stream = get(stream), || {

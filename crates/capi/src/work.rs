@@ -4,7 +4,7 @@
 
 use std::ffi::c_void;
 
-use crate::argument::{Growing, array, choice, read_struct};
+use crate::argument::{VersionedStruct, array, choice, read_struct};
 use crate::failure::Failure;
 use crate::handle::get;
 use crate::region::doorbell_region;
@@ -80,7 +80,7 @@ pub struct doorbell_work {
 }
 
 // SAFETY: repr(C), 8-byte fields at multiples of 8 and 4-byte ones in pairs, integers and raw pointers, and the size first.
-unsafe impl Growing for doorbell_work {
+unsafe impl VersionedStruct for doorbell_work {
     const BYTES_FIRST: usize = 64 + 2 * size_of::<*const c_void>();
 
     fn defaults() -> doorbell_work {

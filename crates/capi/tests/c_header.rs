@@ -104,7 +104,7 @@ fn doorbell_h_compiles_in_cuda_programs() {
         return doorbell_stream_create_cuda(stream, nullptr, made);\n}\n\
         int over(cudaGraph_t graph, cudaGraphNode_t *node, doorbell_stream *stream, doorbell_graph_builder **builder) {\n\
         if (doorbell_graph_builder_last_node(*builder, node) < 0) return 1;\n\
-        return doorbell_graph_builder_over(stream, graph, builder);\n}\n";
+        return doorbell_graph_builder_for_graph(stream, graph, builder);\n}\n";
     let first = "#include <cuda_runtime.h>\n#include <doorbell.h>\n\
         int exec(const doorbell_graph *graph, cudaGraphExec_t *exec) { return doorbell_graph_raw(graph, exec); }\n";
     // In the other order than they include each other.
@@ -456,7 +456,7 @@ fn no_function_follows_a_handle_that_is_none() {
                     (true, ..) => "(void *)64",
                     (_, true, "*const c_char") => "\"x\"",
                     (_, true, _) => "(void *)zeros",
-                    (_, false, "doorbell_kernel") => "0",
+                    (_, false, "doorbell_host_fn") => "0",
                     (_, false, _) => "0",
                 }
                 .to_owned()
@@ -474,7 +474,7 @@ fn no_function_follows_a_handle_that_is_none() {
         writeln!(
             program,
             "\tmemset(zeros, 0, sizeof zeros);\n\t{{ {kind} result = {name}({arguments}); \
-             CHECK({name}, {wanted} && strstr(doorbell_last_error(), \"of this library\")); }}"
+             CHECK({name}, {wanted} && strstr(doorbell_last_error(), \"not a valid\")); }}"
         )
         .unwrap();
     }
@@ -674,7 +674,7 @@ fn header() -> Interface {
             (["typedef", "void"], "(") => {
                 // The type of kernels; its own test is that programs with kernels run.
                 let (name, parameters) = group(&tokens, open);
-                assert_eq!(name, ["*", "doorbell_kernel"]);
+                assert_eq!(name, ["*", "doorbell_host_fn"]);
                 at = group(&tokens, parameters).1 + 1;
             }
             ([.., name], "(") => {

@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::{Context, Result};
 use clap::Args;
 use doorbell::{
-    Access, Device, Endpoint, EndpointConfig, Prepared, ProtectionDomain, Region, Side, Work,
+    Access, Device, Endpoint, EndpointConfig, Prepared, ProtectionDomain, QueueKind, Region, Work,
 };
 use doorbell_wire::mlx5::Wqe;
 
@@ -51,7 +51,7 @@ pub fn run(options: &DisasmOptions) -> Result<()> {
     show(&mut out, "send of 64 bytes", &send)?;
     let write = endpoint.prepare_send(&Work::write(&slices, remote.slice(2048, 64)?))?;
     show(&mut out, "write of 64 bytes", &write)?;
-    let wait = endpoint.prepare_wait_cq(Side::Send)?;
+    let wait = endpoint.prepare_wait_cq(QueueKind::Send)?;
     show(&mut out, "wait for the completion of the send", &wait)?;
     // Rollback takes the newest operation first.
     for prepared in [wait, write, send] {

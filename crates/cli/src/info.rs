@@ -6,11 +6,16 @@ use anyhow::{Context, Result};
 use clap::Args;
 use doorbell::{Control, Device, Endpoint, EndpointConfig};
 
-/// Features, whether they are compiled in, and their purpose.
-const FEATURES: [(&str, bool, &str); 2] = [
-    ("verbs", cfg!(feature = "verbs"), "NICs of rdma-core"),
-    ("cuda", cfg!(feature = "cuda"), "CUDA streams"),
-];
+/// What a feature of the library adds.
+fn purpose(feature: &str) -> &'static str {
+    match feature {
+        "softcx" => "software ConnectX in this process",
+        "group" => "groups of processes",
+        "verbs" => "NICs of rdma-core",
+        "cuda" => "CUDA streams",
+        _ => "",
+    }
+}
 
 /// The options of `doorbell info`.
 #[derive(Args, Clone, Debug)]
@@ -29,13 +34,13 @@ pub fn run(options: &InfoOptions) -> Result<()> {
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
     writeln!(out, "doorbell {} ({os}, {arch})", env!("CARGO_PKG_VERSION"))?;
     writeln!(out, "features")?;
-    for (name, compiled, serves) in FEATURES {
+    for (name, compiled) in doorbell::FEATURES {
         let state = if compiled {
             "compiled in"
         } else {
             "not compiled in"
         };
-        writeln!(out, "  {name:<8} {serves}: {state}")?;
+        writeln!(out, "  {name:<8} {}: {state}", purpose(name))?;
     }
     writeln!(out, "streams")?;
     writeln!(

@@ -399,14 +399,18 @@ fn info_lists_devices_streams_paths_and_features() {
     let info = text(run("info"));
     for said in [
         concat!("doorbell ", env!("CARGO_PKG_VERSION")),
-        "verbs",
-        "cuda",
+        "softcx   software ConnectX in this process: compiled in",
+        "group    groups of processes: ",
+        "verbs    NICs of rdma-core: ",
+        "cuda     CUDA streams: ",
         "host ",
-        "softcx",
         "host stream: direct (",
     ] {
         assert!(info.contains(said), "`{said}` is missing:\n{info}");
     }
+    let (features, devices) = info.split_once("devices\n").unwrap();
+    assert_eq!(features.matches("compiled in\n").count(), 4, "{info}");
+    assert!(devices.contains("softcx"), "{info}");
 }
 
 #[test]

@@ -33,10 +33,10 @@ uint32_t doorbell_shim_wqe_emit_inline(uint8_t *ring, uint32_t wqebb_mask, uint3
 	return emit(ring, wqebb_mask, index, wr, kept, 1);
 }
 
-uint64_t doorbell_shim_wqe_nop_over(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, uint32_t qpn, uint32_t wqebbs,
+uint64_t doorbell_shim_wqe_overwrite_with_nop(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, uint32_t qpn, uint32_t wqebbs,
 				    uint32_t signaled)
 {
-	return dbl_wqe_nop_over(ring, wqebb_mask, index, qpn, wqebbs, signaled != 0);
+	return dbl_wqe_overwrite_with_nop(ring, wqebb_mask, index, qpn, wqebbs, signaled != 0);
 }
 
 void doorbell_shim_recv_wqe_emit(uint8_t *ring, uint32_t wqe_mask, uint32_t stride_shift, uint32_t index,

@@ -285,7 +285,7 @@ pub enum StateKind {
     /// Another thread hands work to the same queue at this moment.
     Busy,
     /// Operations or events are not in the order that the call needs: others come first.
-    OutOfTurn,
+    OutOfOrder,
     /// No operation is posted that the call could wait for or commit.
     NothingPosted,
     /// Operations of the queue are prepared or in flight, or their completions are not collected.

@@ -1,6 +1,6 @@
 //! What an RDMA library and its NIC must agree on.
 //!
-//! - [`peer`]: bytecode, what a queue prepares and a stream executes.
+//! - [`bytecode`]: programs, what a queue prepares and a stream executes.
 //! - [`mlx5`]: the queues of an mlx5 device over memory, and the reader of their formats.
 //! - [`verbs`]: words of verbs that both sides use: rights, states, attributes, statuses.
 //! - [`mmio`]: barriers between a CPU and a device, and stores to registers.
@@ -8,11 +8,11 @@
 //!
 //! The crate `doorbell` writes these formats, and the software ConnectX (`doorbell-softcx`) reads them.
 
+pub mod bytecode;
 mod error;
 pub mod memory;
 pub mod mlx5;
 pub mod mmio;
-pub mod peer;
 mod status;
 pub mod verbs;
 

@@ -3,8 +3,8 @@
 mod fixture;
 
 use doorbell_wire::Error;
+use doorbell_wire::bytecode::{Program, UNIT_LIMIT};
 use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
-use doorbell_wire::peer::{Program, UNIT_LIMIT};
 use doorbell_wire::verbs::WcStatus;
 use fixture::Completions;
 use proptest::prelude::*;

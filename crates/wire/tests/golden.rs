@@ -2,11 +2,11 @@
 
 mod fixture;
 
+use doorbell_wire::bytecode::{Fence, Program, ProgramOp, Role, Targets};
 use doorbell_wire::mlx5::{
     Cqe, CqeOpcode, DataSegment, Datagram, Doorbell, Opcode, Posted, RemoteAtomic, RemoteSegment,
     Segment, SendRequest, WindowOpening, WindowUpdate, Wqe, parse_recv,
 };
-use doorbell_wire::peer::{Fence, PeerOp, Program, Role, Targets};
 use doorbell_wire::verbs::WcStatus;
 use fixture::{Completions, Recv, Send};
 
@@ -254,7 +254,7 @@ fn nop_over_a_request() {
         .unwrap();
     assert_eq!(posted.wqebbs, 3);
     let tail = send.memory.read(16, 176);
-    send.queue.nop_over(posted, true).unwrap();
+    send.queue.overwrite_with_nop(posted, true).unwrap();
     assert_eq!(
         send.memory.read(0, 16),
         hex("00000000 1234560c 00000008 00000000")
@@ -303,12 +303,12 @@ fn doorbell_of_a_commit() {
     send.queue.commit(&mut program).unwrap();
     let ops: Vec<_> = program.ops().collect();
     let [
-        PeerOp::StoreDword {
+        ProgramOp::StoreDword {
             at: record,
             value: count,
         },
-        PeerOp::Fence(fence),
-        PeerOp::StoreQword {
+        ProgramOp::Fence(fence),
+        ProgramOp::StoreQword {
             at: uar,
             value: doorbell,
         },

@@ -8,8 +8,8 @@ use std::mem::{align_of, offset_of, size_of};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use doorbell_wire::bytecode::{BLOCK_BYTES_MAX, Fence, Kind, Role, UNIT_LIMIT, Unit};
 use doorbell_wire::mlx5::{DataSegment, Opcode, layout};
-use doorbell_wire::peer::{BLOCK_BYTES_MAX, Fence, Kind, Role, UNIT_LIMIT, Unit};
 use waived::waived;
 
 #[test]
@@ -118,7 +118,7 @@ int main(void)
 	    !same(bytes + 192, "0000070b1234560800000008aabbccdd80000064303132333435363738393031", 32) ||
 	    !same(bytes, "343536373839", 6))
 		return 2;
-	doorbell = dbl_wqe_nop_over(bytes, 3, 7, 0x123456, 2, 0);
+	doorbell = dbl_wqe_overwrite_with_nop(bytes, 3, 7, 0x123456, 2, 0);
 	if (doorbell != ring[24] || !same(bytes + 192, "00000700123456080000000000000000", 16))
 		return 3;
 	dbl_recv_wqe_emit(bytes, 1, 6, 3, &sge, 1);
@@ -216,14 +216,14 @@ fn headers_with_the_qualifiers_of_cuda() {
 /// Kernels that call every function of the headers; they are compiled for the device, and a GPU to run them is not needed.
 const KERNELS: &str = r#"
 #include <doorbell/detail/wqe.h>
-#include <doorbell/detail/peer.h>
+#include <doorbell/detail/bytecode.h>
 extern "C" __global__ void emit(uint8_t *ring, uint32_t mask, uint32_t index, const struct dbl_wr *wr, uint64_t *doorbell)
 {
 	*doorbell = dbl_wqe_emit(ring, mask, index, wr, doorbell);
 }
 extern "C" __global__ void emit_nop(uint8_t *ring, uint32_t mask, uint32_t index, uint32_t qpn, uint64_t *doorbell)
 {
-	*doorbell = dbl_wqe_nop_over(ring, mask, index, qpn, 1, 1);
+	*doorbell = dbl_wqe_overwrite_with_nop(ring, mask, index, qpn, 1, 1);
 }
 extern "C" __global__ void emit_recv(uint8_t *ring, uint32_t mask, uint32_t index, const struct dbl_sge *sges)
 {
@@ -257,7 +257,7 @@ extern "C" __global__ void values(uint32_t *word, const int32_t *status, int *co
 	doorbell_kernel_write_value32(word, 1);
 	*code = doorbell_kernel_wait_value32(word + 1, DOORBELL_WAIT_GEQ, 2, 1000000, status);
 }
-extern "C" __global__ void posts(const __grid_constant__ doorbell_queue queue, doorbell_local local, doorbell_remote remote, int *codes)
+extern "C" __global__ void posts(const __grid_constant__ doorbell_queue queue, doorbell_sge local, doorbell_remote remote, int *codes)
 {
 	uint32_t upto, slot;
 
@@ -275,7 +275,7 @@ extern "C" __global__ void posts(const __grid_constant__ doorbell_queue queue, d
 	doorbell_write_nop(&queue, slot + 1, 0);
 	codes[9] = doorbell_submit(&queue, slot, 2);
 }
-extern "C" __global__ void posts_together(const __grid_constant__ doorbell_queue queue, doorbell_local local, doorbell_remote remote,
+extern "C" __global__ void posts_together(const __grid_constant__ doorbell_queue queue, doorbell_sge local, doorbell_remote remote,
 					  int *codes)
 {
 	const uint64_t mine = 8 * threadIdx.x;

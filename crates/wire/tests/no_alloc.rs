@@ -7,8 +7,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
 
+use doorbell_wire::bytecode::Program;
 use doorbell_wire::mlx5::{DataSegment, SendRequest};
-use doorbell_wire::peer::Program;
 use fixture::{Completions, Recv, Send};
 
 struct Counting;

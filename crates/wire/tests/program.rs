@@ -1,7 +1,7 @@
 //! The program builder beside a list.
 
 use doorbell_wire::Error;
-use doorbell_wire::peer::{Fence, Kind, PeerOp, Program, Role, Target, Targets, UNIT_LIMIT};
+use doorbell_wire::bytecode::{Fence, Kind, Program, ProgramOp, Role, Target, Targets, UNIT_LIMIT};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -46,13 +46,13 @@ fn read(program: &Program) -> Vec<Op> {
     program
         .ops()
         .map(|op| match op {
-            PeerOp::StoreDword { at, value } => Op::StoreDword(at.offset, value),
-            PeerOp::StoreQword { at, value } => Op::StoreQword(at.offset, value),
-            PeerOp::CopyBlock { at, bytes } => Op::Copy(at.offset, bytes.to_vec()),
-            PeerOp::PollGeq { at, value } => Op::Poll(4, at.offset, value),
-            PeerOp::PollAnd { at, value } => Op::Poll(5, at.offset, value),
-            PeerOp::PollNor { at, value } => Op::Poll(6, at.offset, value),
-            PeerOp::Fence(fence) => Op::Fence(fence.bits()),
+            ProgramOp::StoreDword { at, value } => Op::StoreDword(at.offset, value),
+            ProgramOp::StoreQword { at, value } => Op::StoreQword(at.offset, value),
+            ProgramOp::CopyBlock { at, bytes } => Op::Copy(at.offset, bytes.to_vec()),
+            ProgramOp::PollGeq { at, value } => Op::Poll(4, at.offset, value),
+            ProgramOp::PollAnd { at, value } => Op::Poll(5, at.offset, value),
+            ProgramOp::PollNor { at, value } => Op::Poll(6, at.offset, value),
+            ProgramOp::Fence(fence) => Op::Fence(fence.bits()),
         })
         .collect()
 }

@@ -5,8 +5,8 @@ mod fixture;
 use std::collections::VecDeque;
 
 use doorbell_wire::Error;
+use doorbell_wire::bytecode::{Program, ProgramOp};
 use doorbell_wire::mlx5::{DataSegment, parse_recv};
-use doorbell_wire::peer::{PeerOp, Program};
 use fixture::Recv;
 use proptest::prelude::*;
 
@@ -69,7 +69,7 @@ proptest! {
                         Ok(commit) => {
                             prop_assert!(producer != committed);
                             let ops: Vec<_> = program.ops().collect();
-                            let [PeerOp::StoreDword { at, value }] = ops[..] else { panic!("{program}") };
+                            let [ProgramOp::StoreDword { at, value }] = ops[..] else { panic!("{program}") };
                             prop_assert_eq!((at.offset, value), (0, (producer & 0xffff).to_be()));
                             commits.push((commit, committed, producer));
                             committed = producer;
@@ -130,7 +130,7 @@ fn counts_go_past_16_bits() {
         assert_eq!(recv.queue.post(&[segment]).unwrap().index, index);
         let mut program = Program::new(&recv.targets);
         recv.queue.commit(&mut program).unwrap();
-        let Some(PeerOp::StoreDword { value, .. }) = program.ops().next() else {
+        let Some(ProgramOp::StoreDword { value, .. }) = program.ops().next() else {
             panic!("{program}")
         };
         assert_eq!(u32::from_be(value), (index + 1) & 0xffff);

@@ -7,10 +7,10 @@ mod fixture;
 use std::collections::VecDeque;
 
 use doorbell_wire::Error;
+use doorbell_wire::bytecode::{Program, ProgramOp, UNIT_LIMIT};
 use doorbell_wire::mlx5::{
     Commit, DataSegment, Doorbell, Opcode, Posted, Segment, SendRequest, Wqe,
 };
-use doorbell_wire::peer::{PeerOp, Program, UNIT_LIMIT};
 use fixture::{MAX_INLINE, MAX_SEGMENTS, QPN, Send};
 use proptest::prelude::*;
 
@@ -247,15 +247,15 @@ fn commit(send: &mut Send, model: &mut Model, blueflame: bool) {
     assert_eq!(commit.from(), model.live[model.committed].posted.index);
     let last = model.live.back().unwrap();
     let ops: Vec<_> = program.ops().collect();
-    let PeerOp::StoreDword { at, value } = ops[0] else {
+    let ProgramOp::StoreDword { at, value } = ops[0] else {
         panic!("{program:?}")
     };
     assert_eq!((at.target, at.offset), (send.record.id(), 4));
     assert_eq!(value, (model.producer & 0xffff).to_be());
-    assert!(matches!(ops[1], PeerOp::Fence(_)));
+    assert!(matches!(ops[1], ProgramOp::Fence(_)));
     let uar = if model.parity { 0x900 } else { 0x800 };
     match ops[2] {
-        PeerOp::StoreQword { at, value } => {
+        ProgramOp::StoreQword { at, value } => {
             assert!(!blueflame || fresh > 1 || last.posted.wqebbs > 4);
             assert_eq!((at.target, at.offset), (send.uar.id(), uar));
             assert_eq!(value.to_ne_bytes(), last.bytes[..8]);
@@ -265,14 +265,14 @@ fn commit(send: &mut Send, model: &mut Model, blueflame: bool) {
             );
             assert_eq!(ops.len(), 3);
         }
-        PeerOp::CopyBlock { at, bytes } => {
+        ProgramOp::CopyBlock { at, bytes } => {
             assert!(blueflame && fresh == 1);
             assert_eq!((at.target, at.offset), (send.uar.id(), uar));
             assert_eq!(bytes.len(), last.posted.wqebbs as usize * 64);
             let nop = Wqe::parse(bytes).unwrap().ctrl.opcode == Some(Opcode::Nop);
             let compared = if nop { 16 } else { last.bytes.len() };
             assert_eq!(bytes[..compared], last.bytes[..compared]);
-            assert!(matches!(ops[3..], [PeerOp::Fence(_)]));
+            assert!(matches!(ops[3..], [ProgramOp::Fence(_)]));
         }
         _ => panic!("{program:?}"),
     }
@@ -356,10 +356,12 @@ fn step(send: &mut Send, model: &mut Model, op: &Op) {
                     index: model.producer,
                     wqebbs: 1,
                 };
-                assert!(send.queue.nop_over(beyond, *signaled).is_err());
+                assert!(send.queue.overwrite_with_nop(beyond, *signaled).is_err());
                 return;
             };
-            send.queue.nop_over(live.posted, *signaled).unwrap();
+            send.queue
+                .overwrite_with_nop(live.posted, *signaled)
+                .unwrap();
             let bytes = send.wqe_bytes(live.posted.index);
             let wqe = Wqe::parse(&bytes).unwrap();
             assert_eq!(
@@ -422,8 +424,8 @@ fn counts_go_past_16_bits() {
         send.queue.commit(&mut program).unwrap();
         let mut ops = program.ops();
         let (
-            Some(PeerOp::StoreDword { value: count, .. }),
-            Some(PeerOp::StoreQword {
+            Some(ProgramOp::StoreDword { value: count, .. }),
+            Some(ProgramOp::StoreQword {
                 value: doorbell, ..
             }),
         ) = (ops.next(), ops.nth(1))
@@ -502,7 +504,7 @@ fn a_commit_does_not_outlive_a_reset() {
     send.queue.post(&SendRequest::nop()).unwrap();
     let mut program = send.program();
     let newest = send.queue.commit(&mut program).unwrap();
-    let Some(PeerOp::StoreQword { at, .. }) = program.ops().nth(2) else {
+    let Some(ProgramOp::StoreQword { at, .. }) = program.ops().nth(2) else {
         panic!("{program}")
     };
     assert_eq!(at.offset, 0x800, "the first UAR buffer is the first again");
@@ -579,10 +581,10 @@ fn a_nop_over_the_last_request_goes_out_by_blueflame_too() {
         .queue
         .post(&SendRequest::write(1, 2).inline(&[1; 60]).signaled(true))
         .unwrap();
-    send.queue.nop_over(posted, false).unwrap();
+    send.queue.overwrite_with_nop(posted, false).unwrap();
     let mut program = send.program();
     send.queue.commit_blueflame(&mut program).unwrap();
-    let Some(PeerOp::CopyBlock { bytes, .. }) = program.ops().nth(2) else {
+    let Some(ProgramOp::CopyBlock { bytes, .. }) = program.ops().nth(2) else {
         panic!("{program}")
     };
     let wqe = Wqe::parse(bytes).unwrap();

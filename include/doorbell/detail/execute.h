@@ -26,7 +26,7 @@
 #include <string.h>
 
 #include "access.h"
-#include "peer.h"
+#include "bytecode.h"
 
 /*
  * Words of a batch: short for a send or a wait, long for many. A batch is the one parameter of a kernel; the driver
@@ -97,7 +97,7 @@ DBL_STATIC_ASSERT(sizeof(struct dbl_control) == 384, "a control block is 384 byt
 #define DBL_EXECUTOR static inline __device__
 
 /* A wrong address of a GPU ends the context, so it is not checked. */
-#define DBL_REACH(address, len_bytes) ((void *)(address))
+#define DBL_MAP_ADDRESS(address, len_bytes) ((void *)(address))
 /* Nothing ends a kernel from outside. */
 #define DBL_PAUSE(turn) 0
 
@@ -105,8 +105,8 @@ DBL_STATIC_ASSERT(sizeof(struct dbl_control) == 384, "a control block is 384 byt
 
 #define DBL_EXECUTOR static inline
 /* Programs may define this to translate addresses; NULL if there is no memory at an address. */
-#ifndef DBL_REACH
-#define DBL_REACH(address, len_bytes) ((void *)(uintptr_t)(address))
+#ifndef DBL_MAP_ADDRESS
+#define DBL_MAP_ADDRESS(address, len_bytes) ((void *)(uintptr_t)(address))
 #endif
 /* Called once in each turn of a wait; if not 0, the batch ends there. */
 #ifndef DBL_PAUSE
@@ -120,7 +120,7 @@ enum dbl_end {
 	DBL_END_DONE = 0,
 	DBL_END_STOPPED = 1,     /* stopped, see dbl_control.stop: from now on only counts are executed */
 	DBL_END_PAUSED = 2,      /* DBL_PAUSE ended it */
-	DBL_END_UNREACHABLE = 3, /* DBL_REACH returned NULL */
+	DBL_END_UNREACHABLE = 3, /* DBL_MAP_ADDRESS returned NULL */
 	DBL_END_MALFORMED = 4,
 	DBL_END_TIMED_OUT = 5 /* a wait exceeded the caller's limit */
 };
@@ -248,7 +248,7 @@ DBL_EXECUTOR enum dbl_end dbl_program(const uint64_t *units, uint32_t unit_count
 		len_bytes = unit.kind == DBL_STORE_QWORD ? 8 : unit.kind == DBL_COPY_BLOCK ? unit.len_bytes : 4;
 		if (unit.target >= target_count || table[unit.target] == 0)
 			return DBL_END_MALFORMED;
-		place = (uint8_t *)DBL_REACH(table[unit.target] + unit.offset, len_bytes);
+		place = (uint8_t *)DBL_MAP_ADDRESS(table[unit.target] + unit.offset, len_bytes);
 		if (!place)
 			return DBL_END_UNREACHABLE;
 		switch (unit.kind) {

@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-#include "peer.h"
+#include "bytecode.h"
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "doorbell/detail/wqe.h is written for little-endian hosts"
@@ -225,7 +225,7 @@ static inline DBL_HD uint32_t dbl_wqe_emit(uint8_t *ring, uint32_t wqebb_mask, u
  * Replaces a WQE that has not been rung for by a NOP of the same number of WQEBBs, which makes a CQE if `signaled`.
  * Only the control segment is written, because a NOP has no other. Returns the NOP's doorbell.
  */
-static inline DBL_HD uint64_t dbl_wqe_nop_over(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, uint32_t qpn,
+static inline DBL_HD uint64_t dbl_wqe_overwrite_with_nop(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, uint32_t qpn,
 					       uint32_t wqebbs, int signaled)
 {
 	uint64_t control[2];

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Endpoint;
-use crate::endpoint::Side;
-use crate::endpoint::look_until::look_until;
+use crate::endpoint::QueueKind;
+use crate::endpoint::poll_until::poll_until;
 use crate::{Error, Result};
 
 impl Endpoint {
@@ -15,7 +15,7 @@ impl Endpoint {
     ///
     /// A work request takes a place in its queue until its completion, or that of a later signaled one, has arrived. Its completion then takes a
     /// place in the completion queue until a wait or a poll has taken it.
-    pub fn room(&mut self, side: Side) -> u32 {
+    pub fn room(&mut self, side: QueueKind) -> u32 {
         let looked = self.roll_back_cancelled(side).and_then(|()| self.reap());
         looked.map_or(0, |()| self.shared.queue(side).free_places())
     }
@@ -27,7 +27,12 @@ impl Endpoint {
     /// [`Error::Timeout`], after which the endpoint is as it was; [`Error::Work`] if the endpoint fails; [`Error::Range`] for more than the queue
     /// holds; [`Error::QueueFull`], at once, if the room will not come: the places are those of completions that no wait was posted for, or of
     /// unsignaled work requests without a signaled one behind them.
-    pub fn wait_room(&mut self, side: Side, count: u32, timeout: Option<Duration>) -> Result<()> {
+    pub fn wait_room(
+        &mut self,
+        side: QueueKind,
+        count: u32,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
         let depth = self.shared.queue(side).depth;
         if count > depth {
             return Err(Error::Range {
@@ -38,7 +43,7 @@ impl Endpoint {
             });
         }
         let shared = Arc::clone(&self.shared);
-        look_until(
+        poll_until(
             "the wait for room in a queue",
             timeout,
             || shared.qp.progress(),
@@ -60,7 +65,7 @@ impl Endpoint {
     }
 
     /// Sees to room for a further work request and its completion.
-    pub(super) fn make_room(&mut self, side: Side) -> Result<()> {
+    pub(super) fn make_room(&mut self, side: QueueKind) -> Result<()> {
         if self.shared.queue(side).take_known_room() {
             return Ok(());
         }
@@ -88,13 +93,13 @@ impl Endpoint {
 
     /// Places of requests that have failed are not used again: their tickets tell of success when the place is another one's. The caller has
     /// found room, and the reaper records an error before it makes room.
-    fn check_room(&self, side: Side) -> Result<()> {
+    fn check_room(&self, side: QueueKind) -> Result<()> {
         if !self.shared.queue(side).has_error() {
             return Ok(());
         }
         self.shared.reap_fully();
         let epoch = self.shared.epoch.load(Ordering::Relaxed);
-        Err(Error::Work(self.shared.failure_of_flush(epoch)))
+        Err(Error::Work(self.shared.flush_failure(epoch)))
     }
 
     /// Processes all completions that there are. Waits if the watchdog is processing some: the queue must not look full because of that.
@@ -110,7 +115,7 @@ impl Endpoint {
     #[inline]
     fn release(&mut self) -> Result<()> {
         let consumed = |side| self.shared.queue(side).consumed.load(Ordering::Acquire);
-        self.send.release(consumed(Side::Send))?;
-        self.recv.release(consumed(Side::Recv))
+        self.send.release(consumed(QueueKind::Send))?;
+        self.recv.release(consumed(QueueKind::Recv))
     }
 }

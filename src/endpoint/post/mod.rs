@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::endpoint::prepared::{Parts, Prepared, PreparedOperation};
+use crate::bytecode::Program;
+use crate::endpoint::prepared::{Prepared, PreparedOperation, PreparedRef};
 use crate::endpoint::shared::EndpointRef;
-use crate::endpoint::{Completion, EndpointConfig, Side, Ticket, Work};
+use crate::endpoint::{Completion, EndpointConfig, QueueKind, Ticket, Work};
 use crate::mlx5::{Commit, RecvCommit, RecvQueue, SendQueue};
-use crate::peer::Program;
 use crate::region::{RemoteSlice, Slice};
 use crate::stream::{Backoff, Executor, execute};
 use crate::{Error, Result, StateKind};
@@ -102,7 +102,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Endpoint::prepare_wait_cq`] and [`stream_post`](crate::stream_post). Nothing has changed then.
-    pub fn stream_wait_cq(&mut self, stream: &dyn Executor, side: Side) -> Result<Ticket> {
+    pub fn stream_wait_cq(&mut self, stream: &dyn Executor, side: QueueKind) -> Result<Ticket> {
         self.stream_wait_cq_for(stream, side, self.config.wait_timeout)
     }
 
@@ -113,7 +113,7 @@ impl Endpoint {
     pub fn stream_wait_cq_for(
         &mut self,
         stream: &dyn Executor,
-        side: Side,
+        side: QueueKind,
         timeout: Option<Duration>,
     ) -> Result<Ticket> {
         self.make_and_give(stream, |endpoint| endpoint.make_wait_cq(side, timeout))
@@ -142,7 +142,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Error::Work`] for a completion in error, and for an endpoint that failed without one.
-    pub fn poll_cq(&mut self, side: Side) -> Result<Option<Completion>> {
+    pub fn poll_cq(&mut self, side: QueueKind) -> Result<Option<Completion>> {
         if let Some(completion) = self.take_completion(side)? {
             return Ok(Some(completion));
         }
@@ -155,7 +155,7 @@ impl Endpoint {
     }
 
     /// The next completion that the device has written; the failure of the endpoint, if there is one and none before it.
-    fn take_completion(&mut self, side: Side) -> Result<Option<Completion>> {
+    fn take_completion(&mut self, side: QueueKind) -> Result<Option<Completion>> {
         self.shared.reap();
         let queue = self.shared.queue(side);
         let mut taken = queue.poll();
@@ -180,7 +180,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Endpoint::poll_cq`]; [`Error::Timeout`], after which the endpoint is as it was.
-    pub fn wait_cq(&mut self, side: Side, timeout: Option<Duration>) -> Result<Completion> {
+    pub fn wait_cq(&mut self, side: QueueKind, timeout: Option<Duration>) -> Result<Completion> {
         let mut deadline = None;
         let mut backoff = Backoff::new();
         let mut turns = 0u32;
@@ -231,7 +231,7 @@ impl Endpoint {
         make: impl FnOnce(&mut Self) -> Result<PreparedOperation>,
     ) -> Result<Ticket> {
         let operation = make(self)?;
-        let guard = Ungiven(Parts {
+        let guard = CancelOnDrop(PreparedRef {
             shared: &self.shared,
             program: &self.program,
             operation,
@@ -256,7 +256,7 @@ impl Endpoint {
             let waiting = queue.queued.load(Ordering::Relaxed).wrapping_sub(shared.rung(side));
             if waiting != 0 {
                 let reason = format!("earlier operations of the {} queue ({waiting}) are still on a stream; this one would overtake them", side.name());
-                return Err(Error::state(StateKind::OutOfTurn, "post", reason));
+                return Err(Error::state(StateKind::OutOfOrder, "post", reason));
             }
             Ok(posting)
         });
@@ -287,9 +287,9 @@ impl Endpoint {
 }
 
 /// Cancels the operation in it, should a stream panic that it is being given to.
-struct Ungiven<'a>(Parts<'a>);
+struct CancelOnDrop<'a>(PreparedRef<'a>);
 
-impl Drop for Ungiven<'_> {
+impl Drop for CancelOnDrop<'_> {
     fn drop(&mut self) {
         self.0.cancel(None);
     }

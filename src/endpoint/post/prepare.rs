@@ -6,15 +6,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Endpoint;
+use crate::bytecode::{Fence, Program};
 use crate::endpoint::config::SEGMENTS_MAX;
 use crate::endpoint::prepared::{OperationKind, Prepared, PreparedOperation};
 use crate::endpoint::queue::{self, HeldRegions, QueueState};
-use crate::endpoint::shared::{Shared, timeout_ns};
+use crate::endpoint::shared::{EndpointShared, timeout_ns};
 use crate::endpoint::work::Data;
-use crate::endpoint::{Control, DeviceQueue, Side, Work};
+use crate::endpoint::{Control, DeviceQueue, QueueKind, Work};
 use crate::mlx5::{DataSegment, DoorbellStores, Opcode, Payload, SendRequest};
 use crate::nic::State;
-use crate::peer::{Fence, Program};
 use crate::region::{Access, Slice};
 use crate::{Error, Result, StateKind};
 
@@ -68,8 +68,8 @@ impl Endpoint {
                 (Payload::Inline(bytes), HeldRegions::default())
             }
         };
-        self.roll_back_cancelled(Side::Send)?;
-        self.make_room(Side::Send)?;
+        self.roll_back_cancelled(QueueKind::Send)?;
+        self.make_room(QueueKind::Send)?;
         let request = SendRequest {
             opcode: work.opcode,
             signaled: work.signaled,
@@ -90,11 +90,11 @@ impl Endpoint {
             }
             posted => posted?,
         };
-        let queue = self.shared.queue(Side::Send);
-        let count = queue.ledger.posted();
+        let queue = self.shared.queue(QueueKind::Send);
+        let count = queue.outstanding.posted();
         let committed = if let Some(doorbells) = self.shared.doorbells() {
-            self.send.commit_by_hand().map(|(commit, stores)| {
-                doorbells.enter(Side::Send, count, stores);
+            self.send.commit_stores().map(|(commit, stores)| {
+                doorbells.enter(QueueKind::Send, count, stores);
                 commit
             })
         } else if self.config.blueflame {
@@ -106,7 +106,7 @@ impl Endpoint {
         if let Err(error) = announce(
             &self.shared,
             &mut self.program,
-            Side::Send,
+            QueueKind::Send,
             count,
             self.config.blueflame,
         ) {
@@ -134,7 +134,7 @@ impl Endpoint {
             posted,
             signaled: work.signaled,
         };
-        Ok(self.operation(Side::Send, kind, count, serial))
+        Ok(self.operation(QueueKind::Send, kind, count, serial))
     }
 
     /// Makes a receive ready for a stream: what arrives fills the slices in turn.
@@ -156,8 +156,8 @@ impl Endpoint {
         self.shared.check_alive()?;
         self.check_state("prepare_recv", State::Init)?;
         let segments = self.segments(slices, true)?;
-        self.roll_back_cancelled(Side::Recv)?;
-        self.make_room(Side::Recv)?;
+        self.roll_back_cancelled(QueueKind::Recv)?;
+        self.make_room(QueueKind::Recv)?;
         let list = &segments.list[..segments.count];
         let posted = match self.recv.post(list) {
             Err(Error::QueueFull { .. }) => {
@@ -167,17 +167,23 @@ impl Endpoint {
             }
             posted => posted?,
         };
-        let queue = self.shared.queue(Side::Recv);
-        let count = queue.ledger.posted();
+        let queue = self.shared.queue(QueueKind::Recv);
+        let count = queue.outstanding.posted();
         let committed = match self.shared.doorbells() {
-            Some(doorbells) => self.recv.commit_by_hand().map(|(commit, record)| {
-                doorbells.enter(Side::Recv, count, DoorbellStores { record, uar: 0 });
+            Some(doorbells) => self.recv.commit_stores().map(|(commit, record)| {
+                doorbells.enter(QueueKind::Recv, count, DoorbellStores { record, uar: 0 });
                 commit
             }),
             None => self.recv.commit(&mut self.program),
         };
         let commit = committed.inspect_err(|_| self.recv.discard())?;
-        if let Err(error) = announce(&self.shared, &mut self.program, Side::Recv, count, false) {
+        if let Err(error) = announce(
+            &self.shared,
+            &mut self.program,
+            QueueKind::Recv,
+            count,
+            false,
+        ) {
             self.recv.rollback(commit)?;
             return Err(error);
         }
@@ -192,7 +198,7 @@ impl Endpoint {
             },
         );
         queue.expect(1);
-        Ok(self.operation(Side::Recv, OperationKind::Recv, count, serial))
+        Ok(self.operation(QueueKind::Recv, OperationKind::Recv, count, serial))
     }
 
     /// Makes a wait for the next completion of a queue ready for a stream, with the endpoint's own deadline.
@@ -200,7 +206,7 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Work`] if the endpoint has failed; [`Error::State`] if there is no further completion to come: each signaled
     /// send and each receive makes one.
-    pub fn prepare_wait_cq(&mut self, side: Side) -> Result<Prepared> {
+    pub fn prepare_wait_cq(&mut self, side: QueueKind) -> Result<Prepared> {
         self.prepare_wait_cq_for(side, self.config.wait_timeout)
     }
 
@@ -210,7 +216,7 @@ impl Endpoint {
     /// As [`Endpoint::prepare_wait_cq`].
     pub fn prepare_wait_cq_for(
         &mut self,
-        side: Side,
+        side: QueueKind,
         timeout: Option<Duration>,
     ) -> Result<Prepared> {
         let operation = self.make_wait_cq(side, timeout)?;
@@ -220,7 +226,7 @@ impl Endpoint {
     /// [`Endpoint::prepare_wait_cq_for`], with the program in the endpoint's own place.
     pub(super) fn make_wait_cq(
         &mut self,
-        side: Side,
+        side: QueueKind,
         timeout: Option<Duration>,
     ) -> Result<PreparedOperation> {
         self.program.clear();
@@ -232,8 +238,8 @@ impl Endpoint {
         // There may be fewer than were taken: one was taken, and then the send that it was expected of was taken back.
         if expected.wrapping_sub(index) as i32 <= 0 {
             let (what, posted) = match side {
-                Side::Send => ("signaled send", "sends"),
-                Side::Recv => ("receive", "receives"),
+                QueueKind::Send => ("signaled send", "sends"),
+                QueueKind::Recv => ("receive", "receives"),
             };
             let reason = if expected == 0 {
                 format!("nothing to wait for: no {what} is posted; post one first")
@@ -271,7 +277,7 @@ impl Endpoint {
         let queue = shared.queue(side);
         let newest = match kind {
             OperationKind::Send { .. } | OperationKind::Recv => {
-                queue.ledger.posted().wrapping_sub(1) == count
+                queue.outstanding.posted().wrapping_sub(1) == count
             }
             OperationKind::Wait => queue.taken.load(Ordering::Relaxed) == count.wrapping_add(1),
         };
@@ -289,7 +295,7 @@ impl Endpoint {
             // came before the failure goes to the next wait or poll.
             OperationKind::Wait if is_cancelled || !has_ticket => {
                 prepared.live = false;
-                queue.untake(count);
+                queue.return_completion(count);
             }
             _ => {}
         }
@@ -321,7 +327,7 @@ impl Endpoint {
                 reason,
             ));
         }
-        self.roll_back_cancelled(Side::Send)?;
+        self.roll_back_cancelled(QueueKind::Send)?;
         self.reap()?;
         let first = self.send.producer_index();
         DeviceQueue::new(&self.shared, first, self.config.send_depth, with_board)
@@ -336,7 +342,7 @@ impl Endpoint {
     #[inline]
     fn operation(
         &self,
-        side: Side,
+        side: QueueKind,
         kind: OperationKind,
         count: u32,
         serial: u32,
@@ -455,15 +461,15 @@ impl Endpoint {
 
     /// Takes back the newest work request of a queue, which was not given to a stream. Returns whether it is gone. This fails
     /// only if the commit is not one of this queue; then the work request stays, as a no-operation.
-    fn roll_back_newest(&mut self, side: Side) -> bool {
+    fn roll_back_newest(&mut self, side: QueueKind) -> bool {
         let signaled = match side {
-            Side::Send => self
+            QueueKind::Send => self
                 .send_commits
                 .pop_back()
                 .and_then(|(_, (commit, signaled))| {
                     self.send.rollback(commit).ok().map(|()| signaled)
                 }),
-            Side::Recv => self
+            QueueKind::Recv => self
                 .recv_commits
                 .pop_back()
                 .and_then(|(_, commit)| self.recv.rollback(commit).ok().map(|()| true)),
@@ -474,26 +480,26 @@ impl Endpoint {
         let queue = self.shared.queue(side);
         queue.expect(-i32::from(signaled));
         queue.take_back();
-        queue.untake_unexpected();
+        queue.return_unexpected();
         true
     }
 
     /// Work requests that were prepared and dropped, and have nothing behind them, never were: they take no room, and no completion
     /// of theirs is to be waited for.
     #[inline]
-    pub(super) fn roll_back_cancelled(&mut self, side: Side) -> Result<()> {
+    pub(super) fn roll_back_cancelled(&mut self, side: QueueKind) -> Result<()> {
         loop {
             let queue = self.shared.queue(side);
-            let newest = queue.ledger.posted().wrapping_sub(1);
-            let dropped = queue.ledger.in_flight() > 0
+            let newest = queue.outstanding.posted().wrapping_sub(1);
+            let dropped = queue.outstanding.in_flight() > 0
                 && queue.is_cancelled(newest)
-                && queue.queued.load(Ordering::Acquire) != queue.ledger.posted();
+                && queue.queued.load(Ordering::Acquire) != queue.outstanding.posted();
             if !dropped {
                 return Ok(());
             }
             if !self.roll_back_newest(side) {
                 return Err(Error::state(
-                    StateKind::OutOfTurn,
+                    StateKind::OutOfOrder,
                     "prepare",
                     "a dropped operation cannot be taken back",
                 ));
@@ -507,9 +513,9 @@ impl Endpoint {
 /// two behind a long BlueFlame copy.
 #[inline]
 fn announce(
-    shared: &Shared,
+    shared: &EndpointShared,
     program: &mut Program,
-    side: Side,
+    side: QueueKind,
     count: u32,
     is_flushed: bool,
 ) -> Result<()> {

@@ -16,16 +16,16 @@ pub(super) struct Cursor {
     /// An error completion was seen.
     pub(super) failed: bool,
     /// Streams are told of completions from the first error on.
-    pub(super) is_let_go: bool,
+    pub(super) errors_published: bool,
     /// The device was given up: completions that it writes from now on are not processed.
     pub(super) is_over: bool,
     /// Behind the last completion that the device wrote, once it writes no more in this generation.
-    pub(super) silent_from: Option<u32>,
+    pub(super) quiesced_from: Option<u32>,
 }
 
 /// An error completion, as found by [`QueueState::reap`].
 #[derive(Debug, Clone, Copy)]
-pub(in crate::endpoint) struct Reaped {
+pub(in crate::endpoint) struct ErrorCompletion {
     pub(in crate::endpoint) wr_id: Option<u64>,
     pub(in crate::endpoint) cause: Cause,
     pub(in crate::endpoint) flushed: bool,
@@ -35,7 +35,7 @@ impl QueueState {
     /// Processes new completions, and gives back those that are no longer needed. Each error goes to `failed`. Returns
     /// whether any was new. If another thread is processing completions, returns at once.
     #[inline]
-    pub(in crate::endpoint) fn reap(&self, failed: &dyn Fn(Reaped)) -> bool {
+    pub(in crate::endpoint) fn reap(&self, failed: &dyn Fn(ErrorCompletion)) -> bool {
         match self.cursor.try_lock() {
             Ok(mut cursor) => self.reap_with(&mut cursor, failed),
             Err(TryLockError::Poisoned(poisoned)) => {
@@ -46,7 +46,7 @@ impl QueueState {
     }
 
     /// [`QueueState::reap`] that waits for the other thread.
-    pub(in crate::endpoint) fn reap_fully(&self, failed: &dyn Fn(Reaped)) -> bool {
+    pub(in crate::endpoint) fn reap_fully(&self, failed: &dyn Fn(ErrorCompletion)) -> bool {
         self.reap_with(
             &mut self.cursor.lock().unwrap_or_else(PoisonError::into_inner),
             failed,
@@ -54,7 +54,7 @@ impl QueueState {
     }
 
     #[inline]
-    fn reap_with(&self, cursor: &mut Cursor, failed: &dyn Fn(Reaped)) -> bool {
+    fn reap_with(&self, cursor: &mut Cursor, failed: &dyn Fn(ErrorCompletion)) -> bool {
         if cursor.is_over {
             return false;
         }
@@ -72,14 +72,14 @@ impl QueueState {
             }
             self.arrived
                 .store(cursor.seen.wrapping_add(1), Ordering::Relaxed);
-            // Release inside, where the work request leaves the ledger: orders the store before it.
+            // Release inside, where the work request is not outstanding any more: orders the store before it.
             self.process(cursor.seen, &cqe, failed);
             cursor.seen = cursor.seen.wrapping_add(1);
         }
         let new = cursor.seen != first;
         if new {
             self.seen.store(cursor.seen, Ordering::Release);
-            if !cursor.failed || cursor.is_let_go {
+            if !cursor.failed || cursor.errors_published {
                 self.shown().store(cursor.seen, Ordering::Release);
             }
         }
@@ -102,10 +102,10 @@ impl QueueState {
     }
 
     /// Processes a completion: the work requests up to its own are done.
-    fn process(&self, index: u32, cqe: &Cqe, failed: &dyn Fn(Reaped)) {
+    fn process(&self, index: u32, cqe: &Cqe, failed: &dyn Fn(ErrorCompletion)) {
         let record = self.record(index);
-        let done = self.ledger.done();
-        let in_flight = self.ledger.posted().wrapping_sub(done);
+        let done = self.outstanding.done();
+        let in_flight = self.outstanding.posted().wrapping_sub(done);
         let error = cqe.opcode.is_error();
         let flushed = cqe.syndrome == Syndrome::WrFlush as u8;
         let evidence = match (error, flushed) {
@@ -120,7 +120,7 @@ impl QueueState {
                     syndrome: cqe.syndrome,
                     vendor_syndrome: cqe.vendor_syndrome,
                 };
-                failed(Reaped {
+                failed(ErrorCompletion {
                     wr_id,
                     cause,
                     flushed,
@@ -147,7 +147,7 @@ impl QueueState {
                 let last = count == ahead;
                 // The state and the failure are recorded before the poster may use the place again. The regions are released
                 // after that.
-                let reaped = self.ledger.reap_with(|work| {
+                let reaped = self.outstanding.reap_with(|work| {
                     outcome.wr_id.store(work.wr_id, Ordering::Relaxed);
                     self.consumed.store(work.end, Ordering::Release);
                     let state = RequestState::from_byte(outcome.state.load(Ordering::Relaxed));
@@ -176,7 +176,9 @@ impl QueueState {
     }
 
     /// Takes the next completion for the caller, if it is there.
-    pub(in crate::endpoint) fn poll(&self) -> Option<std::result::Result<Completion, Reaped>> {
+    pub(in crate::endpoint) fn poll(
+        &self,
+    ) -> Option<std::result::Result<Completion, ErrorCompletion>> {
         let index = self.taken.load(Ordering::Relaxed);
         // A wait may have taken completions that are not seen yet, so `seen` may also be behind.
         if self.seen.load(Ordering::Acquire).wrapping_sub(index) as i32 <= 0 {
@@ -196,7 +198,7 @@ impl QueueState {
                 syndrome: cqe.syndrome,
                 vendor_syndrome: cqe.vendor_syndrome,
             };
-            return Some(Err(Reaped {
+            return Some(Err(ErrorCompletion {
                 wr_id,
                 cause,
                 flushed: cqe.syndrome == Syndrome::WrFlush as u8,

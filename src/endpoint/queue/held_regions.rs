@@ -29,7 +29,7 @@ impl Drop for HeldRegions {
         // The thread that reaps holds a lock that threads need to end waits, and dropping the last handle of memory that a GPU has mapped may have to
         // wait for the GPU.
         for region in self.few.iter_mut().filter_map(Option::take) {
-            region.let_go();
+            region.drop_deferred();
         }
     }
 }

@@ -13,15 +13,15 @@ mod wait_word;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::endpoint::Side;
-use crate::endpoint::ledger::Ledger;
+use crate::endpoint::QueueKind;
 use crate::endpoint::outcome::RequestState;
+use crate::endpoint::outstanding::OutstandingWork;
 use crate::mlx5::{CqRing, Syndrome};
 use crate::{Error, Result, StateKind};
 
-use super::words::{CacheLineStart, SharedWords};
+use super::words::{CacheLineStart, ProgressPage};
 use completions::Cursor;
-pub(super) use completions::Reaped;
+pub(super) use completions::ErrorCompletion;
 pub(super) use held_regions::{HeldRegions, WorkInFlight};
 use ownership::Ownership;
 pub(super) use status::FinalStatuses;
@@ -74,18 +74,18 @@ pub(super) struct CompletionRecord {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct QueueState {
-    pub(super) side: Side,
+    pub(super) side: QueueKind,
     pub(super) depth: u32,
     pub(super) cq: CqRing,
     pub(super) turn_timeout_ns: u64,
     /// Has the count that streams may poll: like `seen`, but it stays before an error until the breakdown releases streams.
-    words: Arc<SharedWords>,
+    words: Arc<ProgressPage>,
     outcomes: Box<[RequestOutcome]>,
     records: Box<[CompletionRecord]>,
     /// Whether the work request of a completion is known; apart from the records, where it would take 8 bytes each.
     known: Box<[AtomicBool]>,
-    _ledger: CacheLineStart,
-    pub(super) ledger: Ledger<WorkInFlight>,
+    _outstanding: CacheLineStart,
+    pub(super) outstanding: OutstandingWork<WorkInFlight>,
     _poster: CacheLineStart,
     /// Running count of work requests handed to a stream or rung by the CPU, in order.
     pub(super) queued: AtomicU32,
@@ -99,7 +99,7 @@ pub(super) struct QueueState {
     pub(super) expected: AtomicU32,
     pub(super) taken: AtomicU32,
     serials: AtomicU32,
-    /// WorkInFlight requests that have a place, as far as the poster knows; there may be more by now.
+    /// Free places for work requests when the poster last counted them; there may be more by now.
     room: AtomicU32,
     _reaper: CacheLineStart,
     /// Completions found, stored before they are processed; `seen` is stored after.
@@ -112,7 +112,7 @@ pub(super) struct QueueState {
     cursor: Mutex<Cursor>,
     /// Running count of ring entries that the device is done with.
     pub(super) consumed: AtomicU32,
-    /// Work requests that may have been rung before the device was silenced; above 32 bits before that, and [`ALL_QUEUED`] if it could not be.
+    /// Work requests that may have been rung before the device was quiesced; above 32 bits before that, and [`ALL_QUEUED`] if it could not be.
     rung_in_all: AtomicU64,
     /// A completion was written beside a device that may have written it, too.
     has_mixed: AtomicBool,
@@ -124,11 +124,11 @@ pub(super) struct QueueState {
 
 impl QueueState {
     pub(super) fn new(
-        side: Side,
+        side: QueueKind,
         depth: u32,
         turn_timeout_ns: u64,
         cq: CqRing,
-        words: Arc<SharedWords>,
+        words: Arc<ProgressPage>,
     ) -> QueueState {
         let outcome = |_| RequestOutcome {
             seq: AtomicU32::new(u32::MAX),
@@ -150,7 +150,7 @@ impl QueueState {
         QueueState {
             side,
             depth,
-            ledger: Ledger::new(depth),
+            outstanding: OutstandingWork::new(depth),
             queued: AtomicU32::new(0),
             posting: AtomicU64::new(0),
             begun: AtomicU32::new(0),
@@ -177,7 +177,7 @@ impl QueueState {
                 .collect(),
             serials: AtomicU32::new(0),
             room: AtomicU32::new(0),
-            _ledger: CacheLineStart,
+            _outstanding: CacheLineStart,
             _poster: CacheLineStart,
             _reaper: CacheLineStart,
             cq,
@@ -195,11 +195,11 @@ impl QueueState {
         &self.outcomes[seq as usize & (self.outcomes.len() - 1)]
     }
 
-    /// Addresses of the outcome and the ledger entry of the work request with that running count, for the thread that is about to reap it.
+    /// Addresses of the outcome and the entry of outstanding work of the work request with that running count, for the thread that is about to reap it.
     #[inline]
     pub(super) fn places(&self, seq: u32) -> [*const u8; 2] {
         let outcome: *const RequestOutcome = self.outcome(seq);
-        [outcome.cast(), self.ledger.place(seq)]
+        [outcome.cast(), self.outstanding.place(seq)]
     }
 
     #[inline]
@@ -235,12 +235,12 @@ impl QueueState {
     pub(super) fn free_places(&self) -> u32 {
         // Every work request in flight may end in a completion (in error, even an unsignaled one does), and completions that the
         // application has not collected stay in the completion queue, too. Loaded in this order, against a reaper at work: a
-        // completion that has left the ledger has arrived, and what is freed has arrived, too. So one may be counted twice, and
+        // completion that is no longer outstanding has arrived, and what is freed has arrived, too. So one may be counted twice, and
         // none is missed.
         if self.is_device_owned() {
             return 0;
         }
-        let in_flight = self.ledger.in_flight();
+        let in_flight = self.outstanding.in_flight();
         let freed = self.freed.load(Ordering::Acquire);
         let uncollected = self.arrived.load(Ordering::Acquire).wrapping_sub(freed);
         self.depth
@@ -250,7 +250,7 @@ impl QueueState {
 
     /// The most that [`QueueState::free_places`] can become without a further call of the poster.
     pub(super) fn room_to_come(&self) -> u32 {
-        // Not while another thread processes a completion, which arrives before it leaves the ledger.
+        // Not while another thread processes a completion, which arrives before it is not outstanding any more.
         let _cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         let expected = self.expected.load(Ordering::Relaxed);
         let taken = self.taken.load(Ordering::Relaxed);
@@ -262,7 +262,7 @@ impl QueueState {
             .cast_unsigned();
         // No completion will come, so the requests in flight are unsignaled, and stay.
         let stays = if self.arrived.load(Ordering::Acquire) == expected {
-            self.ledger.in_flight()
+            self.outstanding.in_flight()
         } else {
             0
         };
@@ -272,9 +272,9 @@ impl QueueState {
     }
 
     pub(super) fn full(&self) -> Error {
-        if self.ledger.in_flight() < self.depth {
+        if self.outstanding.in_flight() < self.depth {
             // The completion queue is full: completions of signaled requests are neither waited for nor polled.
-            let queue = if self.side == Side::Send {
+            let queue = if self.side == QueueKind::Send {
                 "send completion"
             } else {
                 "receive completion"
@@ -311,7 +311,7 @@ impl QueueState {
     /// Enters a work request; `index` is the running count of ring entries at its start. Returns its serial.
     #[inline]
     pub(super) fn enter(&self, index: u32, work: WorkInFlight) -> u32 {
-        let seq = self.ledger.posted();
+        let seq = self.outstanding.posted();
         let serial = self.next_serial();
         let outcome = self.outcome(seq);
         outcome.seq.store(seq, Ordering::Relaxed);
@@ -320,14 +320,14 @@ impl QueueState {
         outcome.index.store(index, Ordering::Relaxed);
         outcome.set_state(RequestState::Posted);
         // Release inside: the reaper that sees the entry sees the outcome's index.
-        self.ledger.post(work);
+        self.outstanding.post(work);
         serial
     }
 
     /// Takes back the newest work request, of which the device was never told.
     pub(super) fn take_back(&self) {
-        let seq = self.ledger.posted().wrapping_sub(1);
-        drop(self.ledger.unpost());
+        let seq = self.outstanding.posted().wrapping_sub(1);
+        drop(self.outstanding.unpost());
         self.cancel(seq);
     }
 
@@ -390,7 +390,7 @@ impl QueueState {
     }
 
     /// Gives the newest taken completion back, so that the next wait or poll gets it, and cancels the wait that had it. Only the poster calls this.
-    pub(super) fn untake(&self, index: u32) {
+    pub(super) fn return_completion(&self, index: u32) {
         // Under the reaper's lock, and the mark with it: a reaper between the two would give the completion back to the device.
         let _cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         self.set_wait(index, Wait::Cancelled);
@@ -400,7 +400,7 @@ impl QueueState {
 
     /// Gives completions back that were taken by waits which were dropped since, of work that was taken back, so the completions will not come.
     /// Otherwise later waits would find that all completions are taken. Only the poster calls this.
-    pub(super) fn untake_unexpected(&self) {
+    pub(super) fn return_unexpected(&self) {
         let expected = self.expected.load(Ordering::Relaxed);
         loop {
             let taken = self.taken.load(Ordering::Relaxed);
@@ -408,7 +408,7 @@ impl QueueState {
             if taken.wrapping_sub(expected).cast_signed() <= 0 || !self.is_dropped_wait(newest) {
                 return;
             }
-            self.untake(newest);
+            self.return_completion(newest);
         }
     }
 
@@ -416,7 +416,7 @@ impl QueueState {
     pub(super) fn expects_completions(&self) -> bool {
         let ahead = (self.expected.load(Ordering::Relaxed))
             .wrapping_sub(self.taken.load(Ordering::Relaxed));
-        ahead.cast_signed() > 0 || self.ledger.in_flight() > 0 || self.is_device_owned()
+        ahead.cast_signed() > 0 || self.outstanding.in_flight() > 0 || self.is_device_owned()
     }
 
     /// Running indices of completions that were taken and not given back.
@@ -435,7 +435,7 @@ impl QueueState {
     pub(super) fn release_waiters(&self, counted: bool) {
         let waits = |index: &u32| self.cq.is_marked(*index);
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
-        cursor.is_let_go = true;
+        cursor.errors_published = true;
         self.shown().store(cursor.seen, Ordering::Release);
         drop(cursor);
         let Some(last) = self.under_way().filter(waits).last() else {
@@ -457,25 +457,25 @@ impl QueueState {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         self.catch_up(&mut cursor);
         cursor
-            .silent_from
+            .quiesced_from
             .unwrap_or_else(|| self.cq.next_index(cursor.freed))
     }
 
-    /// The device was silenced. Records how far it has come, before this library writes its own completions behind the device's last
+    /// The device was quiesced. Records how far it has come, before this library writes its own completions behind the device's last
     /// one, and tells the device again how far completions are read.
-    pub(super) fn enter_silence(&self) {
+    pub(super) fn enter_quiesced(&self) {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         self.catch_up(&mut cursor);
-        cursor.silent_from = Some(self.cq.next_index(cursor.freed));
+        cursor.quiesced_from = Some(self.cq.next_index(cursor.freed));
         self.cq.set_consumer_index(cursor.freed);
     }
 
-    /// The device was silenced: work that was not rung by now is never rung.
+    /// The device was quiesced: work that was not rung by now is never rung.
     pub(super) fn end_rung(&self, rung: u32) {
         self.rung_in_all.store(rung.into(), Ordering::Release);
     }
 
-    /// The device cannot be silenced: everything that streams have may be rung, now or later. Decides each wait that a stream has, and processes no
+    /// The device cannot be quiesced: everything that streams have may be rung, now or later. Decides each wait that a stream has, and processes no
     /// further completion, so that reported statuses stay.
     pub(super) fn give_up(&self) {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
@@ -486,14 +486,14 @@ impl QueueState {
     }
 
     /// Whether [`QueueState::give_up`] was called in this generation.
-    pub(super) fn is_given_up(&self) -> bool {
+    pub(super) fn is_unresponsive(&self) -> bool {
         self.rung_in_all.load(Ordering::Acquire) == ALL_QUEUED
     }
 
     /// Releases every stream that waits here for a device that was given up. Streams of this process leave a wait by themselves, and those that wait for a
     /// count find it. The others need a completion, which the device may write at the same time. Each wait was decided before that, and the completion is
     /// used for nothing else.
-    pub(super) fn release_given_up(&self, needs_word: bool) {
+    pub(super) fn release_unresponsive(&self, needs_word: bool) {
         self.shown()
             .store(self.taken.load(Ordering::Acquire), Ordering::Release);
         for index in self.under_way() {
@@ -504,12 +504,12 @@ impl QueueState {
         }
     }
 
-    /// Whether [`QueueState::release_given_up`] has written a completion.
+    /// Whether [`QueueState::release_unresponsive`] has written a completion.
     pub(super) fn has_mixed(&self) -> bool {
         self.has_mixed.load(Ordering::Relaxed)
     }
 
-    /// The count of [`QueueState::end_rung`], since the device was silenced; or all that streams have, if it was given up.
+    /// The count of [`QueueState::end_rung`], since the device was quiesced; or all that streams have, if it was given up.
     pub(super) fn rung_in_all(&self) -> Option<u32> {
         match self.rung_in_all.load(Ordering::Acquire) {
             ALL_QUEUED => Some(self.queued.load(Ordering::Acquire)),
@@ -521,9 +521,9 @@ impl QueueState {
     pub(super) fn oldest_wr_id(&self, rung: u32) -> Option<u64> {
         // Only the reaper may do this.
         let _cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_rung = rung.wrapping_sub(self.ledger.done()).cast_signed() > 0;
+        let is_rung = rung.wrapping_sub(self.outstanding.done()).cast_signed() > 0;
         is_rung
-            .then(|| self.ledger.oldest(|work| work.wr_id))
+            .then(|| self.outstanding.oldest(|work| work.wr_id))
             .flatten()
     }
 
@@ -536,7 +536,7 @@ impl QueueState {
             ..Cursor::default()
         };
         self.clear_ownership();
-        self.ledger.clear();
+        self.outstanding.clear();
         self.cq.reset_at(next_cqe);
         for counter in [
             &self.expected,

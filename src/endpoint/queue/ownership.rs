@@ -43,10 +43,10 @@ impl QueueState {
     pub(in crate::endpoint) fn completion_to_hand_over(&self) -> Result<u32> {
         self.check_host_owned("hand the send queue to kernels")?;
         let cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
-        let reason = if self.ledger.in_flight() != 0 {
+        let reason = if self.outstanding.in_flight() != 0 {
             format!(
                 "{} work requests are prepared or in flight",
-                self.ledger.in_flight()
+                self.outstanding.in_flight()
             )
         } else if cursor.seen != cursor.freed {
             format!(
@@ -128,7 +128,7 @@ impl QueueState {
         }
     }
 
-    /// A completion of a work request that is not in the ledger. If kernels own the queue, it belongs to one of theirs.
+    /// A completion of a work request that is not outstanding. If kernels own the queue, it belongs to one of theirs.
     #[cold]
     pub(super) fn count_for_kernels(&self, index: u32, cqe: &Cqe) {
         if let Some(state) = self.ownership().state() {
@@ -159,7 +159,7 @@ impl QueueState {
     }
 
     /// The first completion in error of those that kernels have not read, or have left in the queue. If the host counts, the reaper finds it.
-    pub(in crate::endpoint) fn error_before_kernels(&self) -> Option<Cqe> {
+    pub(in crate::endpoint) fn unread_error_cqe(&self) -> Option<Cqe> {
         if !self.is_device_owned()
             || self
                 .ownership()

@@ -4,7 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::QueueState;
 use super::wait_word::{Wait, WaitWord};
-use crate::endpoint::outcome::{OpStatus, QueueEnd, RequestState};
+use crate::endpoint::outcome::{DeviceState, OpStatus, RequestState};
 
 /// The statuses of the operations of one kind when a generation of the endpoint ended: operations before `failed_from` succeeded, and
 /// those from there on failed, apart from the exceptions.
@@ -65,9 +65,9 @@ impl QueueState {
         let queued = self.queued.load(Ordering::Acquire);
         let is_behind = |count: u32| count.wrapping_sub(seq).cast_signed() > 0;
         let end = match rung_in_all {
-            None => QueueEnd::Open,
-            Some(_) if self.is_given_up() => QueueEnd::GivenUp,
-            Some(_) => QueueEnd::Stopped,
+            None => DeviceState::Open,
+            Some(_) if self.is_unresponsive() => DeviceState::Unresponsive,
+            Some(_) => DeviceState::Stopped,
         };
         state.status_in(end, is_behind(rung), is_behind(queued))
     }
@@ -131,7 +131,7 @@ impl QueueState {
             let state = if has_succeeded {
                 Wait::Done
             } else {
-                Wait::GivenUp
+                Wait::Failed
             };
             self.set_wait(index, state);
         }
@@ -146,7 +146,7 @@ impl QueueState {
             let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
             let is_on_stream = matches!(wait.op_status(), OpStatus::Queued | OpStatus::Rung);
             if is_on_stream && !self.has_succeeded(index) {
-                self.set_wait(index, Wait::GivenUp);
+                self.set_wait(index, Wait::Failed);
             }
         }
     }
@@ -218,7 +218,7 @@ impl QueueState {
 
     /// The statuses of work requests and waits at the end of a generation; `rung` counts those that were executed.
     pub(in crate::endpoint) fn ends(&self, rung: u32) -> (FinalStatuses, FinalStatuses) {
-        let posted = self.ledger.posted();
+        let posted = self.outstanding.posted();
         let requests = (1..=self.outcomes.len() as u32).filter_map(|back| {
             let seq = posted.wrapping_sub(back);
             let outcome = self.outcome(seq);
@@ -247,7 +247,7 @@ mod tests {
 
     use super::*;
     use crate::endpoint::queue::{HeldRegions, WorkInFlight};
-    use crate::{Device, Endpoint, EndpointConfig, Side};
+    use crate::{Device, Endpoint, EndpointConfig, QueueKind};
 
     /// How long one thread enters requests while another asks about them: some millions of times.
     const TIME: Duration = Duration::from_millis(300);
@@ -257,18 +257,18 @@ mod tests {
         let domain = Device::open("softcx").unwrap().protection_domain();
         let config = EndpointConfig::default().send_depth(1);
         let endpoint = Endpoint::new(&domain, &config).unwrap();
-        let queue = endpoint.shared.queue(Side::Send);
+        let queue = endpoint.shared.queue(QueueKind::Send);
         // Count and serial of the newest request that is done.
         let (newest, is_over) = (AtomicU64::new(u64::MAX), AtomicBool::new(false));
         let post = || {
-            let seq = queue.ledger.posted();
+            let seq = queue.outstanding.posted();
             let work = WorkInFlight {
                 wr_id: 0,
                 end: 0,
                 held: HeldRegions::default(),
             };
             let serial = queue.enter(0, work);
-            queue.ledger.reap_with(|_| {
+            queue.outstanding.reap_with(|_| {
                 queue.outcome(seq).set_state(RequestState::Succeeded);
             });
             newest.store(u64::from(seq) << 32 | u64::from(serial), Ordering::Release);

@@ -10,7 +10,7 @@ pub(in crate::endpoint) enum Wait {
     Queued,
     Started,
     Done,
-    GivenUp,
+    Failed,
     Cancelled,
     Discarded,
 }
@@ -20,7 +20,7 @@ impl Wait {
     fn leads_to(self, next: Wait) -> bool {
         match self {
             Wait::Prepared | Wait::Queued | Wait::Started => self != next,
-            Wait::Done | Wait::GivenUp | Wait::Cancelled | Wait::Discarded => false,
+            Wait::Done | Wait::Failed | Wait::Cancelled | Wait::Discarded => false,
         }
     }
 }
@@ -58,7 +58,7 @@ impl WaitWord {
             Wait::Queued,
             Wait::Started,
             Wait::Done,
-            Wait::GivenUp,
+            Wait::Failed,
             Wait::Cancelled,
             Wait::Discarded,
         ];
@@ -76,7 +76,7 @@ impl WaitWord {
             Some(Wait::Queued) => OpStatus::Queued,
             Some(Wait::Started) => OpStatus::Rung,
             Some(Wait::Done) => OpStatus::Done,
-            Some(Wait::GivenUp) | None => OpStatus::Failed,
+            Some(Wait::Failed) | None => OpStatus::Failed,
             Some(Wait::Cancelled) => OpStatus::Cancelled,
             Some(Wait::Discarded) => OpStatus::Discarded,
         }

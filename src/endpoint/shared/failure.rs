@@ -3,11 +3,11 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use super::Shared;
+use super::EndpointShared;
 use super::owner::Cookie;
 use crate::{Cause, Error, Result, WorkError};
 
-impl Shared {
+impl EndpointShared {
     /// The failure of this generation, if there is one.
     #[inline]
     pub(in crate::endpoint) fn failure(&self) -> Option<WorkError> {
@@ -25,7 +25,7 @@ impl Shared {
 
     /// Calls `what` if the generation `epoch` has neither ended nor failed, and returns whether it did. No failure is recorded and no generation
     /// begins meanwhile.
-    pub(in crate::endpoint) fn while_alive(&self, epoch: u32, what: impl FnOnce()) -> bool {
+    pub(in crate::endpoint) fn if_alive(&self, epoch: u32, what: impl FnOnce()) -> bool {
         let _generation = self.hold_generation();
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         let is_alive = failure.is_none() && self.epoch.load(Ordering::Relaxed) == epoch;
@@ -37,7 +37,7 @@ impl Shared {
 
     /// Calls `what`, unless the endpoint has failed for another reason than a discarded operation: then its operations have failed with it, and stay
     /// failed.
-    pub(super) fn unless_failed_otherwise(&self, what: impl FnOnce()) {
+    pub(super) fn unless_failed(&self, what: impl FnOnce()) {
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if failure.is_none_or(|failure| failure.cause == Cause::Discarded) {
             what();
@@ -47,7 +47,7 @@ impl Shared {
     /// The stream that had this send or receive has not executed its doorbell.
     pub(super) fn mark_discarded(&self, cookie: Cookie) {
         let queue = self.queue(cookie.side);
-        self.unless_failed_otherwise(|| {
+        self.unless_failed(|| {
             // A request that counted as rung when the device was stopped was reported as rung, though the stream had only begun it.
             let rung = queue.rung_in_all().unwrap_or(self.rung(cookie.side));
             if rung.wrapping_sub(cookie.count).cast_signed() <= 0 {
@@ -71,7 +71,7 @@ impl Shared {
             *failure = Some(WorkError::new(self.qp.qpn(), wr_id, cause));
         }
         // Before any thread that could release a wait learns of the failure.
-        self.attachments.alarm().sound();
+        self.attachments.failure_notifier().sound();
         // SeqCst, for the watchdog that is about to stop watching.
         self.has_failed.store(true, Ordering::SeqCst);
         drop(failure);
@@ -79,26 +79,25 @@ impl Shared {
     }
 
     /// Records the failure that a flush of that generation reports. The caller has reaped fully.
-    pub(super) fn fail_of_flush(&self, epoch: u32) {
-        self.look_before_kernels(epoch);
+    pub(super) fn record_flush_failure(&self, epoch: u32) {
+        self.check_kernel_completions(epoch);
         self.fail_in(epoch, None, Cause::QueuePair);
     }
 
     /// The failure that a completion in error reports. The caller has reaped fully. If the completion was a flush, the thread that found it
     /// may not have recorded the failure yet.
     #[cold]
-    pub(in crate::endpoint) fn failure_of_flush(&self, epoch: u32) -> WorkError {
-        self.fail_of_flush(epoch);
+    pub(in crate::endpoint) fn flush_failure(&self, epoch: u32) -> WorkError {
+        self.record_flush_failure(epoch);
         let unknown = WorkError::new(self.qp.qpn(), None, Cause::QueuePair);
         self.failure().unwrap_or(unknown)
     }
 
     /// Why a wait on a stream ended without success.
     #[cold]
-    pub(super) fn failure_of_wait(&self) -> WorkError {
+    pub(super) fn wait_failure(&self) -> WorkError {
         let epoch = self.epoch.load(Ordering::Acquire);
         self.reap_fully();
-        self.failure()
-            .unwrap_or_else(|| self.failure_of_flush(epoch))
+        self.failure().unwrap_or_else(|| self.flush_failure(epoch))
     }
 }

@@ -4,15 +4,15 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use super::Shared;
+use super::EndpointShared;
 use crate::endpoint::clock::now_ns;
 use crate::{Error, Result, StateKind};
 
 /// An operation that counts as one on a stream. The drop takes it off the count, unless [`Entered::stay`] was called.
-pub(in crate::endpoint) struct Entered<'a>(&'a Shared);
+pub(in crate::endpoint) struct Entered<'a>(&'a EndpointShared);
 
 impl Entered<'_> {
-    /// The stream has the operation. From now on [`Shared`]'s `finished` takes it off the count.
+    /// The stream has the operation. From now on [`EndpointShared`]'s `finished` takes it off the count.
     pub(in crate::endpoint) fn stay(self) {
         std::mem::forget(self);
     }
@@ -25,7 +25,7 @@ impl Drop for Entered<'_> {
 }
 
 /// As long as this lives, nothing is given to streams.
-pub(in crate::endpoint) struct Closing(Arc<Shared>);
+pub(in crate::endpoint) struct Closing(Arc<EndpointShared>);
 
 impl Drop for Closing {
     fn drop(&mut self) {
@@ -34,7 +34,7 @@ impl Drop for Closing {
     }
 }
 
-impl Shared {
+impl EndpointShared {
     /// As long as this is held, no new generation begins.
     pub(in crate::endpoint) fn hold_generation(&self) -> MutexGuard<'_, ()> {
         self.generation
@@ -42,7 +42,7 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// [`Shared::hold_generation`], if nobody holds it.
+    /// [`EndpointShared::hold_generation`], if nobody holds it.
     pub(in crate::endpoint) fn try_hold_generation(&self) -> Option<MutexGuard<'_, ()>> {
         match self.generation.try_lock() {
             Ok(held) => Some(held),

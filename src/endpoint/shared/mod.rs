@@ -1,13 +1,13 @@
 //! What an endpoint shares with its tickets, with the programs on streams, and with the watchdog.
 #![allow(unsafe_code)] // promises the memory behind the targets to executors
 
-mod break_down;
 mod failure;
 mod generation;
 mod in_flight;
 mod owner;
+mod proxy_doorbells;
+mod release_waits;
 mod reset;
-mod ringing;
 mod status;
 mod stop_state;
 mod stopping;
@@ -21,14 +21,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use crate::bytecode::{Dword, Role, Target, Targets};
 use crate::endpoint::queue::QueueState;
 use crate::endpoint::watchdog::{Watched, watchdog};
-use crate::endpoint::words::{SharedWords, WordPair};
-use crate::endpoint::{EndpointConfig, Path, Side};
+use crate::endpoint::words::{ProgressPage, WordPair};
+use crate::endpoint::{EndpointConfig, PathReport, QueueKind};
 use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
 use crate::nic::{NicQueuePair, Queues};
-use crate::peer::{Dword, Role, Target, Targets};
-use crate::proxy::{ProgressThread, Registration, drop_elsewhere};
+use crate::proxy::{PollMembership, ProgressThread, drop_elsewhere};
 use crate::region::ProtectionDomain;
 use crate::stream::Attachments;
 use crate::{Error, Result, WorkError};
@@ -36,21 +36,21 @@ use crate::{Error, Result, WorkError};
 pub(super) use generation::Entered;
 use in_flight::InFlight;
 pub(super) use owner::Cookie;
-pub(super) use ringing::DoorbellTable;
+pub(super) use proxy_doorbells::DoorbellTable;
 use status::GenerationEnd;
 use stop_state::DeviceStop;
 
-pub(super) struct Shared {
+pub(super) struct EndpointShared {
     /// Before the memory that it is about.
     attachments: Attachments,
     /// Before the queue pair.
-    tried: ringing::Tried,
+    doorbell_probe: proxy_doorbells::DoorbellProbe,
     /// Before the rest, so that the queue pair is destroyed before the regions that its work names are released.
     pub(super) qp: Box<dyn NicQueuePair>,
     pub(super) domain: ProtectionDomain,
     targets: Targets,
     bases: Vec<NonNull<u8>>,
-    pub(super) words: Arc<SharedWords>,
+    pub(super) words: Arc<ProgressPage>,
     /// Where executed programs leave their count: send and receive.
     pub(super) progress_words: [Dword; 2],
     /// Where completions are counted that were processed.
@@ -58,7 +58,7 @@ pub(super) struct Shared {
     /// The longest message that the device has.
     pub(super) message_bytes: u32,
     /// Which component rings the doorbell.
-    pub(super) path: Path,
+    pub(super) path: PathReport,
     /// On the proxy path only.
     doorbells: Option<DoorbellTable>,
     pub(super) queues: [QueueState; 2],
@@ -67,7 +67,7 @@ pub(super) struct Shared {
     failure: Mutex<Option<WorkError>>,
     has_failed: AtomicBool,
     /// Set when the device does nothing more for this generation, or was given up because it cannot be stopped.
-    broken_down: AtomicBool,
+    is_shut_down: AtomicBool,
     stop_state: DeviceStop,
     /// The streams that wait for this endpoint are being stopped.
     is_stopping: AtomicBool,
@@ -84,21 +84,21 @@ pub(super) struct Shared {
     is_dropped: AtomicBool,
     /// A reset is under way: nothing more is given to streams.
     closing: AtomicBool,
-    watched: Registration,
+    watched: PollMembership,
     last_active_ns: AtomicU64,
     watchdog: &'static ProgressThread<dyn Watched>,
-    weak: Weak<Shared>,
+    weak: Weak<EndpointShared>,
 }
 
-// SAFETY: the raw addresses are those of rings and pages that live as long as `self`; what may be done with them is agreed
-// in the rooms that do it (`mlx5`, `soft`, `stream`).
-unsafe impl Send for Shared {}
+// SAFETY: the raw addresses are those of rings and pages that live as long as `self`. The modules that access them (`mlx5` of the package
+// `doorbell-wire`, the software ConnectX, and `stream`) state what each thread may do with them.
+unsafe impl Send for EndpointShared {}
 // SAFETY: as above; all other state is atomics and locks.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for EndpointShared {}
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for EndpointShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
+        f.debug_struct("EndpointShared")
             .field("qpn", &self.qp.qpn())
             .field("failure", &self.failure())
             .finish_non_exhaustive()
@@ -108,18 +108,18 @@ impl fmt::Debug for Shared {
 /// The endpoint's own handle. When it is dropped, the queue pair fails, as soon as no stream has a program of it. When no ticket or operation
 /// has another handle, the queue pair is destroyed: the threads that look after endpoints keep none alive in passing.
 #[derive(Debug)]
-pub(super) struct EndpointRef(ManuallyDrop<Arc<Shared>>);
+pub(super) struct EndpointRef(ManuallyDrop<Arc<EndpointShared>>);
 
 impl EndpointRef {
-    pub(super) fn new(shared: Arc<Shared>) -> EndpointRef {
+    pub(super) fn new(shared: Arc<EndpointShared>) -> EndpointRef {
         EndpointRef(ManuallyDrop::new(shared))
     }
 }
 
 impl Deref for EndpointRef {
-    type Target = Arc<Shared>;
+    type Target = Arc<EndpointShared>;
 
-    fn deref(&self) -> &Arc<Shared> {
+    fn deref(&self) -> &Arc<EndpointShared> {
         &self.0
     }
 }
@@ -133,7 +133,7 @@ impl Drop for EndpointRef {
         }
         if shared.has_failed.load(Ordering::Acquire) {
             // It is to be known whether the device may still access what the endpoint has; and no thread is to have a handle for a command.
-            shared.break_down_now();
+            shared.shut_down_now();
             shared.await_orders();
         }
         let (watchdog, proxy) = (
@@ -150,9 +150,9 @@ impl Drop for EndpointRef {
 }
 
 /// Gives up a handle of a thread that goes round, which may be the last one if a stream's end and this come at the same time.
-fn end_elsewhere(shared: Arc<Shared>) {
+fn end_elsewhere(shared: Arc<EndpointShared>) {
     if let Some(last) = Arc::into_inner(shared)
-        && (!last.attachments.is_empty() || last.tried.is_some())
+        && (!last.attachments.is_empty() || last.doorbell_probe.is_some())
     {
         drop_elsewhere(Box::new(last));
     }
@@ -166,20 +166,20 @@ const COPY_BYTES_MAX: u32 = 192;
 pub(super) struct QueueTargets {
     pub(super) send_record: Dword,
     pub(super) recv_record: Dword,
-    pub(super) uar: [crate::peer::Block; 2],
+    pub(super) uar: [crate::bytecode::Block; 2],
 }
 
-impl Shared {
+impl EndpointShared {
     pub(super) fn new(
         domain: &ProtectionDomain,
         config: &EndpointConfig,
-    ) -> Result<(Arc<Shared>, QueueTargets)> {
+    ) -> Result<(Arc<EndpointShared>, QueueTargets)> {
         let watchdog = watchdog()?;
         let qp = domain.on_device()?.queue_pair(&config.capacity())?;
         let message_bytes = qp.abilities().message_bytes;
         let Queues::Mlx5(&memory) = qp.queues();
-        let (path, doorbells, tried) = ringing::choose(domain, &*qp, config)?;
-        let words = Arc::new(SharedWords::new()?);
+        let (path, doorbells, doorbell_probe) = proxy_doorbells::choose(domain, &*qp, config)?;
+        let words = Arc::new(ProgressPage::new()?);
         let mut targets = Targets::new();
         let mut bases = Vec::new();
         let mut register = |name: &str, role, len_bytes: u64, base: *mut u8| -> Result<Target> {
@@ -211,7 +211,7 @@ impl Shared {
         };
         let rung = count("progress", &words.rung)?;
         let seen = count("completed", &words.seen)?;
-        let cq_config = |side: Side| {
+        let cq_config = |side: QueueKind| {
             let side = side as usize;
             CqRingConfig {
                 ring: memory.cqs[side],
@@ -225,8 +225,8 @@ impl Shared {
         // SAFETY: all of it is memory of `qp`, sized as given here, and `qp` lives in the same object as the rings.
         let rings = unsafe {
             [
-                CqRing::new(cq_config(Side::Send))?,
-                CqRing::new(cq_config(Side::Recv))?,
+                CqRing::new(cq_config(QueueKind::Send))?,
+                CqRing::new(cq_config(QueueKind::Recv))?,
             ]
         };
         rings.iter().for_each(CqRing::reset);
@@ -234,14 +234,14 @@ impl Shared {
         let turn_timeout_ns = timeout_ns(config.wait_timeout);
         let queues = [
             QueueState::new(
-                Side::Send,
+                QueueKind::Send,
                 config.send_depth,
                 turn_timeout_ns,
                 send_ring,
                 Arc::clone(&words),
             ),
             QueueState::new(
-                Side::Recv,
+                QueueKind::Recv,
                 config.recv_depth,
                 turn_timeout_ns,
                 recv_ring,
@@ -259,9 +259,9 @@ impl Shared {
         };
         let progress_words = [rung.dword(0)?, rung.dword(4)?];
         let seen_words = [seen.dword(0)?, seen.dword(4)?];
-        let shared = Arc::new_cyclic(|weak| Shared {
+        let shared = Arc::new_cyclic(|weak| EndpointShared {
             attachments: Attachments::default(),
-            tried,
+            doorbell_probe,
             qp,
             domain: domain.clone(),
             targets,
@@ -276,7 +276,7 @@ impl Shared {
             send_wqebbs: memory.sizes.send_wqebbs,
             failure: Mutex::default(),
             has_failed: AtomicBool::new(false),
-            broken_down: AtomicBool::new(false),
+            is_shut_down: AtomicBool::new(false),
             stop_state: DeviceStop::new(),
             is_stopping: AtomicBool::new(false),
             epoch: AtomicU32::new(0),
@@ -286,7 +286,7 @@ impl Shared {
             on_streams: InFlight::default(),
             is_dropped: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            watched: Registration::default(),
+            watched: PollMembership::default(),
             last_active_ns: AtomicU64::new(0),
             watchdog,
             weak: weak.clone(),
@@ -295,7 +295,7 @@ impl Shared {
     }
 
     #[inline]
-    pub(super) fn queue(&self, side: Side) -> &QueueState {
+    pub(super) fn queue(&self, side: QueueKind) -> &QueueState {
         &self.queues[side as usize]
     }
 
@@ -313,12 +313,12 @@ impl Shared {
 
     /// Running count of work requests that were executed, as the programs themselves left it.
     #[inline]
-    pub(super) fn rung(&self, side: Side) -> u32 {
+    pub(super) fn rung(&self, side: QueueKind) -> u32 {
         self.words.rung[side as usize].load(Ordering::Acquire)
     }
 
     /// Makes a NOP of a send that was prepared and is dropped while later ones stand behind it.
-    pub(super) fn nop_over(&self, posted: Posted, signaled: bool) {
+    pub(super) fn overwrite_with_nop(&self, posted: Posted, signaled: bool) {
         let Queues::Mlx5(memory) = self.qp.queues();
         // SAFETY: the ring is that of `qp`; the request was prepared and never handed to a stream, so it was not rung; and
         // its `Prepared`, which calls this once, is the only one to know of it.

@@ -8,20 +8,20 @@ use std::ptr::NonNull;
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
-use super::Shared;
+use super::EndpointShared;
 use crate::Cause;
-use crate::endpoint::Side;
+#[cfg(feature = "cuda")]
+use crate::bytecode::Role;
+use crate::bytecode::{TargetId, Targets};
+use crate::endpoint::QueueKind;
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::queue::Wait;
-#[cfg(feature = "cuda")]
-use crate::peer::Role;
-use crate::peer::{TargetId, Targets};
 use crate::stream::{Attachments, Outcome, Owner, StreamFailure};
 
 /// The cookie that an executor hands back: it names the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::endpoint) struct Cookie {
-    pub(in crate::endpoint) side: Side,
+    pub(in crate::endpoint) side: QueueKind,
     pub(in crate::endpoint) is_wait: bool,
     /// The program begins with a wait for its turn behind another stream.
     pub(in crate::endpoint) waits_turn: bool,
@@ -40,9 +40,9 @@ impl Cookie {
     fn from_bits(bits: u64) -> Cookie {
         Cookie {
             side: if bits & 1 << 32 == 0 {
-                Side::Send
+                QueueKind::Send
             } else {
-                Side::Recv
+                QueueKind::Recv
             },
             is_wait: bits & 1 << 33 != 0,
             waits_turn: bits & 1 << 34 != 0,
@@ -53,7 +53,7 @@ impl Cookie {
 
 // SAFETY: `bases` holds, for each target of `targets` in the order of their numbers, memory of `qp` or `progress` of the
 // length registered in `new`; both live as long as `self` and do not move.
-unsafe impl Owner for Shared {
+unsafe impl Owner for EndpointShared {
     fn targets(&self) -> &Targets {
         &self.targets
     }
@@ -67,7 +67,7 @@ unsafe impl Owner for Shared {
     #[cfg(feature = "cuda")]
     fn keeper(&self, target: TargetId) -> Option<Weak<dyn Any + Send + Sync>> {
         let target = self.targets.iter().find(|known| known.id() == target)?;
-        (target.role() == Role::Uar).then(|| self.qp.card_registers())?
+        (target.role() == Role::Uar).then(|| self.qp.uar_mapping())?
     }
 
     fn attachments(&self) -> Option<&Attachments> {
@@ -86,7 +86,7 @@ unsafe impl Owner for Shared {
         if self.doorbells().is_none() {
             self.qp.rung();
             // Work behind the program may be what allows a peer to send.
-            self.qp.settle_receives();
+            self.qp.wait_receives_posted();
         } else {
             self.announce_triggers();
         }
@@ -124,16 +124,16 @@ unsafe impl Owner for Shared {
             let given_up = outcome != Outcome::Done
                 || (self.has_failed.load(Ordering::Acquire) && !queue.has_succeeded(cookie.count));
             if !matches!(outcome, Outcome::Discarded | Outcome::Lost) {
-                let state = if given_up { Wait::GivenUp } else { Wait::Done };
+                let state = if given_up { Wait::Failed } else { Wait::Done };
                 queue.set_wait(cookie.count, state);
             }
         }
         if matches!(outcome, Outcome::Discarded | Outcome::Lost) {
             if cookie.is_wait {
-                self.unless_failed_otherwise(|| {
+                self.unless_failed(|| {
                     queue.set_wait(cookie.count, Wait::Discarded);
                 });
-                queue.set_wait(cookie.count, Wait::GivenUp);
+                queue.set_wait(cookie.count, Wait::Failed);
                 // The program that would have cleared the mark was not executed.
                 queue.cq.abort_peek(cookie.count);
             } else if outcome == Outcome::Discarded {
@@ -166,9 +166,9 @@ unsafe impl Owner for Shared {
             // The wait for its turn ends by the count, which a breakdown moves.
             let is_due = self.rung(cookie.side).wrapping_sub(cookie.count) as i32 >= 0;
             let is_released = outcome == Outcome::Released && !is_due;
-            !(cookie.waits_turn && (is_released || self.broken_down.load(Ordering::Acquire)))
+            !(cookie.waits_turn && (is_released || self.is_shut_down.load(Ordering::Acquire)))
         };
-        (!is_well).then(|| self.failure_of_wait().into())
+        (!is_well).then(|| self.wait_failure().into())
     }
 
     fn give_up(&self, generation: u32) {
@@ -189,6 +189,6 @@ unsafe impl Owner for Shared {
 
     #[inline]
     fn released(&self, _cookie: u64) -> bool {
-        self.broken_down.load(Ordering::Acquire)
+        self.is_shut_down.load(Ordering::Acquire)
     }
 }

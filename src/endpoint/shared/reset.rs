@@ -4,10 +4,10 @@
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use super::Shared;
+use super::EndpointShared;
 use super::status::GenerationEnd;
-use super::stop_state::LOOK;
-use crate::endpoint::Side;
+use super::stop_state::POLL_INTERVAL;
+use crate::endpoint::QueueKind;
 use crate::endpoint::queue::QueueState;
 use crate::nic::Queues;
 use crate::{Cause, Error, Result, StateKind};
@@ -15,7 +15,7 @@ use crate::{Cause, Error, Result, StateKind};
 /// The number of generations whose final statuses are kept.
 const GENERATIONS_KEPT: usize = 64;
 
-impl Shared {
+impl EndpointShared {
     /// Starts a new generation. The caller has the endpoint to itself, holds the generation, and no stream has a program of it.
     pub(in crate::endpoint) fn start_over(&self) -> Result<()> {
         // An operation that is complete by now is reported as complete, also if no thread has looked for its completion yet. The others end as
@@ -25,10 +25,10 @@ impl Shared {
         if self.failure().is_none() {
             self.fail(None, Cause::Aborted);
         }
-        while !self.break_down() {
-            std::thread::sleep(LOOK);
+        while !self.shut_down() {
+            std::thread::sleep(POLL_INTERVAL);
         }
-        if self.is_given_up() {
+        if self.is_unresponsive() {
             self.stop_again()?;
             if self.queues.iter().any(QueueState::has_mixed) && !self.qp.resets_cqs() {
                 return Err(Error::state(
@@ -42,7 +42,8 @@ impl Shared {
         self.qp.reset()?;
         let past = GenerationEnd {
             epoch: self.epoch.load(Ordering::Relaxed),
-            ends: [Side::Send, Side::Recv].map(|side| self.queue(side).ends(self.told(side))),
+            ends: [QueueKind::Send, QueueKind::Recv]
+                .map(|side| self.queue(side).ends(self.doorbells_stored(side))),
             failure: self.failure(),
         };
         let mut generations = self
@@ -64,14 +65,14 @@ impl Shared {
                 queue.next_cqe()
             });
         }
-        self.set_rung(Side::Send, 0);
-        self.set_rung(Side::Recv, 0);
+        self.set_rung(QueueKind::Send, 0);
+        self.set_rung(QueueKind::Recv, 0);
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         self.epoch.fetch_add(1, Ordering::AcqRel);
         *failure = None;
-        self.attachments.alarm().reset();
+        self.attachments.failure_notifier().reset();
         self.has_failed.store(false, Ordering::Release);
-        self.broken_down.store(false, Ordering::Release);
+        self.is_shut_down.store(false, Ordering::Release);
         self.stop_state.start_over();
         Ok(())
     }

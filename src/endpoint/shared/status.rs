@@ -2,8 +2,8 @@
 
 use std::sync::PoisonError;
 
-use super::Shared;
-use crate::endpoint::Side;
+use super::EndpointShared;
+use crate::endpoint::QueueKind;
 use crate::endpoint::outcome::OpStatus;
 use crate::endpoint::queue::FinalStatuses;
 use crate::{Cause, WorkError};
@@ -17,12 +17,12 @@ pub(super) struct GenerationEnd {
     pub(super) failure: Option<WorkError>,
 }
 
-impl Shared {
+impl EndpointShared {
     /// The status of an operation of this generation, and, once the device is stopped, the failure that ended the generation.
     pub(in crate::endpoint) fn status_now(
         &self,
         epoch: u32,
-        side: Side,
+        side: QueueKind,
         is_wait: bool,
         count: u32,
         serial: u32,
@@ -47,14 +47,14 @@ impl Shared {
                 OpStatus::Prepared | OpStatus::Queued | OpStatus::Rung
             )
         {
-            self.break_down_now();
+            self.shut_down_now();
             status = look();
         }
         let failure = match status {
             OpStatus::Failed | OpStatus::Unknown => failure
                 .or_else(|| self.failure())
                 // The thread that reaped a flush may not have recorded the failure yet.
-                .or_else(|| queue.has_error().then(|| self.failure_of_flush(epoch))),
+                .or_else(|| queue.has_error().then(|| self.flush_failure(epoch))),
             // Its completion is there, and the stream is about to pass it.
             OpStatus::Queued | OpStatus::Rung if is_wait && queue.has_succeeded(count) => None,
             _ => failure,
@@ -67,7 +67,7 @@ impl Shared {
     pub(in crate::endpoint) fn status_in_generation(
         &self,
         epoch: u32,
-        side: Side,
+        side: QueueKind,
         is_wait: bool,
         count: u32,
     ) -> (OpStatus, Option<WorkError>) {

@@ -9,11 +9,11 @@ use std::time::Duration;
 use crate::Error;
 
 /// How often a thread that waits for a device to stop checks that.
-pub(super) const LOOK: Duration = Duration::from_micros(20);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
 /// A device that executes nothing more.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Silence {
+pub(super) struct Quiesced {
     /// Its consumer records have to be set again.
     pub(super) resets_records: bool,
     /// As in [`StopState`].
@@ -29,9 +29,9 @@ pub(super) enum Phase {
     /// In error since then. If the command failed, nothing is flushed.
     Failed { since_ns: u64, flushes: bool },
     /// The command to RESET is on its way.
-    Silencing,
+    Quiescing,
     /// It does nothing more.
-    Silent(Silence),
+    Quiet(Quiesced),
     /// The command to RESET failed.
     Refused,
 }
@@ -59,7 +59,7 @@ pub(super) struct StopState {
     /// The errors of the commands.
     pub(super) errors: Vec<Error>,
     /// Set if the endpoint was given up.
-    pub(super) kept: Option<KeptEndpoint>,
+    pub(super) kept: Option<RetainedEndpoint>,
 }
 
 /// A handle of an endpoint, whatever it is.
@@ -67,28 +67,28 @@ type AnyEndpoint = Arc<dyn fmt::Debug + Send + Sync>;
 
 /// The endpoints that were given up, by number: their queue pairs, their rings, and the regions of their work requests stay, if need be until the
 /// process ends.
-static KEPT: Mutex<BTreeMap<u64, AnyEndpoint>> = Mutex::new(BTreeMap::new());
+static RETAINED: Mutex<BTreeMap<u64, AnyEndpoint>> = Mutex::new(BTreeMap::new());
 
-/// An endpoint in [`KEPT`].
+/// An endpoint in [`RETAINED`].
 #[derive(Debug)]
-pub(super) struct KeptEndpoint(u64);
+pub(super) struct RetainedEndpoint(u64);
 
-impl KeptEndpoint {
-    pub(super) fn new(endpoint: AnyEndpoint) -> KeptEndpoint {
+impl RetainedEndpoint {
+    pub(super) fn new(endpoint: AnyEndpoint) -> RetainedEndpoint {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        KeptEndpoint::all().insert(number, endpoint);
-        KeptEndpoint(number)
+        RetainedEndpoint::all().insert(number, endpoint);
+        RetainedEndpoint(number)
     }
 
     /// Its handle, which may be the last.
     #[must_use]
     pub(super) fn release(self) -> Option<AnyEndpoint> {
-        KeptEndpoint::all().remove(&self.0)
+        RetainedEndpoint::all().remove(&self.0)
     }
 
     fn all() -> MutexGuard<'static, BTreeMap<u64, AnyEndpoint>> {
-        KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+        RETAINED.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -119,9 +119,9 @@ pub(super) enum Stopped {
     /// It is not known yet.
     NotYet,
     /// It does nothing more.
-    Yes(Silence),
+    Yes(Quiesced),
     /// It was given up: it may still execute work, or may have done so for longer than was known.
-    GivenUp,
+    Unresponsive,
 }
 
 impl DeviceStop {
@@ -141,6 +141,6 @@ impl DeviceStop {
     pub(super) fn start_over(&self) {
         let kept = std::mem::replace(&mut *self.lock(), StopState::new()).kept;
         // The caller has another handle.
-        drop(kept.and_then(KeptEndpoint::release));
+        drop(kept.and_then(RetainedEndpoint::release));
     }
 }

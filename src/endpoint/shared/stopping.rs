@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::stop_state::{KeptEndpoint, Phase, Silence, StopState, Stopped, StreamsStop};
-use super::{Shared, end_elsewhere};
+use super::stop_state::{Phase, Quiesced, RetainedEndpoint, StopState, Stopped, StreamsStop};
+use super::{EndpointShared, end_elsewhere};
 use crate::endpoint::clock::now_ns;
 use crate::proxy::Workers;
 use crate::{Error, Result, StateKind};
@@ -30,12 +30,12 @@ static STOPS: Workers = Workers::new("doorbell-stops", 2);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Command {
     Fail,
-    Silence,
+    Quiesced,
 }
 
-impl Shared {
+impl EndpointShared {
     /// Makes a worker call `job` with a handle of this endpoint.
-    fn order(&self, workers: &'static Workers, job: impl FnOnce(&Shared) + Send + 'static) {
+    fn order(&self, workers: &'static Workers, job: impl FnOnce(&EndpointShared) + Send + 'static) {
         let Some(this) = self.weak.upgrade() else {
             return;
         };
@@ -48,7 +48,7 @@ impl Shared {
         }));
     }
 
-    fn order_command(&self, command: Command) {
+    fn spawn_command(&self, command: Command) {
         self.order(&COMMANDS, move |this| {
             this.issue(command);
             this.go_on();
@@ -60,7 +60,7 @@ impl Shared {
         if let Some(_generation) = self.try_hold_generation()
             && self.has_failed.load(Ordering::Acquire)
         {
-            self.break_down();
+            self.shut_down();
         }
     }
 
@@ -75,14 +75,14 @@ impl Shared {
                 let flushes = error.is_none();
                 (Phase::Failed { since_ns, flushes }, error)
             }
-            Command::Silence => match self.qp.silence() {
+            Command::Quiesced => match self.qp.quiesce() {
                 Ok(resets_records) => {
                     let rung = self.stop_state.lock().rung;
-                    let silence = Silence {
+                    let quiesce = Quiesced {
                         resets_records,
                         rung,
                     };
-                    (Phase::Silent(silence), None)
+                    (Phase::Quiet(quiesce), None)
                 }
                 Err(error) => (Phase::Refused, Some(error)),
             },
@@ -92,19 +92,19 @@ impl Shared {
         let is_late = state.kept.is_some();
         if is_late && command == Command::Fail {
             // The endpoint is no longer watched, and nothing waits for the flushed completions.
-            state.phase = Phase::Silencing;
+            state.phase = Phase::Quiescing;
             drop(state);
-            return self.issue(Command::Silence);
+            return self.issue(Command::Quiesced);
         }
         let kept = match phase {
-            Phase::Silent(_) => state.kept.take(),
+            Phase::Quiet(_) => state.kept.take(),
             _ => None,
         };
         state.phase = phase;
         drop(state);
         self.stop_state.changed.notify_all();
         // The caller has a handle, so this is not the last.
-        drop(kept.and_then(KeptEndpoint::release));
+        drop(kept.and_then(RetainedEndpoint::release));
     }
 
     /// The endpoint has failed: from here on no doorbell transmits and nothing is received, though completions may come until the breakdown. That is so
@@ -117,7 +117,7 @@ impl Shared {
             state.phase = Phase::Failing;
             state.asked_ns = now_ns();
             drop(state);
-            self.order_command(Command::Fail);
+            self.spawn_command(Command::Fail);
             state = self.stop_state.lock();
         }
         while matches!(state.phase, Phase::Failing)
@@ -134,11 +134,11 @@ impl Shared {
     pub(super) fn stop_device(&self) -> Stopped {
         let mut state = self.stop_state.lock();
         if state.kept.is_some() {
-            return Stopped::GivenUp;
+            return Stopped::Unresponsive;
         }
         let now = now_ns();
         match state.streams {
-            StreamsStop::NotAsked if self.attachments().alarm().is_heard() => {
+            StreamsStop::NotAsked if self.attachments().failure_notifier().has_listeners() => {
                 state.streams = StreamsStop::Asked { since_ns: now };
                 drop(state);
                 self.order(&STOPS, |this| {
@@ -163,23 +163,23 @@ impl Shared {
                 state.phase = Phase::Failing;
                 state.asked_ns = now;
                 drop(state);
-                self.order_command(Command::Fail);
+                self.spawn_command(Command::Fail);
                 return Stopped::NotYet;
             }
-            Phase::Failing | Phase::Silencing => {}
+            Phase::Failing | Phase::Quiescing => {}
             Phase::Failed { since_ns, flushes } => {
                 drop(state);
                 let waits = flushes && now.saturating_sub(since_ns) < FLUSH_NS;
                 if waits && !self.has_flushed() {
                     return Stopped::NotYet;
                 }
-                self.stop_state.lock().phase = Phase::Silencing;
-                self.order_command(Command::Silence);
+                self.stop_state.lock().phase = Phase::Quiescing;
+                self.spawn_command(Command::Quiesced);
                 return Stopped::NotYet;
             }
             // The device may have gone on in between, with work that a stream has discarded.
-            Phase::Silent(_) if !state.errors.is_empty() => return Stopped::GivenUp,
-            Phase::Silent(silence) => return Stopped::Yes(silence),
+            Phase::Quiet(_) if !state.errors.is_empty() => return Stopped::Unresponsive,
+            Phase::Quiet(quiesce) => return Stopped::Yes(quiesce),
             Phase::Refused => longest_ns = 0,
         }
         if now.saturating_sub(state.asked_ns) < longest_ns {
@@ -190,23 +190,23 @@ impl Shared {
 
     /// Keeps everything that the device may still access, until it is stopped after all.
     fn give_up(&self, mut state: MutexGuard<'_, StopState>) -> Stopped {
-        state.kept = (self.weak.upgrade()).map(|this| KeptEndpoint::new(this));
+        state.kept = (self.weak.upgrade()).map(|this| RetainedEndpoint::new(this));
         let command = match state.phase {
             Phase::Working => {
                 state.phase = Phase::Failing;
                 Some(Command::Fail)
             }
             Phase::Failed { .. } => {
-                state.phase = Phase::Silencing;
-                Some(Command::Silence)
+                state.phase = Phase::Quiescing;
+                Some(Command::Quiesced)
             }
             _ => None,
         };
         drop(state);
         if let Some(command) = command {
-            self.order_command(command);
+            self.spawn_command(command);
         }
-        Stopped::GivenUp
+        Stopped::Unresponsive
     }
 
     /// Tries once more to stop the device of an endpoint that was given up.
@@ -218,12 +218,12 @@ impl Shared {
         loop {
             let mut state = self.stop_state.lock();
             match state.phase {
-                Phase::Silent(_) => return Ok(()),
+                Phase::Quiet(_) => return Ok(()),
                 Phase::Refused if state.asked_ns < begin_ns => {
                     state.asked_ns = now_ns();
-                    state.phase = Phase::Silencing;
+                    state.phase = Phase::Quiescing;
                     drop(state);
-                    self.order_command(Command::Silence);
+                    self.spawn_command(Command::Quiesced);
                 }
                 Phase::Refused => return Err(self.not_stopped(&state)),
                 _ if now_ns().saturating_sub(begin_ns) > STOP_NS => {
@@ -244,7 +244,7 @@ impl Shared {
             |to| format!("the command that moves the queue pair to {to} is not answered");
         match state.phase {
             Phase::Failing => found.push(silent_for("ERR")),
-            Phase::Silencing => found.push(silent_for("RESET")),
+            Phase::Quiescing => found.push(silent_for("RESET")),
             _ => {}
         }
         let reason = format!(

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Shared, end_elsewhere};
+use super::{EndpointShared, end_elsewhere};
 use crate::Cause;
-use crate::endpoint::Side;
+use crate::endpoint::QueueKind;
 use crate::endpoint::clock::now_ns;
-use crate::endpoint::queue::{QueueState, Reaped, Wait};
+use crate::endpoint::queue::{ErrorCompletion, QueueState, Wait};
 use crate::endpoint::watchdog::Watched;
 use crate::nic::State;
 use crate::proxy::PollResult;
@@ -17,27 +17,27 @@ use crate::proxy::PollResult;
 /// registered and unregistered for every operation.
 const LINGER_NS: u64 = 100_000_000;
 
-impl Shared {
+impl EndpointShared {
     /// Processes new completions of both queues. Returns whether there were any. Skips a queue whose completions another thread is processing.
     #[inline]
     pub(in crate::endpoint) fn reap(&self) -> bool {
         self.reap_by(QueueState::reap)
     }
 
-    /// [`Shared::reap`] that waits for the other thread: completions that were there before the call are processed after it.
+    /// [`EndpointShared::reap`] that waits for the other thread: completions that were there before the call are processed after it.
     pub(in crate::endpoint) fn reap_fully(&self) {
         self.reap_by(QueueState::reap_fully);
     }
 
     #[inline]
-    fn reap_by(&self, reap: impl Fn(&QueueState, &dyn Fn(Reaped)) -> bool) -> bool {
+    fn reap_by(&self, reap: impl Fn(&QueueState, &dyn Fn(ErrorCompletion)) -> bool) -> bool {
         let [send, recv] = &self.queues;
         let flushed = std::cell::Cell::new(None);
-        let failed = |found: Reaped| {
+        let failed = |found: ErrorCompletion| {
             // Otherwise a ticket could report `Complete` in between.
             debug_assert!(
                 send.has_error() || recv.has_error(),
-                "a completion in error is told of before it is noted"
+                "a completion in error is reported before it is noted"
             );
             // The generation of the completion: a queue does not start over while one is processed.
             let epoch = self.epoch.load(Ordering::Acquire);
@@ -45,7 +45,7 @@ impl Shared {
             if found.flushed {
                 flushed.set(Some(epoch));
                 // Already here, and not only with the failure: streams may wait until this is counted.
-                self.attachments.alarm().sound();
+                self.attachments.failure_notifier().sound();
             } else {
                 self.fail_in(epoch, found.wr_id, found.cause);
             }
@@ -56,20 +56,20 @@ impl Shared {
         {
             // Fully: another thread may be about to process just that completion.
             new |= send.reap_fully(&failed) | recv.reap_fully(&failed);
-            self.fail_of_flush(epoch);
+            self.record_flush_failure(epoch);
         }
         new
     }
 
-    /// [`Shared::reap`], and a check of the state and events that the device reports for the queue pair itself.
+    /// [`EndpointShared::reap`], and a check of the state and events that the device reports for the queue pair itself.
     pub(in crate::endpoint) fn look_for_failure(&self) {
         let epoch = self.epoch.load(Ordering::Acquire);
-        self.qp.look_for_events();
+        self.qp.poll_async_events();
         self.reap();
         if self.has_failed.load(Ordering::Acquire) {
             return;
         }
-        self.look_before_kernels(epoch);
+        self.check_kernel_completions(epoch);
         if self.has_failed.load(Ordering::Acquire) {
             return;
         }
@@ -78,14 +78,14 @@ impl Shared {
         } else if self.qp.state() == State::Error {
             // If a completion reports the cause, it was written before the state was set.
             self.reap_fully();
-            self.look_before_kernels(epoch);
+            self.check_kernel_completions(epoch);
             self.fail_in(epoch, None, Cause::QueuePair);
         }
     }
 
     /// Records the failure of a completion in error that kernels have left, or have not read, in a queue that they own.
-    pub(super) fn look_before_kernels(&self, epoch: u32) {
-        if let Some(cqe) = self.queue(Side::Send).error_before_kernels() {
+    pub(super) fn check_kernel_completions(&self, epoch: u32) {
+        if let Some(cqe) = self.queue(QueueKind::Send).unread_error_cqe() {
             let cause = Cause::Completion {
                 status: cqe.status(),
                 syndrome: cqe.syndrome,
@@ -109,7 +109,7 @@ impl Shared {
     fn overdue(&self, now_ns: u64) -> Option<(Duration, Option<u64>)> {
         for queue in &self.queues {
             let overdue = |timeout_ns| {
-                let wr_id = queue.oldest_wr_id(self.told(queue.side));
+                let wr_id = queue.oldest_wr_id(self.doorbells_stored(queue.side));
                 (Duration::from_nanos(timeout_ns), wr_id)
             };
             for index in queue.under_way() {
@@ -122,7 +122,7 @@ impl Shared {
                 let timeout = record.wait_timeout_ns.load(Ordering::Relaxed);
                 if started != 0
                     && now_ns.saturating_sub(started) > timeout
-                    && queue.set_wait(index, Wait::GivenUp)
+                    && queue.set_wait(index, Wait::Failed)
                 {
                     return Some(overdue(timeout));
                 }
@@ -137,8 +137,8 @@ impl Shared {
     }
 }
 
-impl Watched for Shared {
-    fn let_go(self: Arc<Self>) {
+impl Watched for EndpointShared {
+    fn drop_reference(self: Arc<Self>) {
         end_elsewhere(self);
     }
 
@@ -160,7 +160,7 @@ impl Watched for Shared {
         {
             self.fail(None, Cause::Dropped);
         }
-        if self.has_failed.load(Ordering::Acquire) && !self.break_down() {
+        if self.has_failed.load(Ordering::Acquire) && !self.shut_down() {
             return PollResult::Waiting;
         }
         // Requests that wait for others are posted by a look of this thread, if no other thread looks.
@@ -173,8 +173,8 @@ impl Watched for Shared {
             return PollResult::Resting;
         }
         self.watched.leave(|| {
-            let failed =
-                self.has_failed.load(Ordering::SeqCst) && !self.broken_down.load(Ordering::Relaxed);
+            let failed = self.has_failed.load(Ordering::SeqCst)
+                && !self.is_shut_down.load(Ordering::Relaxed);
             failed || self.on_streams.any() || holds_work()
         })
     }

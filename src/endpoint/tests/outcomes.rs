@@ -5,7 +5,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use crate::endpoint::outcome::{Evidence, OpStatus, QueueEnd, RequestState, Status};
+use crate::endpoint::outcome::{DeviceState, Evidence, OpStatus, RequestState, Status};
 use crate::{Cause, WorkError};
 
 const REQUESTS: usize = 3;
@@ -14,14 +14,14 @@ const REQUESTS: usize = 3;
 #[derive(Clone, Copy)]
 struct Rules {
     after_later: fn(RequestState, Evidence) -> RequestState,
-    status: fn(RequestState, QueueEnd, bool, bool) -> OpStatus,
+    status: fn(RequestState, DeviceState, bool, bool) -> OpStatus,
     report: fn(OpStatus, Option<WorkError>) -> Status,
     /// Drops of operations count only while the endpoint is alive.
     cancels_alive_only: bool,
     /// A discarded request stops its queue at once.
     discard_stops: bool,
     /// The device is silent once the endpoint is broken down.
-    silences: bool,
+    quiesces: bool,
     /// Rung and not rung are told apart by the count at the breakdown, and not by the one of the moment.
     remembers_rung: bool,
     /// A doorbell that the stream has begun to store counts as rung, though the stream has not counted it.
@@ -38,7 +38,7 @@ const RULES: Rules = Rules {
     report: |status, failure| status.report(false, failure),
     cancels_alive_only: true,
     discard_stops: true,
-    silences: true,
+    quiesces: true,
     remembers_rung: true,
     counts_begun: true,
     keeps_begun: true,
@@ -92,7 +92,7 @@ struct World {
     /// The device has not heard of the command to ERR, and will not. In the end it is not known to be stopped.
     is_refused: bool,
     given_up: bool,
-    is_silent: bool,
+    is_quiesced: bool,
     reaped: usize,
     failure: Option<End>,
     rung_in_all: Option<usize>,
@@ -129,7 +129,7 @@ impl World {
             in_error: false,
             is_refused: false,
             given_up: false,
-            is_silent: false,
+            is_quiesced: false,
             reaped: 0,
             failure: None,
             rung_in_all: None,
@@ -186,7 +186,7 @@ impl World {
         }
         if is_ending && self.in_error && !self.is_refused {
             step(&|world| {
-                world.is_silent = rules.silences;
+                world.is_quiesced = rules.quiesces;
                 let begun =
                     usize::from(rules.counts_begun && (world.in_doorbell || world.has_begun));
                 world.rung_in_all = Some(world.counted.max(world.passed + begun));
@@ -262,7 +262,7 @@ impl World {
     }
 
     fn device(&self, plan: &Plan, step: &mut Step<'_>) {
-        if self.is_silent || self.next >= self.rung {
+        if self.is_quiesced || self.next >= self.rung {
             return;
         }
         let at = self.next;
@@ -306,9 +306,9 @@ impl World {
             _ => self.counted,
         };
         let end = match self.rung_in_all {
-            None => QueueEnd::Open,
-            Some(_) if self.given_up => QueueEnd::GivenUp,
-            Some(_) => QueueEnd::Stopped,
+            None => DeviceState::Open,
+            Some(_) if self.given_up => DeviceState::Unresponsive,
+            Some(_) => DeviceState::Stopped,
         };
         let status = (rules.status)(self.requests[at], end, at < rung, at < self.queued);
         let is_open = matches!(
@@ -396,7 +396,7 @@ fn explore(rules: &Rules) -> Result<usize, String> {
             let is_over = world.rung_in_all.is_some()
                 && (world.completions.is_empty() || world.given_up)
                 && world.passed == world.queued
-                && (world.is_silent || world.next >= world.rung);
+                && (world.is_quiesced || world.next >= world.rung);
             if is_over && world.told.iter().any(Option::is_none) {
                 return Err("a ticket that never ends".into());
             }
@@ -451,7 +451,7 @@ fn mistakes_in_the_transitions_are_noticed() {
             "what was not rung when the device was given up has failed",
             Rules {
                 status: |state, end, is_rung, is_queued| match (end, state) {
-                    (QueueEnd::GivenUp, RequestState::Posted) => OpStatus::Queued,
+                    (DeviceState::Unresponsive, RequestState::Posted) => OpStatus::Queued,
                     _ => state.status_in(end, is_rung, is_queued),
                 },
                 ..RULES
@@ -491,7 +491,7 @@ fn mistakes_in_the_transitions_are_noticed() {
         (
             "the device completes after the breakdown",
             Rules {
-                silences: false,
+                quiesces: false,
                 ..RULES
             },
         ),

@@ -20,7 +20,7 @@ struct Rules {
     /// A ticket of a failed endpoint waits for the stream if the completion is there.
     leaves_success_to_stream: bool,
     /// Waits are released once the device is silent.
-    silences_first: bool,
+    quiesces_first: bool,
     /// A decision is never changed.
     keeps_decisions: bool,
     /// Where the device cannot be stopped, the wait is decided before it is released.
@@ -31,7 +31,7 @@ const RULES: Rules = Rules {
     decides_at_once: true,
     asks_whether_over: true,
     leaves_success_to_stream: true,
-    silences_first: true,
+    quiesces_first: true,
     keeps_decisions: true,
     decides_given_up: true,
 };
@@ -87,8 +87,8 @@ struct World {
     /// The watchdog has found the deadline passed and no completion.
     is_overdue: bool,
     failure: Option<End>,
-    is_silent: bool,
-    is_broken_down: bool,
+    is_quiesced: bool,
+    is_shut_down: bool,
     told: Option<Told>,
 }
 
@@ -103,8 +103,8 @@ impl World {
             completion: None,
             is_overdue: false,
             failure: None,
-            is_silent: false,
-            is_broken_down: false,
+            is_quiesced: false,
+            is_shut_down: false,
             told: None,
         }
     }
@@ -138,7 +138,7 @@ impl World {
         };
         self.stream(rules, &mut step);
         // The device.
-        if self.completion.is_none() && !self.is_silent {
+        if self.completion.is_none() && !self.is_quiesced {
             step(&|world| world.completion = Some(true));
             step(&|world| world.completion = Some(false));
         }
@@ -158,28 +158,28 @@ impl World {
             step(&|world| {
                 world.is_overdue = false;
                 if !rules.asks_whether_over {
-                    world.word = WaitWord(world.word).with(Wait::GivenUp).0;
+                    world.word = WaitWord(world.word).with(Wait::Failed).0;
                     world.fail(End::Deadline);
-                } else if world.set_wait(Wait::GivenUp) {
+                } else if world.set_wait(Wait::Failed) {
                     world.fail(End::Deadline);
                 }
             });
         }
-        if self.failure.is_some() && !self.is_silent {
-            step(&|world| world.is_silent = true);
+        if self.failure.is_some() && !self.is_quiesced {
+            step(&|world| world.is_quiesced = true);
         }
-        let may_release = self.is_silent || !rules.silences_first;
-        if self.failure.is_some() && may_release && !self.is_broken_down {
-            step(&|world| world.is_broken_down = true);
+        let may_release = self.is_quiesced || !rules.quiesces_first;
+        if self.failure.is_some() && may_release && !self.is_shut_down {
+            step(&|world| world.is_shut_down = true);
         }
         // As `QueueState::give_up_waits`: the device goes on.
-        if self.failure.is_some() && !self.is_broken_down {
+        if self.failure.is_some() && !self.is_shut_down {
             step(&|world| {
                 let is_on_stream = matches!(world.op_status(), OpStatus::Queued | OpStatus::Rung);
                 if rules.decides_given_up && is_on_stream && !world.has_succeeded() {
-                    world.set_wait(Wait::GivenUp);
+                    world.set_wait(Wait::Failed);
                 }
-                world.is_broken_down = true;
+                world.is_shut_down = true;
             });
         }
         after
@@ -199,7 +199,7 @@ impl World {
                 if self.completion.is_some() {
                     step(&|world| world.stage = Stage::Passed { released: false });
                 }
-                if self.is_broken_down {
+                if self.is_shut_down {
                     step(&|world| world.stage = Stage::Passed { released: true });
                 }
                 step(&discard);
@@ -216,7 +216,7 @@ impl World {
                 released,
                 succeeded,
             } => step(&|world| {
-                let state = if succeeded { Wait::Done } else { Wait::GivenUp };
+                let state = if succeeded { Wait::Done } else { Wait::Failed };
                 if rules.decides_at_once && world.op_status() == OpStatus::Rung {
                     world.set_wait(state);
                 }
@@ -226,10 +226,10 @@ impl World {
                 }
                 world.stage = Stage::Decided { released, well };
             }),
-            // As `Shared::finished`.
+            // As `EndpointShared::finished`.
             Stage::Decided { released, well } => step(&|world| {
                 let given_up = released || (world.failure.is_some() && !world.has_succeeded());
-                let state = if given_up { Wait::GivenUp } else { Wait::Done };
+                let state = if given_up { Wait::Failed } else { Wait::Done };
                 if rules.keeps_decisions {
                     world.set_wait(state);
                 } else {
@@ -241,7 +241,7 @@ impl World {
         }
     }
 
-    /// What the ticket says, if it is final; as `Shared::status_now`.
+    /// What the ticket says, if it is final; as `EndpointShared::status_now`.
     fn look(&self, rules: &Rules) -> Option<Told> {
         if self.completion == Some(false) && self.failure.is_none() {
             // A look reaps first.
@@ -249,7 +249,7 @@ impl World {
         }
         let status = self.op_status();
         let is_open = matches!(status, OpStatus::Queued | OpStatus::Rung);
-        if is_open && self.failure.is_some() && !self.is_broken_down {
+        if is_open && self.failure.is_some() && !self.is_shut_down {
             return None;
         }
         let is_left = is_open && rules.leaves_success_to_stream && self.has_succeeded();
@@ -285,7 +285,7 @@ impl World {
             (Stage::Over { well: true }, Some(Told::Complete))
             | (Stage::Over { well: false }, Some(Told::Failed | Told::Discarded))
             | (Stage::Discarded, Some(Told::Failed | Told::Discarded)) => Ok(()),
-            (Stage::Over { .. } | Stage::Discarded, None) if !self.is_broken_down => Ok(()),
+            (Stage::Over { .. } | Stage::Discarded, None) if !self.is_shut_down => Ok(()),
             (Stage::Over { .. } | Stage::Discarded, told) => Err(format!(
                 "the stream is {:?}, and the ticket {told:?}",
                 self.stage
@@ -298,12 +298,12 @@ impl World {
     }
 }
 
-/// As [`Shared::finished`](crate::endpoint::shared::Shared) of what was discarded.
+/// As [`EndpointShared::finished`](crate::endpoint::shared::Shared) of what was discarded.
 fn discard(world: &mut World) {
     if matches!(world.failure, None | Some(End::Discarded)) {
         world.set_wait(Wait::Discarded);
     }
-    world.set_wait(Wait::GivenUp);
+    world.set_wait(Wait::Failed);
     world.fail(End::Discarded);
     world.stage = Stage::Discarded;
 }
@@ -365,7 +365,7 @@ fn mistakes_in_the_end_of_a_wait_are_noticed() {
         (
             "waits are released before the device is silent",
             Rules {
-                silences_first: false,
+                quiesces_first: false,
                 ..RULES
             },
         ),

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use crate::endpoint::queue::Wait;
 use crate::stream::{Event, Executor, Outcome, SealedExecutor, StreamFailure, Submission};
 use crate::{
-    Access, Device, Endpoint, EndpointConfig, Error, Region, Result, Side, Status, Ticket, Work,
+    Access, Device, Endpoint, EndpointConfig, Error, QueueKind, Region, Result, Status, Ticket,
+    Work,
 };
 
 /// A stream that the test executes.
@@ -78,7 +79,7 @@ impl Waiting {
         let to = [region.slice(8, 8).unwrap()];
         endpoint.post_recv(1, &to).unwrap();
         let stream = ByHand::default();
-        let ticket = endpoint.stream_wait_cq(&stream, Side::Recv).unwrap();
+        let ticket = endpoint.stream_wait_cq(&stream, QueueKind::Recv).unwrap();
         let submission = stream.0.lock().unwrap().pop().unwrap();
         submission.owner.started(submission.cookie);
         Waiting {
@@ -92,7 +93,7 @@ impl Waiting {
     fn complete(&mut self) {
         let from = [self.region.slice(0, 8).unwrap()];
         self.endpoint.post_send(&Work::send(&from)).unwrap();
-        let queue = self.endpoint.shared.queue(Side::Recv);
+        let queue = self.endpoint.shared.queue(QueueKind::Recv);
         let begin = Instant::now();
         while !queue.has_succeeded(0) {
             self.endpoint.shared.look_for_failure();
@@ -117,7 +118,7 @@ fn a_wait_that_its_stream_took_for_failed_is_not_complete_later() {
     let waiting = Waiting::new();
     assert!(waiting.failure().is_some());
     // As if the completion came now.
-    let queue = waiting.endpoint.shared.queue(Side::Recv);
+    let queue = waiting.endpoint.shared.queue(QueueKind::Recv);
     assert!(!queue.set_wait(0, Wait::Done));
     let status = waiting.finish();
     assert!(matches!(status, Status::Failed(_)), "{status:?}");
@@ -129,7 +130,7 @@ fn a_wait_that_its_stream_took_for_complete_does_not_miss_its_deadline_later() {
     waiting.complete();
     assert!(waiting.failure().is_none());
     // As the watchdog does, which may have looked for the completion just before it came.
-    let queue = waiting.endpoint.shared.queue(Side::Recv);
-    assert!(!queue.set_wait(0, Wait::GivenUp));
+    let queue = waiting.endpoint.shared.queue(QueueKind::Recv);
+    assert!(!queue.set_wait(0, Wait::Failed));
     assert_eq!(waiting.finish(), Status::Complete);
 }

@@ -13,7 +13,7 @@ pub(super) struct Core<P> {
     pub(super) recv: RelayRecvQueue,
     /// The number of the generation, so that completions left over from one do not enter the next.
     life: u32,
-    /// The queue pair is reset though its state shows an error; see [`super::Relay::silence`].
+    /// The queue pair is reset though its state shows an error; see [`super::Relay::quiesce`].
     pub(super) is_silent: bool,
 }
 

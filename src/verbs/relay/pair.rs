@@ -238,7 +238,7 @@ impl Relay {
 
     /// Returns when the device has the receives that were rung for, as far as it takes them. That includes those that were rung for while
     /// another thread held the core, which may not have come to them.
-    pub(crate) fn settle_receives(&self) {
+    pub(crate) fn wait_receives_posted(&self) {
         self.hold(|core| {
             if core.recv.has_announced() {
                 self.work(core);
@@ -288,13 +288,13 @@ impl Relay {
     /// After [`Relay::fail`]: passes on the completions that there are, and does nothing more for this generation.
     ///
     /// # Errors
-    /// As [`States::silence`].
-    pub(crate) fn silence(&self) -> Result<()> {
+    /// As [`States::quiesce`].
+    pub(crate) fn quiesce(&self) -> Result<()> {
         self.hold(|core| {
             core.turn(State::Error);
             core.is_silent = true;
         });
-        self.states.silence()
+        self.states.quiesce()
     }
 
     /// Any state to RESET. The completion queues begin at their first entry.
@@ -462,12 +462,12 @@ mod tests {
         type Holder<'a> = (&'a str, &'a (dyn Fn() + Sync));
         let to_itself = relay.states().local();
         let holders: [Holder<'_>; 7] = [
-            ("settle_receives", &|| relay.settle_receives()),
+            ("wait_receives_posted", &|| relay.wait_receives_posted()),
             ("memory_bytes", &|| assert!(relay.memory_bytes() > 0)),
             ("show_error", &|| relay.show_error()),
             ("connect", &|| relay.connect(&to_itself).unwrap()),
             ("fail", &|| relay.fail().unwrap()),
-            ("silence", &|| relay.silence().unwrap()),
+            ("quiesce", &|| relay.quiesce().unwrap()),
             ("reset", &|| relay.reset().unwrap()),
         ];
         for round in 0..300 {
@@ -507,7 +507,7 @@ mod tests {
         let record = unsafe { AtomicU32::from_ptr(relay.memory().record) };
         record.store(1u32.to_be(), Ordering::Release);
         assert!(has_announced(), "nobody has rung");
-        relay.settle_receives();
+        relay.wait_receives_posted();
         assert!(!has_announced());
     }
 }

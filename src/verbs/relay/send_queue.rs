@@ -37,12 +37,12 @@ struct Entry {
     opcode: u8,
     signaled: bool,
     len_bytes: u32,
-    fate: Fate,
+    fate: Completer,
 }
 
 /// Which side completes a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum Completer {
     /// The device, to which it was posted.
     Posted,
     /// This side, when the requests before it are done: verbs has no such request.
@@ -58,7 +58,7 @@ const FLUSHED: RelayOutcome = Err((Syndrome::WrFlush as u8, 0));
 
 /// Of a request in a batch: its position, to go on from there if it is not posted.
 #[derive(Debug, Clone, Copy)]
-struct Memo {
+struct BatchedRequest {
     position: u32,
     read: u32,
     wqebbs: u32,
@@ -99,7 +99,7 @@ pub(super) struct RelaySendQueue {
     /// A request was refused on this side, of which the queue pair does not know.
     has_refused: bool,
     found: CqBatch,
-    batch: Batch<Send, Memo>,
+    batch: Batch<Send, BatchedRequest>,
     wqe: Box<[u8; WQE_BYTES]>,
 }
 
@@ -110,7 +110,7 @@ impl RelaySendQueue {
             opcode: 0,
             signaled: false,
             len_bytes: 0,
-            fate: Fate::Nop,
+            fate: Completer::Nop,
         };
         let places = parts.depth.next_power_of_two() as usize;
         // A payload of the ring's longest form: memory, or one piece of inline bytes.
@@ -291,7 +291,7 @@ impl RelaySendQueue {
             opcode,
             signaled: true,
             len_bytes: 0,
-            fate: Fate::Refused(syndrome),
+            fate: Completer::Refused(syndrome),
         };
         let start = self.read as usize * WQEBB_BYTES;
         let (head, _) = bytes.split_at_mut(WQEBB_BYTES);
@@ -331,7 +331,7 @@ impl RelaySendQueue {
                     opcode: control.opcode_raw,
                     signaled: true,
                     len_bytes: 0,
-                    fate: Fate::Nop,
+                    fate: Completer::Nop,
                 };
                 return (Some(entry), wqebbs);
             }
@@ -349,9 +349,9 @@ impl RelaySendQueue {
                         opcode: control.opcode_raw,
                         signaled: wqe.ctrl.signaled,
                         len_bytes: wqe.total_len() as u32,
-                        fate: Fate::Posted,
+                        fate: Completer::Posted,
                     };
-                    let memo = Memo {
+                    let memo = BatchedRequest {
                         position: id.position,
                         read: self.read,
                         wqebbs,
@@ -393,7 +393,7 @@ impl RelaySendQueue {
         }
         // The device does not take it, and nothing is under way that would change its mind.
         let refused = self.entry(first.position);
-        refused.fate = Fate::Refused(Syndrome::LocalQpOp);
+        refused.fate = Completer::Refused(Syndrome::LocalQpOp);
         refused.signaled = true;
         self.tail = first.position.wrapping_add(1);
         self.read = first.read.wrapping_add(first.wqebbs);
@@ -407,11 +407,11 @@ impl RelaySendQueue {
         while self.head != self.tail {
             let fate = self.entry(self.head).fate;
             let outcome = match fate {
-                Fate::Nop if self.has_failed => FLUSHED,
-                Fate::Nop => Ok(()),
-                Fate::Refused(_) if self.has_failed => FLUSHED,
-                Fate::Refused(syndrome) => Err((syndrome as u8, 0)),
-                Fate::Posted => match self.outcome(provider)? {
+                Completer::Nop if self.has_failed => FLUSHED,
+                Completer::Nop => Ok(()),
+                Completer::Refused(_) if self.has_failed => FLUSHED,
+                Completer::Refused(syndrome) => Err((syndrome as u8, 0)),
+                Completer::Posted => match self.outcome(provider)? {
                     Some(outcome) => outcome,
                     None => break,
                 },

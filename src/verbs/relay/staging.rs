@@ -100,7 +100,7 @@ impl Staging {
         }
         let start = (position & (slots.count - 1)) as usize * slots.bytes_each + offset;
         let at = slots.pages.at(start);
-        // SAFETY: within the slot, which the device is done with: its position had another request before, and that is over. Nobody else
+        // SAFETY: within the slot, which the device is done with: its position had another request before, and that is over. IgnoreEvents else
         // has the address.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
         Some(Staged {

@@ -17,11 +17,11 @@ use super::recv_queue::{RecvParts, RelayRecvQueue};
 use super::request::{FENCE, INLINE, SIGNALED, SOLICITED};
 use super::send_queue::{RelaySendQueue, SendParts};
 use super::staging::Staging;
+use crate::bytecode::{Role, Targets};
 use crate::mlx5::{
     CqRing, CqRingConfig, Cqe, CqeOpcode, DataSegment, Opcode, RecvQueue, RecvQueueConfig,
     SendQueue, SendQueueConfig, SendRequest, Syndrome,
 };
-use crate::peer::{Role, Targets};
 use doorbell_wire::memory::{Pages, QueuePairMemory, QueuePairSizes, RecordCell, RingCells};
 use doorbell_wire::verbs::State;
 use doorbell_wire::verbs::WcStatus;
@@ -1083,7 +1083,7 @@ fn each_status_maps_to_a_syndrome_and_back() {
 enum Step {
     Send { kind: u8, signaled: bool },
     Recv,
-    RingCells,
+    Ring,
     Turn,
     CarryOut(u8),
     Arrive(u8),
@@ -1095,7 +1095,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         6 => (0..5u8, any::<bool>()).prop_map(|(kind, signaled)| Step::Send { kind, signaled }),
         4 => Just(Step::Recv),
-        5 => Just(Step::RingCells),
+        5 => Just(Step::Ring),
         6 => Just(Step::Turn),
         4 => (1..5u8).prop_map(Step::CarryOut),
         3 => (1..4u8).prop_map(Step::Arrive),
@@ -1198,7 +1198,7 @@ proptest! {
                 Step::Recv => {
                     let _ = rig.recv.post(&list[..1]);
                 }
-                Step::RingCells => rig.ring(),
+                Step::Ring => rig.ring(),
                 Step::Turn => {
                     turn(&mut rig, &mut state, &mut has_failed);
                 }

@@ -15,7 +15,7 @@ int doorbell_cuda_standin_over(void);
 int doorbell_cuda_standin_pause(uint32_t turn);
 
 /* The library's own interpreter, as a GPU runs it. */
-#define DBL_REACH(address, len_bytes) doorbell_cuda_standin_reach(address, len_bytes)
+#define DBL_MAP_ADDRESS(address, len_bytes) doorbell_cuda_standin_reach(address, len_bytes)
 #define DBL_PAUSE(turn) doorbell_cuda_standin_pause(turn)
 #include <doorbell/trigger.h>
 #define DBL_TURN() ((void)doorbell_cuda_standin_over())

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use cudarc::driver::sys::CUstreamWaitValue_flags as Flags;
 use doorbell::{
     Access, Condition, CudaStream, Device, Endpoint, EndpointConfig, Executor, GraphBuilder,
-    ProtectionDomain, Region, RemoteSlice, Side, TimingEvent, Work, stream_post_all,
+    ProtectionDomain, QueueKind, Region, RemoteSlice, TimingEvent, Work, stream_post_all,
     stream_wait_value32,
 };
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ pub fn figure(name: &str, value: f64, at_most: bool, limit: f64, more: &Value) -
 }
 
 /// Endpoints of one device, connected, with memory.
-struct Ends {
+struct EndpointPair {
     a: Endpoint,
     b: Endpoint,
     region: Region,
@@ -36,8 +36,8 @@ struct Ends {
 
 const DEPTH: u32 = 512;
 
-impl Ends {
-    fn new() -> Result<Ends> {
+impl EndpointPair {
+    fn new() -> Result<EndpointPair> {
         let domain = Device::open("softcx")?.protection_domain();
         let config = EndpointConfig::default()
             .send_depth(DEPTH)
@@ -48,7 +48,7 @@ impl Ends {
         b.connect(&a.address())?;
         let region = Region::alloc(&domain, 8192, Access::ALL)?;
         let _domain = domain;
-        Ok(Ends {
+        Ok(EndpointPair {
             a,
             b,
             region,
@@ -68,12 +68,12 @@ pub fn round_trip(short: bool) -> Result<Value> {
     );
     let (pairs, rounds) = (64_u32, if short { 3 } else { 31 });
     let gate = Condition::GreaterOrEqual;
-    let mut ends = Ends::new()?;
-    ends.region.store_u32(4096, 0)?;
+    let mut pair = EndpointPair::new()?;
+    pair.region.store_u32(4096, 0)?;
     let (mut bare, mut queued) = (Vec::new(), Vec::new());
     for round in 1..=rounds {
         // The stream stands while it is filled, so that the cost of queueing is no part of this.
-        stream_wait_value32(&stream, &ends.region, 4096, gate(2 * round - 1), Some(SOON))?;
+        stream_wait_value32(&stream, &pair.region, 4096, gate(2 * round - 1), Some(SOON))?;
         start.record(&stream)?;
         let first = (round - 1) * pairs + 1;
         let mut ops: Vec<_> = (first..first + pairs)
@@ -89,27 +89,27 @@ pub fn round_trip(short: bool) -> Result<Value> {
         end.record(&stream)?;
         // What it finds first is the last value of the round before, whose answer is there already.
         let answers = echo(page, 256, 512, first + pairs - 1);
-        ends.region.store_u32(4096, 2 * round - 1)?;
+        pair.region.store_u32(4096, 2 * round - 1)?;
         end.synchronize()?;
         ensure!(answers.join().unwrap_or(false), "the echo ended early");
         bare.push(end.since(&start)?.as_secs_f64() * 1e6 / f64::from(pairs));
 
         for _ in 0..pairs {
-            let into = [ends.region.slice(1024, 8)?];
-            ends.b.post_recv(0, &into)?;
+            let into = [pair.region.slice(1024, 8)?];
+            pair.b.post_recv(0, &into)?;
         }
-        stream_wait_value32(&stream, &ends.region, 4096, gate(2 * round), Some(SOON))?;
+        stream_wait_value32(&stream, &pair.region, 4096, gate(2 * round), Some(SOON))?;
         start.record(&stream)?;
         for _ in 0..pairs {
-            let data = [ends.region.slice(0, 8)?];
-            ends.a.stream_queue_send(&stream, &Work::send(&data))?;
-            ends.a.stream_wait_cq(&stream, Side::Send)?;
+            let data = [pair.region.slice(0, 8)?];
+            pair.a.stream_queue_send(&stream, &Work::send(&data))?;
+            pair.a.stream_wait_cq(&stream, QueueKind::Send)?;
         }
         end.record(&stream)?;
-        ends.region.store_u32(4096, 2 * round)?;
+        pair.region.store_u32(4096, 2 * round)?;
         stream.synchronize(Some(SOON))?;
         queued.push(end.since(&start)?.as_secs_f64() * 1e6 / f64::from(pairs));
-        while ends.b.poll_cq(Side::Recv)?.is_some() {}
+        while pair.b.poll_cq(QueueKind::Recv)?.is_some() {}
     }
     let (bare, queued) = (median(bare)?, median(queued)?);
     let more = json!({"bare round trip us": bare, "queued send and wait us": queued});
@@ -127,7 +127,7 @@ pub fn queue_cost(short: bool) -> Result<Value> {
     let gpu = Gpu::new()?;
     let page = Page::new(PORTABLE, false)?;
     let stream = CudaStream::new(&gpu.context, "queue")?;
-    let mut ends = Ends::new()?;
+    let mut pair = EndpointPair::new()?;
     let rounds = if short { 5 } else { 201 };
     let (mut bare, mut post, mut whole) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..rounds {
@@ -150,13 +150,13 @@ pub fn queue_cost(short: bool) -> Result<Value> {
         let mut batch = Vec::with_capacity(64);
         for at in 0..64 {
             let work = Work::nop().signaled(at == 63);
-            batch.push(ends.a.prepare_send(&work)?);
+            batch.push(pair.a.prepare_send(&work)?);
         }
         let prepared = Instant::now();
         let tickets = stream_post_all(&stream, &mut batch)?;
         post.push(prepared.elapsed().as_secs_f64() * 1e6);
         whole.push(start.elapsed().as_secs_f64() * 1e6);
-        ends.a.wait_cq(Side::Send, Some(SOON))?;
+        pair.a.wait_cq(QueueKind::Send, Some(SOON))?;
         stream.synchronize(Some(SOON))?;
         drop(tickets);
     }
@@ -175,16 +175,16 @@ pub fn queue_cost(short: bool) -> Result<Value> {
 pub fn driver_calls() -> Result<Value> {
     let gpu = Gpu::new()?;
     let stream = CudaStream::new(&gpu.context, "calls")?;
-    let mut ends = Ends::new()?;
+    let mut pair = EndpointPair::new()?;
     let mut batch = Vec::new();
     for _ in 0..64 {
-        batch.push(ends.a.prepare_send(&Work::nop())?);
+        batch.push(pair.a.prepare_send(&Work::nop())?);
     }
     let before = stream.driver_calls();
     drop(stream_post_all(&stream, &mut batch)?);
     let calls = stream.driver_calls() - before;
     for _ in 0..64 {
-        ends.a.wait_cq(Side::Send, Some(SOON))?;
+        pair.a.wait_cq(QueueKind::Send, Some(SOON))?;
     }
     Ok(figure(
         "driver calls of 64 sends",
@@ -199,33 +199,33 @@ pub fn driver_calls() -> Result<Value> {
 pub fn graph_replay(short: bool) -> Result<Value> {
     let gpu = Gpu::new()?;
     let stream = CudaStream::new(&gpu.context, "graph")?;
-    let mut ends = Ends::new()?;
+    let mut pair = EndpointPair::new()?;
     let rounds = if short { 3 } else { 101 };
-    let remote = ends.region.remote();
+    let remote = pair.region.remote();
     let data_at = |at: u64| (at * 8, remote.addr + 4096 + at * 8);
     let mut graph = GraphBuilder::capture(&stream)?;
     for at in 0..64 {
         let (from, to) = data_at(at);
-        let data = [ends.region.slice(from, 8)?];
+        let data = [pair.region.slice(from, 8)?];
         let work = Work::write(&data, RemoteSlice::at(to, remote.rkey)).signaled(at == 63);
-        graph.send(&mut ends.a, &work)?;
+        graph.send(&mut pair.a, &work)?;
     }
-    graph.wait_cq(&mut ends.a, Side::Send)?;
+    graph.wait_cq(&mut pair.a, QueueKind::Send)?;
     let mut graph = graph.instantiate()?;
     let (mut replay, mut single) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         let start = Instant::now();
-        graph.launch(&stream, &mut [&mut ends.a, &mut ends.b])?;
+        graph.launch(&stream, &mut [&mut pair.a, &mut pair.b])?;
         replay.push(start.elapsed().as_secs_f64() * 1e6 / 64.0);
         stream.synchronize(Some(SOON))?;
         let start = Instant::now();
         for at in 0..64 {
             let (from, to) = data_at(at);
-            let data = [ends.region.slice(from, 8)?];
+            let data = [pair.region.slice(from, 8)?];
             let work = Work::write(&data, RemoteSlice::at(to, remote.rkey)).signaled(at == 63);
-            ends.a.stream_queue_send(&stream, &work)?;
+            pair.a.stream_queue_send(&stream, &work)?;
         }
-        ends.a.stream_wait_cq(&stream, Side::Send)?;
+        pair.a.stream_wait_cq(&stream, QueueKind::Send)?;
         single.push(start.elapsed().as_secs_f64() * 1e6 / 64.0);
         stream.synchronize(Some(SOON))?;
     }
@@ -289,14 +289,14 @@ pub fn loops(command: &Path, short: bool) -> Result<Value> {
 pub fn watchdog() -> Result<Value> {
     let gpu = Gpu::new()?;
     let stream = CudaStream::new(&gpu.context, "watchdog")?;
-    let ends = Ends::new()?;
-    ends.region.store_u32(0, 0)?;
+    let pair = EndpointPair::new()?;
+    pair.region.store_u32(0, 0)?;
     let deadline = std::time::Duration::from_millis(50);
     let mut late = Vec::new();
     for _ in 0..20 {
         let start = Instant::now();
         let condition = Condition::GreaterOrEqual(1);
-        let ticket = stream_wait_value32(&stream, &ends.region, 0, condition, Some(deadline))?;
+        let ticket = stream_wait_value32(&stream, &pair.region, 0, condition, Some(deadline))?;
         ensure!(
             stream.synchronize(Some(SOON)).is_err(),
             "the deadline was not reported"
@@ -308,7 +308,7 @@ pub fn watchdog() -> Result<Value> {
         );
         ensure!(ticket.check().is_err(), "the ticket knows of no deadline");
         ensure!(
-            ends.region.load_u32(0)? == 0,
+            pair.region.load_u32(0)? == 0,
             "the word did not get its value back"
         );
     }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use cudarc::driver::sys::{self, CUfunction};
 use doorbell::{
     Access, CudaContext, CudaStream, Device, Endpoint, EndpointConfig, Executor, KernelStream,
-    Region, RemoteSlice, Side, Trigger,
+    QueueKind, Region, RemoteSlice, Trigger,
 };
 use serde_json::{Value, json};
 
@@ -152,7 +152,7 @@ pub fn triggers_of_groups(short: bool) -> Result<Value> {
                 let slices = [from.slice(0, bytes)?];
                 let remote = to.remote();
                 a.stream_queue_write(&kernels, &slices, RemoteSlice::at(remote.addr, remote.rkey))?;
-                a.stream_wait_cq(&kernels, Side::Send)?;
+                a.stream_wait_cq(&kernels, QueueKind::Send)?;
                 let group = MeasuredGroup {
                     trigger: kernels.take()?.context("no trigger")?,
                     data: data.ptr(),

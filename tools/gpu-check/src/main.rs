@@ -9,7 +9,6 @@
 #![allow(unsafe_code)] // calls the driver, as an application does
 
 mod attributes;
-mod bells;
 mod blocking;
 mod emitter;
 mod examples;
@@ -25,6 +24,7 @@ mod sanitizer;
 mod steps;
 mod suites;
 mod times;
+mod trigger_latency;
 mod verdicts;
 
 use std::fs::File;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use doorbell::{
     Access, CudaContext, CudaStream, Device, DeviceBuffer, Endpoint, EndpointConfig, Error,
-    Executor, KernelQueue, Region, RemoteSlice, Side, Work,
+    Executor, KernelQueue, QueueKind, Region, RemoteSlice, Work,
 };
 use serde_json::{Value, json};
 
@@ -107,7 +107,7 @@ fn put_by_host(device: &str, queue_count: u32, puts: u32) -> Result<f64> {
                 match a.post_send(&work) {
                     Ok(_) => break,
                     Err(Error::QueueFull { .. }) => {
-                        while a.poll_cq(Side::Send)?.is_some() {
+                        while a.poll_cq(QueueKind::Send)?.is_some() {
                             left -= 1;
                         }
                     }
@@ -119,7 +119,7 @@ fn put_by_host(device: &str, queue_count: u32, puts: u32) -> Result<f64> {
     }
     while left > 0 {
         for (a, _) in &mut ends {
-            while a.poll_cq(Side::Send)?.is_some() {
+            while a.poll_cq(QueueKind::Send)?.is_some() {
                 left -= 1;
             }
         }

@@ -12,8 +12,8 @@ use super::process::{End, Ended, judged};
 use super::report::{CheckedStep, Report, StepOutcome, Time, WHOLE};
 use super::verdicts::{CALLS, GRAPHS, ORDER, QUEUED, STREAMS};
 use super::{
-    attributes, bells, blocking, emitter, examples, facts, figures, kernels, posts, puts,
-    sanitizer, suites, times,
+    attributes, blocking, emitter, examples, facts, figures, kernels, posts, puts, sanitizer,
+    suites, times, trigger_latency,
 };
 
 const fn time(about_s: u64, limit_s: u64) -> Time {
@@ -89,7 +89,7 @@ pub fn run_here(name: &str, short: bool) -> Value {
         POSTS => posts::posts_of_groups(short),
         FAILURES => posts::failures(),
         "figure: fences, loads and round trips of a kernel" => times::times_of_kernels(short),
-        "figure: kernel trigger" => bells::trigger_to_doorbell(short),
+        "figure: kernel trigger" => trigger_latency::trigger_to_doorbell(short),
         "figure: puts of kernels" => puts::rate_of_blocks(short),
         "figure: emitter" => emitter::emitter(short),
         LOOPS => match std::env::current_exe() {

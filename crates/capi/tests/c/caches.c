@@ -17,7 +17,7 @@ static doorbell_cache_counters count(const doorbell_cache *cache)
 {
 	doorbell_cache_counters counters;
 
-	WORKS(doorbell_cache_count(cache, &counters, sizeof counters));
+	WORKS(doorbell_cache_read_counters(cache, &counters, sizeof counters));
 	EXPECT(counters.struct_size == sizeof counters);
 	return counters;
 }
@@ -58,7 +58,7 @@ static void caches(struct rig *rig, int is_explicit)
 		GIVES(0, doorbell_cache_invalidate(cache, number_of(memory), PAGES));
 		EXPECT(count(cache).entries == 0 && count(cache).invalidations == 1);
 	} else {
-		EXPECT(count(cache).hits == 0 && count(cache).unkept == 2);
+		EXPECT(count(cache).hits == 0 && count(cache).uncached == 2);
 	}
 	WORKS(doorbell_region_destroy(first));
 	WORKS(doorbell_region_destroy(second));
@@ -77,7 +77,7 @@ static void caches(struct rig *rig, int is_explicit)
 		WORKS(doorbell_region_remote(rig->region, &remote));
 		work = doorbell_work_write(&from, 1, remote.addr, remote.rkey);
 		WORKS(doorbell_post_send(rig->a, &work, NULL));
-		WORKS(doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+		WORKS(doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &completion));
 		EXPECT(((unsigned char *)doorbell_region_pointer(rig->region))[63] == 0x3c);
 	}
 	WORKS(doorbell_region_destroy(first));

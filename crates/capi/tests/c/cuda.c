@@ -25,7 +25,7 @@ static void without_the_feature(struct rig *rig)
 	EXPECT(address == 3);
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_graph_builder_capture(rig->stream, &builder));
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`",
-	      doorbell_graph_builder_over(rig->stream, (struct CUgraph_st *)(uintptr_t)64, &builder));
+	      doorbell_graph_builder_for_graph(rig->stream, (struct CUgraph_st *)(uintptr_t)64, &builder));
 	EXPECT(builder == NULL);
 }
 
@@ -91,7 +91,7 @@ static void transfers(const struct driver *driver, struct rig *rig, doorbell_str
 	WORKS(doorbell_event_create(DOORBELL_EVENT_BLOCKING, &after));
 	WORKS(doorbell_stream_record(stream, before));
 	WORKS(doorbell_stream_queue_write(stream, rig->a, &from, 1, remote.addr + HALF, remote.rkey, &sent));
-	WORKS(doorbell_stream_wait_cq(stream, rig->a, DOORBELL_SIDE_SEND, DOORBELL_DEFAULT_TIMEOUT, &waited));
+	WORKS(doorbell_stream_wait_cq(stream, rig->a, DOORBELL_QUEUE_SEND, DOORBELL_DEFAULT_TIMEOUT, &waited));
 	WORKS(doorbell_stream_launch(stream, note, &called));
 	WORKS(doorbell_stream_record(stream, after));
 	WORKS(doorbell_event_synchronize(after, SOON_MS));
@@ -133,7 +133,7 @@ static void failures_are_in_the_status_word(const struct driver *driver, struct 
 	DRIVER(driver->to_host(&on_device, word, sizeof on_device));
 	EXPECT(status == 0 && on_device == 0);
 	WORKS(doorbell_post_recv(rig->b, 7, &(doorbell_slice){rig->region, 0, 8}, 1, NULL));
-	WORKS(doorbell_stream_wait_cq(stream, rig->b, DOORBELL_SIDE_RECV, 50, &waited));
+	WORKS(doorbell_stream_wait_cq(stream, rig->b, DOORBELL_QUEUE_RECV, 50, &waited));
 	/* Every call reports it, until the fault is taken. */
 	GIVES(DOORBELL_EASYNC, doorbell_stream_synchronize(stream, SOON_MS));
 	GIVES(DOORBELL_EASYNC, doorbell_stream_query(stream));
@@ -173,7 +173,7 @@ static void aborts(struct rig *rig, doorbell_stream *stream)
 	completion = NULL;
 	if (control != DOORBELL_CONTROL_SYNC) {
 		WORKS(doorbell_post_recv(rig->b, 7, &(doorbell_slice){rig->region, 0, 8}, 1, NULL));
-		WORKS(doorbell_stream_wait_cq(stream, rig->b, DOORBELL_SIDE_RECV, DOORBELL_NO_TIMEOUT, &completion));
+		WORKS(doorbell_stream_wait_cq(stream, rig->b, DOORBELL_QUEUE_RECV, DOORBELL_NO_TIMEOUT, &completion));
 	}
 	GIVES(DOORBELL_ETIMEOUT, doorbell_stream_synchronize(stream, 30));
 	WORKS(doorbell_stream_abort(stream));
@@ -312,7 +312,7 @@ static void copies_that_fail_say_why(const struct driver *driver, struct rig *ri
 	work = doorbell_work_write(&from, 1, remote.addr, remote.rkey);
 	EXPECT(fault("cuMemcpyHtoDAsync_v2:999") == 0);
 	WORKS(doorbell_post_send(rig->a, &work, NULL));
-	GIVES(DOORBELL_EWORK, doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+	GIVES(DOORBELL_EWORK, doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &completion));
 	fault(NULL);
 	EXPECT(doorbell_region_copy_failure(memory, NULL, 0) > 0);
 	EXPECT(doorbell_region_copy_failure(memory, text, sizeof text) == (int)strlen(text));
@@ -362,8 +362,8 @@ static void graphs(const struct driver *driver, struct rig *rig)
 	}
 	WORKS(doorbell_graph_builder_recv(builder, rig->b, 7, &to, 1));
 	WORKS(doorbell_graph_builder_send(builder, rig->a, &work));
-	WORKS(doorbell_graph_builder_wait_cq(builder, rig->b, DOORBELL_SIDE_RECV, SOON_MS));
-	WORKS(doorbell_graph_builder_wait_cq(builder, rig->a, DOORBELL_SIDE_SEND, DOORBELL_DEFAULT_TIMEOUT));
+	WORKS(doorbell_graph_builder_wait_cq(builder, rig->b, DOORBELL_QUEUE_RECV, SOON_MS));
+	WORKS(doorbell_graph_builder_wait_cq(builder, rig->a, DOORBELL_QUEUE_SEND, DOORBELL_DEFAULT_TIMEOUT));
 	WORKS(doorbell_graph_builder_write_value32(builder, rig->region, 8192, 9));
 	WORKS(doorbell_graph_builder_wait_value32(builder, rig->region, 8192, DOORBELL_WAIT_GEQ, 9, SOON_MS));
 	FAILS(DOORBELL_ESTATE, "order", doorbell_graph_builder_after(builder, &node, 1));
@@ -410,8 +410,8 @@ static void graphs(const struct driver *driver, struct rig *rig)
 
 	/* A graph that the program makes itself. */
 	DRIVER(driver->graph_create(&raw_graph, 0));
-	FAILS(DOORBELL_EINVAL, "`graph`", doorbell_graph_builder_over(stream, NULL, &builder));
-	WORKS(doorbell_graph_builder_over(stream, raw_graph, &builder));
+	FAILS(DOORBELL_EINVAL, "`graph`", doorbell_graph_builder_for_graph(stream, NULL, &builder));
+	WORKS(doorbell_graph_builder_for_graph(stream, raw_graph, &builder));
 	WORKS(doorbell_graph_builder_write_value32(builder, rig->region, 8192, 10));
 	GIVES(1, doorbell_graph_builder_last_node(builder, &node));
 	WORKS(doorbell_graph_builder_after(builder, &node, 1));

@@ -75,7 +75,7 @@ static void says_what_it_has(struct rig *rig)
 	WORKS(doorbell_region_remote(rig->region, &remote));
 	work = doorbell_work_write(&from, 1, remote.addr + 4096, remote.rkey);
 	WORKS(doorbell_post_send(rig->a, &work, NULL));
-	WORKS(doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+	WORKS(doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &completion));
 	WORKS(doorbell_device_read_counters(rig->device, &after, sizeof after));
 	if (is_soft)
 		EXPECT(after.wqes > before.wqes && after.doorbells > before.doorbells &&
@@ -125,7 +125,7 @@ static void looks_at_what_is_prepared(struct rig *rig)
 	int len, i, sum = 0;
 
 	WORKS(doorbell_prepare_send(rig->a, &work, &prepared));
-	WORKS(doorbell_prepare_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &wait));
+	WORKS(doorbell_prepare_wait_cq(rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &wait));
 	WORKS(doorbell_prepared_ticket(prepared, &ticket));
 	GIVES(DOORBELL_STATUS_PREPARED, doorbell_ticket_status(ticket, NULL));
 	FAILS(DOORBELL_ERANGE, "`capacity`", doorbell_prepared_wqe(prepared, wqe, 1));
@@ -183,7 +183,7 @@ static void *waits_without_end(void *endpoint)
 
 	/* The other thread may be there just then. */
 	do
-		code = doorbell_wait_cq(endpoint, DOORBELL_SIDE_RECV, DOORBELL_NO_TIMEOUT, &completion);
+		code = doorbell_wait_cq(endpoint, DOORBELL_QUEUE_RECV, DOORBELL_NO_TIMEOUT, &completion);
 	while (code == DOORBELL_EBUSY);
 	/* Of the abort itself, or of the receive that was flushed by it, whichever it sees first. */
 	GIVES(DOORBELL_EWORK, code);

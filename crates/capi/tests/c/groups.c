@@ -48,7 +48,7 @@ static void goes_round(doorbell_group *group)
 		const doorbell_slice slice = {region, 0, CHUNK};
 		work = doorbell_work_write(&slice, 1, all[next].addr + CHUNK, all[next].rkey);
 		WORKS(doorbell_post_send(to_next, &work, NULL));
-		WORKS(doorbell_wait_cq(to_next, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+		WORKS(doorbell_wait_cq(to_next, DOORBELL_QUEUE_SEND, SOON_MS, &completion));
 	}
 	snprintf(key, sizeof key, "value %u", rank);
 	WORKS(doorbell_group_set(group, key, &value, sizeof value, SOON_MS));

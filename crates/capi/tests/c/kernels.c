@@ -60,7 +60,7 @@ static void transfers(const struct driver *driver, const struct kernel *kernel, 
 	memset(memory + 4096, 0, 64);
 	WORKS(doorbell_region_remote(rig->region, &remote));
 	WORKS(doorbell_stream_queue_write(stream, rig->a, &from, 1, remote.addr + 4096, remote.rkey, &sent));
-	WORKS(doorbell_stream_wait_cq(stream, rig->a, DOORBELL_SIDE_SEND, SOON_MS, &waited));
+	WORKS(doorbell_stream_wait_cq(stream, rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &waited));
 	WORKS(doorbell_stream_write_value32(stream, rig->region, 8192, (uint32_t)value, NULL));
 	FAILS(DOORBELL_ESTATE, "taken", doorbell_stream_synchronize(stream, SOON_MS));
 	GIVES(0, doorbell_stream_query(stream));
@@ -104,7 +104,7 @@ static void ends(const struct driver *driver, const struct kernel *kernel, struc
 	EXPECT(word != 0);
 	FAILS(DOORBELL_ESTATE, "kernel stream", doorbell_stream_launch(stream, note, NULL));
 	WORKS(doorbell_post_recv(rig->b, 7, &(doorbell_slice){rig->region, 0, 8}, 1, NULL));
-	WORKS(doorbell_stream_wait_cq(stream, rig->b, DOORBELL_SIDE_RECV, 50, &waited));
+	WORKS(doorbell_stream_wait_cq(stream, rig->b, DOORBELL_QUEUE_RECV, 50, &waited));
 	GIVES(1, doorbell_stream_take_trigger(stream, &trigger));
 	EXPECT(execute(driver, kernel, &trigger) == DOORBELL_EWORK);
 	EXPECT(execute(driver, kernel, &trigger) == DOORBELL_ESTATE);

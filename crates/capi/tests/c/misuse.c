@@ -43,7 +43,7 @@ static void null_pointers(struct rig *rig)
 	FAILS(DOORBELL_EINVAL, "`work`", doorbell_stream_queue_send(rig->stream, rig->a, NULL, NULL));
 	FAILS(DOORBELL_EINVAL, "`slices[].region`", doorbell_stream_queue_send(rig->stream, rig->a, &work, NULL));
 	FAILS(DOORBELL_EINVAL, "`slices`", doorbell_post_recv(rig->b, 0, NULL, 1, NULL));
-	FAILS(DOORBELL_EINVAL, "`completion`", doorbell_poll_cq(rig->a, DOORBELL_SIDE_SEND, NULL));
+	FAILS(DOORBELL_EINVAL, "`completion`", doorbell_poll_cq(rig->a, DOORBELL_QUEUE_SEND, NULL));
 	FAILS(DOORBELL_EINVAL, "`prepared`", doorbell_stream_post_all(rig->stream, NULL, 1, NULL));
 	{
 		doorbell_prepared *none = NULL;
@@ -51,7 +51,7 @@ static void null_pointers(struct rig *rig)
 	}
 	work = doorbell_work_send_inline(NULL, 4);
 	FAILS(DOORBELL_EINVAL, "`work.inline_bytes`", doorbell_post_send(rig->a, &work, NULL));
-	GIVES(0, doorbell_poll_cq(rig->a, DOORBELL_SIDE_SEND, &completion));
+	GIVES(0, doorbell_poll_cq(rig->a, DOORBELL_QUEUE_SEND, &completion));
 }
 
 static void numbers_that_mean_nothing(struct rig *rig)
@@ -79,12 +79,12 @@ static void numbers_that_mean_nothing(struct rig *rig)
 	FAILS(DOORBELL_ERANGE, "`side`", doorbell_poll_cq(rig->a, 2, &completion));
 	FAILS(DOORBELL_ERANGE, "`side`", doorbell_stream_wait_cq(rig->stream, rig->a, 7, 0, NULL));
 	FAILS(DOORBELL_EINVAL, "`timeout_ms`", doorbell_stream_synchronize(rig->stream, -3));
-	FAILS(DOORBELL_EINVAL, "`timeout_ms`", doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, INT64_MIN, &completion));
+	FAILS(DOORBELL_EINVAL, "`timeout_ms`", doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, INT64_MIN, &completion));
 	WORKS(doorbell_stream_synchronize(rig->stream, INT64_MAX));
 	FAILS(DOORBELL_ERANGE, "`condition`", doorbell_wait_value32(rig->region, 0, 3, 0, 0));
 	FAILS(DOORBELL_EALIGNMENT, "offset", doorbell_wait_value32(rig->region, 2, DOORBELL_WAIT_GEQ, 0, 0));
 	FAILS(DOORBELL_EBOUNDS, "offset", doorbell_wait_value32(rig->region, RIG_BYTES, DOORBELL_WAIT_GEQ, 0, 0));
-	FAILS(DOORBELL_ESTATE, "nothing to wait for", doorbell_stream_wait_cq(rig->stream, rig->a, DOORBELL_SIDE_SEND, 0, NULL));
+	FAILS(DOORBELL_ESTATE, "nothing to wait for", doorbell_stream_wait_cq(rig->stream, rig->a, DOORBELL_QUEUE_SEND, 0, NULL));
 
 	work.opcode = DOORBELL_OP_RECV;
 	FAILS(DOORBELL_ERANGE, "`work.opcode`", doorbell_post_send(rig->a, &work, NULL));
@@ -184,12 +184,12 @@ static void handles_that_are_none(struct rig *rig)
 
 	WORKS(doorbell_event_create(0, &event));
 	WORKS(doorbell_event_destroy(event));
-	FINDS_ENDED("`event`: it was a doorbell_event, and is destroyed", doorbell_event_query(event));
+	FINDS_ENDED("`event`: it was a doorbell_event that was destroyed before", doorbell_event_query(event));
 	FINDS_ENDED("destroyed", doorbell_stream_record(rig->stream, event));
 	FINDS_ENDED("destroyed", doorbell_event_destroy(event));
 	FINDS("`event`: it is a doorbell_stream, not a doorbell_event",
 	      doorbell_event_query((doorbell_event *)(void *)rig->stream));
-	FINDS("`endpoint`: it is not a doorbell_endpoint of this library",
+	FINDS("`endpoint`: it is not a valid doorbell_endpoint handle",
 	      doorbell_endpoint_destroy((doorbell_endpoint *)(void *)&completion));
 	FINDS("`region`", doorbell_region_deregister((doorbell_region *)(void *)rig));
 
@@ -198,7 +198,7 @@ static void handles_that_are_none(struct rig *rig)
 	WORKS(doorbell_stream_post(rig->stream, prepared, &ticket));
 	FINDS_ENDED("destroyed", doorbell_stream_post(rig->stream, prepared, NULL));
 	FINDS_ENDED("destroyed", doorbell_prepared_destroy(prepared));
-	WORKS(doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+	WORKS(doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &completion));
 	WORKS(doorbell_ticket_destroy(ticket));
 	FINDS_ENDED("destroyed", doorbell_ticket_status(ticket, NULL));
 }
@@ -209,7 +209,7 @@ static void *wait_long(void *endpoint)
 	int code;
 	/* The other thread may be there just then. */
 	do
-		code = doorbell_wait_cq(endpoint, DOORBELL_SIDE_RECV, DOORBELL_NO_TIMEOUT, &completion);
+		code = doorbell_wait_cq(endpoint, DOORBELL_QUEUE_RECV, DOORBELL_NO_TIMEOUT, &completion);
 	while (code == DOORBELL_EBUSY);
 	GIVES(0, code);
 	return NULL;
@@ -235,7 +235,7 @@ static void two_threads(struct rig *rig)
 	/* It has it until it gets what it waits for. */
 	WORKS(doorbell_post_send(rig->a, &message, NULL));
 	EXPECT(pthread_join(other, NULL) == 0);
-	WORKS(doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+	WORKS(doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &completion));
 	EXPECT(doorbell_endpoint_qpn(rig->b) > 0);
 }
 
@@ -252,7 +252,7 @@ static void still_works(struct rig *rig)
 	WORKS(doorbell_stream_launch(rig->stream, wait_for_its_own_stream, rig->stream));
 	WORKS(doorbell_post_recv(rig->b, 1, &to, 1, NULL));
 	WORKS(doorbell_stream_queue_send(rig->stream, rig->a, &work, NULL));
-	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_SIDE_RECV, SOON_MS, NULL));
+	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_QUEUE_RECV, SOON_MS, NULL));
 	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
 	EXPECT(((uint8_t *)doorbell_region_pointer(rig->region))[127] == 0x77);
 	GIVES(0, doorbell_endpoint_failure(rig->a, NULL, NULL, 0));

@@ -47,29 +47,29 @@ static void flow_control(struct rig *rig)
 	doorbell_ticket *ticket, *recv;
 	int depth, step;
 
-	depth = doorbell_endpoint_room(rig->a, DOORBELL_SIDE_SEND);
-	EXPECT(depth == 128 && doorbell_endpoint_room(rig->a, DOORBELL_SIDE_RECV) == 128);
+	depth = doorbell_endpoint_room(rig->a, DOORBELL_QUEUE_SEND);
+	EXPECT(depth == 128 && doorbell_endpoint_room(rig->a, DOORBELL_QUEUE_RECV) == 128);
 	FAILS(DOORBELL_ERANGE, "side", doorbell_endpoint_room(rig->a, 2));
 	for (step = 0; step < 3 * depth; step++) {
-		WORKS(doorbell_endpoint_wait_room(rig->a, DOORBELL_SIDE_SEND, 1, SOON_MS));
+		WORKS(doorbell_endpoint_wait_room(rig->a, DOORBELL_QUEUE_SEND, 1, SOON_MS));
 		WORKS(doorbell_post_send(rig->a, &work, &ticket));
 		WORKS(doorbell_ticket_wait(ticket, SOON_MS));
 		WORKS(doorbell_ticket_wait(ticket, 0));
 		WORKS(doorbell_ticket_destroy(ticket));
-		WORKS(doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+		WORKS(doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &completion));
 	}
 	for (step = 0; step < 2 * depth; step++) {
-		WORKS(doorbell_endpoint_wait_room(rig->a, DOORBELL_SIDE_SEND, 1, SOON_MS));
+		WORKS(doorbell_endpoint_wait_room(rig->a, DOORBELL_QUEUE_SEND, 1, SOON_MS));
 		WORKS(doorbell_post_send(rig->a, &work, NULL));
 	}
 	/* Nobody takes the completions. */
 	FAILS(DOORBELL_EFULL, "send completion",
-	      doorbell_endpoint_wait_room(rig->a, DOORBELL_SIDE_SEND, 1, DOORBELL_NO_TIMEOUT));
+	      doorbell_endpoint_wait_room(rig->a, DOORBELL_QUEUE_SEND, 1, DOORBELL_NO_TIMEOUT));
 	for (step = 0; step < 2 * depth; step++)
-		WORKS(doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
-	GIVES(depth, doorbell_endpoint_room(rig->a, DOORBELL_SIDE_SEND));
+		WORKS(doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &completion));
+	GIVES(depth, doorbell_endpoint_room(rig->a, DOORBELL_QUEUE_SEND));
 	FAILS(DOORBELL_ERANGE, "`count`",
-	      doorbell_endpoint_wait_room(rig->a, DOORBELL_SIDE_SEND, (uint32_t)depth + 1, SOON_MS));
+	      doorbell_endpoint_wait_room(rig->a, DOORBELL_QUEUE_SEND, (uint32_t)depth + 1, SOON_MS));
 
 	WORKS(doorbell_post_recv(rig->b, 1, NULL, 0, &recv));
 	FAILS(DOORBELL_ETIMEOUT, "did not end within", doorbell_ticket_wait(recv, 10));
@@ -79,8 +79,8 @@ static void flow_control(struct rig *rig)
 	}
 	WORKS(doorbell_ticket_wait(recv, SOON_MS));
 	WORKS(doorbell_ticket_destroy(recv));
-	WORKS(doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
-	WORKS(doorbell_wait_cq(rig->b, DOORBELL_SIDE_RECV, SOON_MS, &completion));
+	WORKS(doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &completion));
+	WORKS(doorbell_wait_cq(rig->b, DOORBELL_QUEUE_RECV, SOON_MS, &completion));
 }
 
 static void rings_on_a_stream(struct rig *rig)
@@ -108,8 +108,8 @@ static void rings_on_a_stream(struct rig *rig)
 	work.imm = 0xfeedbeef;
 	WORKS(doorbell_stream_queue_recv(rig->stream, rig->b, 7, &to, 1, &recv));
 	WORKS(doorbell_stream_queue_send(rig->stream, rig->a, &work, &send));
-	WORKS(doorbell_stream_wait_cq(rig->stream, rig->a, DOORBELL_SIDE_SEND, DOORBELL_DEFAULT_TIMEOUT, &wait));
-	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_SIDE_RECV, SOON_MS, NULL));
+	WORKS(doorbell_stream_wait_cq(rig->stream, rig->a, DOORBELL_QUEUE_SEND, DOORBELL_DEFAULT_TIMEOUT, &wait));
+	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_QUEUE_RECV, SOON_MS, NULL));
 	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
 	GIVES(1, doorbell_stream_query(rig->stream));
 	GIVES(DOORBELL_STATUS_COMPLETE, doorbell_ticket_status(recv, NULL));
@@ -129,9 +129,9 @@ static void rings_on_a_stream(struct rig *rig)
 	memset(bytes_of(rig, 0), 0x22, 50);
 	memset(bytes_of(rig, 50), 0x33, 50);
 	WORKS(doorbell_stream_queue_write(rig->stream, rig->a, parts, 2, remote.addr + 8192, remote.rkey, NULL));
-	WORKS(doorbell_stream_wait_cq(rig->stream, rig->a, DOORBELL_SIDE_SEND, DOORBELL_NO_TIMEOUT, NULL));
+	WORKS(doorbell_stream_wait_cq(rig->stream, rig->a, DOORBELL_QUEUE_SEND, DOORBELL_NO_TIMEOUT, NULL));
 	WORKS(doorbell_stream_queue_read(rig->stream, rig->a, &to, 1, remote.addr + 8192, remote.rkey, NULL));
-	WORKS(doorbell_stream_wait_cq(rig->stream, rig->a, DOORBELL_SIDE_SEND, DOORBELL_NO_TIMEOUT, NULL));
+	WORKS(doorbell_stream_wait_cq(rig->stream, rig->a, DOORBELL_QUEUE_SEND, DOORBELL_NO_TIMEOUT, NULL));
 	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
 	EXPECT(is_filled(bytes_of(rig, 8192), 0x22, 30) && is_filled(bytes_of(rig, 8222), 0x33, 30));
 	EXPECT(!memcmp(bytes_of(rig, 4096), bytes_of(rig, 8192), 100));
@@ -146,13 +146,13 @@ static void posts_from_the_cpu(struct rig *rig)
 	doorbell_remote remote;
 	uint64_t word;
 
-	GIVES(0, doorbell_poll_cq(rig->a, DOORBELL_SIDE_SEND, &completion));
+	GIVES(0, doorbell_poll_cq(rig->a, DOORBELL_QUEUE_SEND, &completion));
 	WORKS(doorbell_post_recv(rig->b, 70, &to, 1, NULL));
 	work.wr_id = 71;
 	WORKS(doorbell_post_send(rig->a, &work, NULL));
-	WORKS(doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+	WORKS(doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &completion));
 	EXPECT(completion.wr_id == 71 && completion.operation == DOORBELL_OP_SEND && completion.has_imm == 0);
-	WORKS(doorbell_wait_cq(rig->b, DOORBELL_SIDE_RECV, DOORBELL_DEFAULT_TIMEOUT, &completion));
+	WORKS(doorbell_wait_cq(rig->b, DOORBELL_QUEUE_RECV, DOORBELL_DEFAULT_TIMEOUT, &completion));
 	EXPECT(completion.wr_id == 70 && completion.operation == DOORBELL_OP_RECV && completion.len_bytes == 6);
 	EXPECT(!strcmp((char *)bytes_of(rig, 4096), "hello"));
 
@@ -161,14 +161,14 @@ static void posts_from_the_cpu(struct rig *rig)
 	memcpy(bytes_of(rig, 256), &first, 8);
 	work = doorbell_work_fetch_add(&result, remote.addr + 256, remote.rkey, 2);
 	WORKS(doorbell_post_send(rig->a, &work, NULL));
-	WORKS(doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+	WORKS(doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &completion));
 	EXPECT(completion.operation == DOORBELL_OP_FETCH_ADD);
 	memcpy(&word, bytes_of(rig, 128), 8);
 	EXPECT(word == 40);
 	work = doorbell_work_compare_swap(&result, remote.addr + 256, remote.rkey, 42, 1000);
 	work.flags = DOORBELL_WORK_FENCE;
 	WORKS(doorbell_post_send(rig->a, &work, NULL));
-	WORKS(doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+	WORKS(doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &completion));
 	EXPECT(completion.operation == DOORBELL_OP_COMPARE_SWAP);
 	memcpy(&word, bytes_of(rig, 256), 8);
 	EXPECT(word == 1000);
@@ -177,14 +177,14 @@ static void posts_from_the_cpu(struct rig *rig)
 	work.flags |= DOORBELL_WORK_IMM | DOORBELL_WORK_UNSIGNALED;
 	work.imm = 5;
 	WORKS(doorbell_post_send(rig->a, &work, NULL));
-	WORKS(doorbell_wait_cq(rig->b, DOORBELL_SIDE_RECV, SOON_MS, &completion));
+	WORKS(doorbell_wait_cq(rig->b, DOORBELL_QUEUE_RECV, SOON_MS, &completion));
 	EXPECT(completion.operation == DOORBELL_OP_RECV_WRITE && completion.has_imm == 1 && completion.imm == 5);
 	EXPECT(!strcmp((char *)bytes_of(rig, 300), "imm"));
 	work = doorbell_work_init(DOORBELL_OP_NOP, NULL, 0);
 	WORKS(doorbell_post_send(rig->a, &work, NULL));
-	WORKS(doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+	WORKS(doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &completion));
 	EXPECT(completion.operation == DOORBELL_OP_NOP);
-	GIVES(0, doorbell_poll_cq(rig->a, DOORBELL_SIDE_SEND, &completion));
+	GIVES(0, doorbell_poll_cq(rig->a, DOORBELL_QUEUE_SEND, &completion));
 	(void)doorbell_device_progress(rig->device);
 }
 
@@ -202,8 +202,8 @@ static void prepares_and_posts(struct rig *rig)
 	memset(bytes_of(rig, 0), 0x44, 64);
 	WORKS(doorbell_prepare_recv(rig->b, 1, &to, 1, &list[0]));
 	WORKS(doorbell_prepare_send(rig->a, &work, &list[1]));
-	WORKS(doorbell_prepare_wait_cq(rig->a, DOORBELL_SIDE_SEND, DOORBELL_DEFAULT_TIMEOUT, &list[2]));
-	WORKS(doorbell_prepare_wait_cq(rig->b, DOORBELL_SIDE_RECV, SOON_MS, &list[3]));
+	WORKS(doorbell_prepare_wait_cq(rig->a, DOORBELL_QUEUE_SEND, DOORBELL_DEFAULT_TIMEOUT, &list[2]));
+	WORKS(doorbell_prepare_wait_cq(rig->b, DOORBELL_QUEUE_RECV, SOON_MS, &list[3]));
 	EXPECT(doorbell_prepared_disassemble(list[1], text, sizeof text) > 0);
 	EXPECT(strstr(text, streams_ring() ? "doorbell record" : "STORE_DWORD  progress"));
 	WORKS(doorbell_stream_post_all(rig->stream, list, 4, tickets));
@@ -232,7 +232,7 @@ static void prepares_and_posts(struct rig *rig)
 	WORKS(doorbell_stream_queue_recv(rig->stream, rig->b, 2, &to, 1, NULL));
 	WORKS(doorbell_prepare_send(rig->a, &work, &one));
 	WORKS(doorbell_stream_post(rig->stream, one, &ticket));
-	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_SIDE_RECV, SOON_MS, NULL));
+	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_QUEUE_RECV, SOON_MS, NULL));
 	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
 	EXPECT(is_filled(bytes_of(rig, 4096), 0x55, 64));
 	for (i = 0; i < SOON_MS && doorbell_ticket_status(ticket, NULL) != DOORBELL_STATUS_COMPLETE; i++)
@@ -240,7 +240,7 @@ static void prepares_and_posts(struct rig *rig)
 	GIVES(DOORBELL_STATUS_COMPLETE, doorbell_ticket_status(ticket, NULL));
 	WORKS(doorbell_ticket_destroy(ticket));
 	/* Nobody has asked for the completions of the last ones. */
-	while (doorbell_poll_cq(rig->a, DOORBELL_SIDE_SEND, &completion) == 1)
+	while (doorbell_poll_cq(rig->a, DOORBELL_QUEUE_SEND, &completion) == 1)
 		;
 }
 
@@ -345,7 +345,7 @@ static void fails_and_comes_back(struct rig *rig)
 	work = doorbell_work_write(&from, 1, remote.addr, remote.rkey ^ 0x5500);
 	work.wr_id = 77;
 	WORKS(doorbell_post_send(rig->a, &work, &send));
-	GIVES(DOORBELL_EWORK, doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+	GIVES(DOORBELL_EWORK, doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &completion));
 	GIVES(1, doorbell_last_failure(&failure));
 	EXPECT(failure.cause == DOORBELL_CAUSE_COMPLETION && failure.has_wr_id == 1 && failure.wr_id == 77);
 	EXPECT(failure.wc_status == 10 /* IBV_WC_REM_ACCESS_ERR */ && failure.syndrome == 0x13);
@@ -354,13 +354,13 @@ static void fails_and_comes_back(struct rig *rig)
 	EXPECT(doorbell_endpoint_failure(rig->a, &failure, text, sizeof text) > 0);
 	EXPECT(strstr(text, "remote access error") && failure.qpn == (uint32_t)doorbell_endpoint_qpn(rig->a));
 	FAILS(DOORBELL_EWORK, "remote access error", doorbell_post_send(rig->a, &work, NULL));
-	FAILS(DOORBELL_EWORK, "77", doorbell_stream_wait_cq(rig->stream, rig->a, DOORBELL_SIDE_SEND, 5, NULL));
+	FAILS(DOORBELL_EWORK, "77", doorbell_stream_wait_cq(rig->stream, rig->a, DOORBELL_QUEUE_SEND, 5, NULL));
 	WORKS(doorbell_ticket_destroy(send));
 	brings_back(rig);
 
 	/* A message that never comes. */
 	WORKS(doorbell_post_recv(rig->b, 1, &to, 1, NULL));
-	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_SIDE_RECV, 20, &wait));
+	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_QUEUE_RECV, 20, &wait));
 	synchronize_released(rig, rig->b);
 	GIVES(DOORBELL_STATUS_FAILED, doorbell_ticket_status(wait, &failure));
 	EXPECT(failure.cause == DOORBELL_CAUSE_DEADLINE && failure.timeout_ms == 20);
@@ -370,7 +370,7 @@ static void fails_and_comes_back(struct rig *rig)
 	/* Where the stream is to go on, one call says so. */
 	WORKS(doorbell_stream_continue_on_error(rig->stream, 1));
 	WORKS(doorbell_post_recv(rig->b, 1, &to, 1, NULL));
-	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_SIDE_RECV, 20, NULL));
+	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_QUEUE_RECV, 20, NULL));
 	GIVES(DOORBELL_EASYNC, doorbell_stream_synchronize(rig->stream, SOON_MS));
 	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
 	WORKS(doorbell_stream_continue_on_error(rig->stream, 0));
@@ -378,7 +378,7 @@ static void fails_and_comes_back(struct rig *rig)
 
 	/* Giving up. */
 	WORKS(doorbell_post_recv(rig->b, 1, &to, 1, NULL));
-	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_SIDE_RECV, DOORBELL_NO_TIMEOUT, NULL));
+	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_QUEUE_RECV, DOORBELL_NO_TIMEOUT, NULL));
 	WORKS(doorbell_endpoint_abort(rig->b));
 	synchronize_released(rig, rig->b);
 	EXPECT(doorbell_endpoint_failure(rig->b, &failure, NULL, 0) > 0);
@@ -387,7 +387,7 @@ static void fails_and_comes_back(struct rig *rig)
 
 	/* A stream that is aborted takes the endpoint of its work along. */
 	WORKS(doorbell_post_recv(rig->b, 1, &to, 1, NULL));
-	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_SIDE_RECV, DOORBELL_NO_TIMEOUT, &wait));
+	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_QUEUE_RECV, DOORBELL_NO_TIMEOUT, &wait));
 	WORKS(doorbell_stream_abort(rig->stream));
 	/* That is no fault. */
 	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
@@ -466,7 +466,7 @@ static void registers_its_own_memory(struct rig *rig)
 	from.offset = 0;
 	from.len_bytes = 256;
 	WORKS(doorbell_stream_queue_write(rig->stream, rig->a, &from, 1, remote.addr, remote.rkey, NULL));
-	WORKS(doorbell_stream_wait_cq(rig->stream, rig->a, DOORBELL_SIDE_SEND, SOON_MS, NULL));
+	WORKS(doorbell_stream_wait_cq(rig->stream, rig->a, DOORBELL_QUEUE_SEND, SOON_MS, NULL));
 	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
 	EXPECT(is_filled(bytes_of(rig, 0), 0x66, 256));
 	GIVES(1, doorbell_region_deregister(region));

@@ -42,7 +42,7 @@ struct outcome {
 /* What kernels are given, by address. Which fields, they say. */
 struct job {
 	struct doorbell_queue queue;
-	doorbell_local local;
+	doorbell_sge local;
 	doorbell_remote remote;
 	uint64_t *source, *target; /* where the two are in this process */
 	uint32_t threads, rounds, groups, mask;

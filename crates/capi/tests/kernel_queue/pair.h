@@ -36,7 +36,7 @@ static doorbell_endpoint *ends[2];
 static doorbell_region *local_region, *remote_region;
 static doorbell_kernel_queue *kernel_queue;
 static struct doorbell_queue queue;
-static doorbell_local local;
+static doorbell_sge local;
 static doorbell_remote remote;
 static uint32_t depth, control;
 
@@ -57,7 +57,7 @@ static inline void lend(void)
 
 	CHECK(doorbell_kernel_queue_create(ends[0], DOORBELL_KERNELS_HOST, &kernel_queue) == 0);
 	CHECK(doorbell_kernel_queue_view(kernel_queue, &queue, sizeof(queue)) == 0);
-	CHECK(doorbell_kernel_queue_local(kernel_queue, &slice, &local) == 0);
+	CHECK(doorbell_kernel_queue_sge(kernel_queue, &slice, &local) == 0);
 	CHECK((queue.record == 0) == (control == DOORBELL_CONTROL_PROXY));
 }
 

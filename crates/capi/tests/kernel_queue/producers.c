@@ -479,7 +479,7 @@ static void kinds(void)
 	CHECK(doorbell_post_recv(ends[1], 77, NULL, 0, NULL) == 0);
 	CHECK(doorbell_put_imm(&queue, local.addr, local.lkey, 4, remote.addr + 200, remote.rkey, 0x1234567, 0, &upto) == 0);
 	CHECK(doorbell_wait(&queue, upto, 20 * SECOND) == 0);
-	CHECK(doorbell_wait_cq(ends[1], DOORBELL_SIDE_RECV, 20000, &completion) == 0);
+	CHECK(doorbell_wait_cq(ends[1], DOORBELL_QUEUE_RECV, 20000, &completion) == 0);
 	CHECK(completion.wr_id == 77 && completion.has_imm == 1 && completion.imm == 0x1234567);
 	CHECK(doorbell_signal(&queue, remote.addr + 256, remote.rkey, 40, 0, &upto) == 0);
 	CHECK(doorbell_add(&queue, local.addr + 3000, local.lkey, remote.addr + 256, remote.rkey, 2, 0, &upto) == 0);
@@ -597,7 +597,7 @@ static void loans(void)
 	CHECK(doorbell_kernel_queue_view(kernel_queue, &view, sizeof(view) - 8) == DOORBELL_EINVAL);
 	/* The peer's end still sends and receives. */
 	CHECK(doorbell_post_send(ends[1], &work, NULL) == 0);
-	CHECK(doorbell_wait_cq(ends[1], DOORBELL_SIDE_SEND, 20000, NULL) == DOORBELL_EINVAL);
+	CHECK(doorbell_wait_cq(ends[1], DOORBELL_QUEUE_SEND, 20000, NULL) == DOORBELL_EINVAL);
 	CHECK(doorbell_put(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 0, &upto) == 0);
 	CHECK(doorbell_wait(&queue, upto, 20 * SECOND) == 0);
 	CHECK(doorbell_kernel_queue_destroy(kernel_queue) == 0);
@@ -611,7 +611,7 @@ static void loans(void)
 	CHECK(doorbell_kernel_queue_create(ends[0], DOORBELL_KERNELS_HOST, &other) == DOORBELL_ESTATE);
 	{
 		doorbell_completion completion;
-		CHECK(doorbell_wait_cq(ends[0], DOORBELL_SIDE_SEND, 20000, &completion) == 0);
+		CHECK(doorbell_wait_cq(ends[0], DOORBELL_QUEUE_SEND, 20000, &completion) == 0);
 	}
 	/* With the counts that the endpoint has come to. */
 	lend();

@@ -201,7 +201,7 @@ impl fmt::Display for MessageOp {
 /// When a row is long enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Extent {
+pub enum RowLength {
     /// After so many iterations: a multiple of the steps of a batch, at least 2.
     Iterations(u64),
     /// After about so many milliseconds.
@@ -228,7 +228,7 @@ pub struct Plan {
     /// Unmeasured iterations before each row; a multiple of `steps`.
     pub warmup: u64,
     /// When a row is long enough.
-    pub extent: Extent,
+    pub extent: RowLength,
     /// Whether every byte is checked.
     pub validate: bool,
     /// No kernels: transfers alone.
@@ -292,8 +292,8 @@ impl BenchOptions {
             batches: self.batches,
             warmup: whole_batches(self.warmup.unwrap_or(in_flight)),
             extent: match self.duration_s {
-                Some(ms) => Extent::DurationMs(ms),
-                None => Extent::Iterations(whole_batches(self.iterations)),
+                Some(ms) => RowLength::DurationMs(ms),
+                None => RowLength::Iterations(whole_batches(self.iterations)),
             },
             validate: self.validate,
             no_kernel: self.no_kernel,
@@ -455,8 +455,8 @@ impl Plan {
         let iterations_max = ITERATIONS_MAX + 4096;
         within("--warmup", self.warmup, 0, iterations_max)?;
         match self.extent {
-            Extent::Iterations(count) => within("--iterations", count, 2, iterations_max)?,
-            Extent::DurationMs(ms) => within("milliseconds", ms, 1, DURATION_MS_MAX)?,
+            RowLength::Iterations(count) => within("--iterations", count, 2, iterations_max)?,
+            RowLength::DurationMs(ms) => within("milliseconds", ms, 1, DURATION_MS_MAX)?,
         }
         if self.no_kernel && (self.loops != [Loop::Sync] || self.kernel_us != [0]) {
             return Err("--no-kernel needs --loop sync and --kernel-us 0".into());
@@ -493,8 +493,8 @@ impl Plan {
             ..
         } = self;
         let extent = match self.extent {
-            Extent::Iterations(count) => format!("iterations={count}"),
-            Extent::DurationMs(ms) => format!("duration={}s", ms as f64 / 1000.0),
+            RowLength::Iterations(count) => format!("iterations={count}"),
+            RowLength::DurationMs(ms) => format!("duration={}s", ms as f64 / 1000.0),
         };
         let validate = if self.validate { " validate=on" } else { "" };
         let kernel = if self.no_kernel { " kernel=none" } else { "" };
@@ -550,7 +550,7 @@ pub mod tests {
         assert_eq!(plan.sizes.max_bytes(), 65536);
         assert_eq!(plan.kernel_us, [0, 10]);
         assert_eq!((plan.steps, plan.batches, plan.warmup), (20, 4, 80));
-        assert_eq!(plan.extent, Extent::Iterations(4000));
+        assert_eq!(plan.extent, RowLength::Iterations(4000));
         assert_eq!(plan.loops, [Loop::Sync, Loop::Async]);
         assert!(!plan.validate);
         assert_eq!(options.mode(), Mode::Local);
@@ -567,7 +567,7 @@ pub mod tests {
         .unwrap();
         let plan = options.plan(Exchange::Loop).unwrap();
         // Ten iterations are four batches of three.
-        assert_eq!(plan.extent, Extent::Iterations(12));
+        assert_eq!(plan.extent, RowLength::Iterations(12));
         assert_eq!(plan.warmup, 6);
         assert!(plan.validate);
         assert_eq!(plan.seed, 9);
@@ -595,7 +595,7 @@ pub mod tests {
     fn a_duration_replaces_the_iterations() {
         let plan = options("--duration 0.25 --warmup 0").unwrap();
         let plan = plan.plan(Exchange::Pingpong).unwrap();
-        assert_eq!((plan.extent, plan.warmup), (Extent::DurationMs(250), 0));
+        assert_eq!((plan.extent, plan.warmup), (RowLength::DurationMs(250), 0));
         let described = "pingpong op=write steps=20 batches=4 warmup=0 duration=0.25s";
         assert_eq!(plan.describe(), described);
     }

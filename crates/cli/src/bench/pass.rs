@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use super::clock::thread_cpu_time;
 use super::kinds::Loop;
 use super::nvtx;
-use super::options::{BenchCase, Extent, ITERATIONS_MAX, Plan};
-use super::row::{BenchRow, Sample, Spread, micros};
+use super::options::{BenchCase, ITERATIONS_MAX, Plan, RowLength};
+use super::row::{BenchRow, LatencyStats, Sample, micros};
 use super::step::{BenchStep, Stamps};
 
 /// What is measured: a stream, and an endpoint whose peer takes part.
@@ -70,8 +70,8 @@ pub fn measure(
     };
     unmeasured(workload, plan.warmup).context("warm-up")?;
     let iterations = match plan.extent {
-        Extent::Iterations(count) => count,
-        Extent::DurationMs(ms) => {
+        RowLength::Iterations(count) => count,
+        RowLength::DurationMs(ms) => {
             let duration = Duration::from_millis(ms);
             calibrate(plan, duration, |steps| unmeasured(workload, steps))?
         }
@@ -105,7 +105,7 @@ pub fn measure(
         kernel_us: case.kernel_us,
         iterations,
         sample,
-        time: Spread::of(&mut periods).context("a row needs two samples or more")?,
+        time: LatencyStats::of(&mut periods).context("a row needs two samples or more")?,
         messages_per_s: (count / wall.as_secs_f64() * 10.0).round() / 10.0,
         app_cpu_us: micros(cpu.as_nanos() as f64 / count),
     })
@@ -301,7 +301,7 @@ mod tests {
 
     fn plan(iterations: u64) -> Plan {
         Plan {
-            extent: Extent::Iterations(iterations),
+            extent: RowLength::Iterations(iterations),
             ..sample_plan()
         }
     }
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn a_duration_is_reached_in_whole_batches_after_the_warm_up() {
         let mut plan = plan(0);
-        plan.extent = Extent::DurationMs(60);
+        plan.extent = RowLength::DurationMs(60);
         plan.warmup = 9;
         let mut announced = Vec::new();
         let mut workload = Recorder::default();

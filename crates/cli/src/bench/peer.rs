@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use doorbell::{
-    Access, Address, Control, Endpoint, EndpointConfig, Error, Executor, ProtectionDomain, Region,
-    RemoteRegion, Result, Side, StateKind, Work,
+    Access, Address, Control, Endpoint, EndpointConfig, Error, Executor, ProtectionDomain,
+    QueueKind, Region, RemoteRegion, Result, StateKind, Work,
 };
 #[cfg(feature = "cuda")]
 use doorbell::{GraphBuilder, GraphExec, KernelQueue, PutStep};
@@ -88,7 +88,7 @@ fn messages_region(domain: &ProtectionDomain, backend: &Backend, len_bytes: u64)
 /// Queues a transfer and the wait for its completion.
 fn send_and_wait(endpoint: &mut Endpoint, stream: &dyn Executor, work: &Work<'_>) -> Result<()> {
     endpoint.stream_queue_send(stream, work)?;
-    endpoint.stream_wait_cq(stream, Side::Send)?;
+    endpoint.stream_wait_cq(stream, QueueKind::Send)?;
     Ok(())
 }
 
@@ -232,7 +232,7 @@ impl Peer {
                 self.post(step, size_bytes, |endpoint, _, work| {
                     endpoint.post_send(work).map(drop)
                 })?;
-                self.complete(Side::Send)
+                self.complete(QueueKind::Send)
             }
             Loop::Async => {
                 #[cfg(feature = "cuda")]
@@ -307,7 +307,7 @@ impl Peer {
             for _ in 0..steps {
                 stream.spin(step.kernel())?;
                 graph.send(endpoint, work)?;
-                graph.wait_cq(endpoint, Side::Send)?;
+                graph.wait_cq(endpoint, QueueKind::Send)?;
             }
             graph.instantiate()
         })
@@ -352,10 +352,10 @@ impl Peer {
     pub fn arrive(&mut self, by: Loop) -> Result<()> {
         self.keep_ahead()?;
         match by {
-            Loop::Sync => self.complete(Side::Recv)?,
+            Loop::Sync => self.complete(QueueKind::Recv)?,
             Loop::Async => drop(
                 self.endpoint
-                    .stream_wait_cq(self.stream.executor(), Side::Recv)?,
+                    .stream_wait_cq(self.stream.executor(), QueueKind::Recv)?,
             ),
         }
         self.ahead -= 1;
@@ -388,7 +388,7 @@ impl Peer {
         self.messages.verdict()
     }
 
-    fn complete(&mut self, side: Side) -> Result<()> {
+    fn complete(&mut self, side: QueueKind) -> Result<()> {
         let Self {
             limits, endpoint, ..
         } = self;

@@ -48,7 +48,7 @@ pub struct BenchRow {
     /// What one sample of the time is.
     pub sample: Sample,
     /// Time of one iteration.
-    pub time: Spread,
+    pub time: LatencyStats,
     /// Messages a second in one direction, over the whole measurement.
     pub messages_per_s: f64,
     /// CPU time of the application's thread per iteration, in microseconds.
@@ -115,7 +115,7 @@ impl BenchRow {
 
 /// How samples of a time spread.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Spread {
+pub struct LatencyStats {
     /// The shortest.
     pub min_us: f64,
     /// Half of the samples are no longer.
@@ -128,7 +128,7 @@ pub struct Spread {
     pub p999_us: f64,
 }
 
-impl Spread {
+impl LatencyStats {
     /// Spread of `samples_ns`, which it sorts; none of nothing. Percentiles are nearest-rank: each is a sample that was taken.
     pub fn of(samples_ns: &mut [u64]) -> Option<Self> {
         if samples_ns.is_empty() {
@@ -163,7 +163,7 @@ pub mod tests {
 
     /// A row of made-up figures, for tests of how rows are shown.
     pub fn sample_row(kind: Loop, size_bytes: u64, kernel_us: u64) -> BenchRow {
-        let time = Spread {
+        let time = LatencyStats {
             min_us: 1.0,
             p50_us: 2.0 + kernel_us as f64 + size_bytes as f64 / 4096.0,
             avg_us: 3.25,
@@ -205,8 +205,8 @@ pub mod tests {
     #[test]
     fn percentiles_are_nearest_rank() {
         let of = |samples: &mut [u64]| {
-            let spread = Spread::of(samples).unwrap();
-            let Spread {
+            let spread = LatencyStats::of(samples).unwrap();
+            let LatencyStats {
                 min_us,
                 p50_us,
                 avg_us,
@@ -219,12 +219,12 @@ pub mod tests {
         assert_eq!(of(&mut thousand), (1.0, 500.0, 500.5, 990.0, 999.0));
         assert_eq!(of(&mut [9000, 1000, 2000]), (1.0, 2.0, 4.0, 9.0, 9.0));
         assert_eq!(of(&mut [1501]), (1.501, 1.501, 1.501, 1.501, 1.501));
-        assert_eq!(Spread::of(&mut []), None);
+        assert_eq!(LatencyStats::of(&mut []), None);
     }
 
     #[test]
     fn sums_past_64_bits_do_not_wrap() {
-        let spread = Spread::of(&mut [u64::MAX, u64::MAX, u64::MAX]).unwrap();
+        let spread = LatencyStats::of(&mut [u64::MAX, u64::MAX, u64::MAX]).unwrap();
         assert!((spread.avg_us / (u64::MAX as f64 / 1e3) - 1.0).abs() < 1e-9);
     }
 

@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use softcx::doors::Local;
 
 use crate::calls::{fail, next};
-use crate::paths::{Lead, absolute, as_path, lead, lead_of};
+use crate::paths::{PathClass, absolute, as_path, classify_path, lead};
 
 fn answer(checked: Result<(), c_int>) -> c_int {
     checked.map_or_else(fail, |()| 0)
@@ -25,12 +25,12 @@ pub unsafe extern "C" fn faccessat(
     // SAFETY: as the caller's. The older system call has no flags.
     unsafe {
         match &lead(directory, path) {
-            Lead::Node => answer(Local::check_access(mode)),
-            Lead::File(file) => answer(Local::check_file_access(as_path(file), mode)),
-            Lead::Elsewhere if flags == 0 => {
+            PathClass::Node => answer(Local::check_access(mode)),
+            PathClass::File(file) => answer(Local::check_file_access(as_path(file), mode)),
+            PathClass::Elsewhere if flags == 0 => {
                 libc::syscall(libc::SYS_faccessat, directory, path, mode) as c_int
             }
-            Lead::Elsewhere => {
+            PathClass::Elsewhere => {
                 libc::syscall(libc::SYS_faccessat2, directory, path, mode, flags) as c_int
             }
         }
@@ -66,9 +66,9 @@ pub unsafe extern "C" fn readlinkat(
     // SAFETY: as the caller's.
     unsafe {
         match &lead(directory, path) {
-            Lead::Node => fail(libc::EINVAL) as isize,
-            Lead::File(file) => fail(Local::no_link(as_path(file))) as isize,
-            Lead::Elsewhere => {
+            PathClass::Node => fail(libc::EINVAL) as isize,
+            PathClass::File(file) => fail(Local::no_link(as_path(file))) as isize,
+            PathClass::Elsewhere => {
                 libc::syscall(libc::SYS_readlinkat, directory, path, to, len) as isize
             }
         }
@@ -140,10 +140,10 @@ pub unsafe extern "C" fn realpath(path: *const c_char, to: *mut c_char) -> *mut 
         let Some(name) = absolute(libc::AT_FDCWD, path) else {
             return real(path, to);
         };
-        let exists = match &lead_of(&name) {
-            Lead::Node => Ok(()),
-            Lead::File(file) => Local::check_file_access(as_path(file), libc::F_OK),
-            Lead::Elsewhere => return real(path, to),
+        let exists = match &classify_path(&name) {
+            PathClass::Node => Ok(()),
+            PathClass::File(file) => Local::check_file_access(as_path(file), libc::F_OK),
+            PathClass::Elsewhere => return real(path, to),
         };
         let name = CString::new(name.into_os_string().into_encoded_bytes());
         match (exists, name) {
@@ -194,9 +194,9 @@ pub unsafe extern "C" fn canonicalize_file_name(path: *const c_char) -> *mut c_c
 unsafe fn without_attributes(path: *const c_char) -> Option<c_int> {
     // SAFETY: the caller's word.
     match &unsafe { lead(libc::AT_FDCWD, path) } {
-        Lead::Node => Some(libc::EOPNOTSUPP),
-        Lead::File(file) => Some(Local::no_extended_attributes(as_path(file))),
-        Lead::Elsewhere => None,
+        PathClass::Node => Some(libc::EOPNOTSUPP),
+        PathClass::File(file) => Some(Local::no_extended_attributes(as_path(file))),
+        PathClass::Elsewhere => None,
     }
 }
 

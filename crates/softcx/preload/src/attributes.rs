@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uint};
 
 use softcx::doors::Local;
 
-use crate::paths::{Lead, lead};
+use crate::paths::{PathClass, lead};
 use crate::state;
 
 /// # Safety
@@ -18,18 +18,18 @@ unsafe fn stat_at(
     // SAFETY: as the caller's, or a terminated path.
     unsafe {
         match &lead(directory, path) {
-            Lead::Node => {
+            PathClass::Node => {
                 to.write(Local::node_attributes());
                 0
             }
-            Lead::File(file) => raw(libc::AT_FDCWD, file.as_ptr(), to, flags),
-            Lead::Elsewhere => {
+            PathClass::File(file) => raw(libc::AT_FDCWD, file.as_ptr(), to, flags),
+            PathClass::Elsewhere => {
                 let done = raw(directory, path, to, flags);
                 if done == 0
                     && flags & libc::AT_EMPTY_PATH != 0
                     && let Some(local) = state::started()
                 {
-                    local.disguise(&mut *to);
+                    local.rewrite_stat(&mut *to);
                 }
                 done
             }
@@ -139,12 +139,12 @@ pub unsafe extern "C" fn statx(
             libc::syscall(libc::SYS_statx, directory, path, flags, mask, to) as c_int
         };
         match &lead(directory, path) {
-            Lead::Node => {
+            PathClass::Node => {
                 to.write(Local::extended(&Local::node_attributes()));
                 0
             }
-            Lead::File(file) => call(libc::AT_FDCWD, file.as_ptr()),
-            Lead::Elsewhere => {
+            PathClass::File(file) => call(libc::AT_FDCWD, file.as_ptr()),
+            PathClass::Elsewhere => {
                 let done = call(directory, path);
                 if done == 0
                     && flags & libc::AT_EMPTY_PATH != 0
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn statx(
                     let mut plain = std::mem::zeroed();
                     if raw(directory, c"".as_ptr(), &raw mut plain, libc::AT_EMPTY_PATH) == 0 {
                         let before = plain.st_mode;
-                        local.disguise(&mut plain);
+                        local.rewrite_stat(&mut plain);
                         if plain.st_mode != before {
                             to.write(Local::extended(&plain));
                         }

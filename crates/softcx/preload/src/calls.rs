@@ -30,7 +30,7 @@ pub fn find(name: &CStr, found: &AtomicPtr<c_void>) -> Option<*mut c_void> {
     (!at.is_null()).then_some(at)
 }
 
-/// The function of this name and type behind this one; the caller returns `$failed` where there is none.
+/// The next function with this name and type in the search order of the loader. If there is none, the caller returns `$failed`.
 macro_rules! next {
     ($name:expr, $type:ty, $failed:expr) => {{
         static FOUND: std::sync::atomic::AtomicPtr<std::ffi::c_void> =

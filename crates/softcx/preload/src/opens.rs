@@ -6,7 +6,7 @@ use std::os::fd::IntoRawFd;
 use softcx::doors::Local;
 
 use crate::calls::{fail, next};
-use crate::paths::{Lead, as_path, lead};
+use crate::paths::{PathClass, as_path, lead};
 use crate::state;
 
 /// # Safety
@@ -14,14 +14,14 @@ use crate::state;
 unsafe fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: c_int) -> c_int {
     // SAFETY: as the caller's.
     match &unsafe { lead(directory, path) } {
-        Lead::Node => open_node(flags),
-        Lead::File(file) => match Local::flags_for_file(as_path(file), flags) {
+        PathClass::Node => open_node(flags),
+        PathClass::File(file) => match Local::flags_for_file(as_path(file), flags) {
             // SAFETY: a terminated path.
             Ok(flags) => unsafe { raw(libc::AT_FDCWD, file.as_ptr(), flags, 0) },
             Err(errno) => fail(errno),
         },
         // SAFETY: as the caller's.
-        Lead::Elsewhere => unsafe { raw(directory, path, flags, mode) },
+        PathClass::Elsewhere => unsafe { raw(directory, path, flags, mode) },
     }
 }
 
@@ -140,15 +140,15 @@ macro_rules! streams {
                 let real: OpenStream = next!($symbol, OpenStream, std::ptr::null_mut());
                 let flags = || flags_of(CStr::from_ptr(mode).to_bytes());
                 match &lead(libc::AT_FDCWD, path) {
-                    Lead::Node => stream_of(open_node(flags()), mode),
-                    Lead::File(file) => match Local::flags_for_file(as_path(file), flags()) {
+                    PathClass::Node => stream_of(open_node(flags()), mode),
+                    PathClass::File(file) => match Local::flags_for_file(as_path(file), flags()) {
                         Ok(_) => real(file.as_ptr(), mode),
                         Err(errno) => {
                             fail(errno);
                             std::ptr::null_mut()
                         }
                     },
-                    Lead::Elsewhere => real(path, mode),
+                    PathClass::Elsewhere => real(path, mode),
                 }
             }
         }
@@ -184,12 +184,12 @@ pub unsafe extern "C" fn opendir(path: *const c_char) -> *mut c_void {
     unsafe {
         let real: OpenDirectory = next!(c"opendir", OpenDirectory, std::ptr::null_mut());
         match &lead(libc::AT_FDCWD, path) {
-            Lead::Node => {
+            PathClass::Node => {
                 fail(libc::ENOTDIR);
                 std::ptr::null_mut()
             }
-            Lead::File(file) => real(file.as_ptr()),
-            Lead::Elsewhere => real(path),
+            PathClass::File(file) => real(file.as_ptr()),
+            PathClass::Elsewhere => real(path),
         }
     }
 }
@@ -207,9 +207,9 @@ macro_rules! scans {
             unsafe {
                 let real: ScanDirectory = next!($symbol, ScanDirectory, -1);
                 match &lead(libc::AT_FDCWD, path) {
-                    Lead::Node => fail(libc::ENOTDIR),
-                    Lead::File(file) => real(file.as_ptr(), to, filter, order),
-                    Lead::Elsewhere => real(path, to, filter, order),
+                    PathClass::Node => fail(libc::ENOTDIR),
+                    PathClass::File(file) => real(file.as_ptr(), to, filter, order),
+                    PathClass::Elsewhere => real(path, to, filter, order),
                 }
             }
         }

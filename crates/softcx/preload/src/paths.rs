@@ -9,7 +9,7 @@ use softcx::doors::{Local, Redirect};
 use crate::state;
 
 /// Where a path leads.
-pub enum Lead {
+pub enum PathClass {
     /// To the device's node.
     Node,
     /// To a file of the private tree.
@@ -39,16 +39,16 @@ pub unsafe fn absolute(directory: c_int, path: *const c_char) -> Option<PathBuf>
 ///
 /// # Safety
 /// `path` is null or a terminated string.
-pub unsafe fn lead(directory: c_int, path: *const c_char) -> Lead {
+pub unsafe fn lead(directory: c_int, path: *const c_char) -> PathClass {
     // SAFETY: the caller's word.
     match unsafe { absolute(directory, path) } {
-        Some(path) => lead_of(&path),
-        None => Lead::Elsewhere,
+        Some(path) => classify_path(&path),
+        None => PathClass::Elsewhere,
     }
 }
 
 /// The same for an absolute path.
-pub fn lead_of(path: &Path) -> Lead {
+pub fn classify_path(path: &Path) -> PathClass {
     // Only who has a device can be inside its tree.
     let local = if Local::is_about_devices(path) {
         state::start()
@@ -56,10 +56,9 @@ pub fn lead_of(path: &Path) -> Lead {
         state::started()
     };
     match local.map(|local| local.redirect(path)) {
-        Some(Redirect::Node) => Lead::Node,
-        Some(Redirect::File(file)) => {
-            CString::new(file.into_os_string().into_vec()).map_or(Lead::Elsewhere, Lead::File)
-        }
-        Some(Redirect::Elsewhere) | None => Lead::Elsewhere,
+        Some(Redirect::Node) => PathClass::Node,
+        Some(Redirect::File(file)) => CString::new(file.into_os_string().into_vec())
+            .map_or(PathClass::Elsewhere, PathClass::File),
+        Some(Redirect::Elsewhere) | None => PathClass::Elsewhere,
     }
 }

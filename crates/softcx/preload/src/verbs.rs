@@ -119,7 +119,7 @@ unsafe fn take_over(context: *mut u8) {
 /// Puts a function into the place of the one that is there, if that is the same as in all others. Whether there is nothing more to do.
 ///
 /// # Safety
-/// `slot` is a pointer to a function, aligned and nobody else's.
+/// `slot` is an aligned pointer to a function pointer, and no other thread accesses it.
 unsafe fn replace(slot: *mut u8, known: &AtomicPtr<c_void>, by: *mut c_void) -> bool {
     let slot = slot.cast::<*mut c_void>();
     // SAFETY: the caller's promise.
@@ -264,7 +264,7 @@ macro_rules! before_each {
             }
 
             /// # Safety
-            /// `slot` is a pointer of that type, and nobody else knows of it yet.
+            /// `slot` is a pointer of that type, and no other thread has it yet.
             pub(super) unsafe fn put_before(slot: *mut u8) {
                 for (real, ours) in REAL.iter().zip(OURS) {
                     // SAFETY: the caller's promise.

@@ -1,5 +1,5 @@
-//! Commands: what a driver asks of the device by its command interface, and not by a doorbell. A card's firmware executes them. They take from
-//! microseconds to milliseconds, and a firmware that hangs answers none; the kernel's driver then waits for up to a minute.
+//! Commands of a driver to the device, by the command interface. A card's firmware executes them. They take microseconds to milliseconds. A firmware
+//! that hangs does not answer; the kernel's driver then waits for up to a minute.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use super::client::Errno;
 use super::faults::Faults;
 
-/// What a command is about, as far as faults tell commands apart.
+/// The kinds of commands that faults distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CommandKind {
     /// Makes a queue pair, a completion queue or a shared receive queue.
     Create,
-    /// Changes one, other than by the two that follow.
+    /// Changes one of these, other than to ERR or RESET.
     Modify,
     /// A queue pair to ERR.
     Error,
@@ -23,7 +24,7 @@ pub enum CommandKind {
     Destroy,
     /// Registers memory.
     Register,
-    /// Takes memory out again.
+    /// Deregisters memory.
     Deregister,
 }
 
@@ -37,12 +38,12 @@ const NAMES: [(&str, CommandKind); 7] = [
     ("deregister", CommandKind::Deregister),
 ];
 
-/// Several kinds of commands; the default is none.
+/// A set of kinds of commands; the default is the empty set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CommandKinds(u8);
 
 impl CommandKinds {
-    /// These kinds.
+    /// The set of these kinds.
     pub fn of(kinds: &[CommandKind]) -> CommandKinds {
         CommandKinds(kinds.iter().fold(0, |bits, kind| bits | 1 << *kind as u8))
     }
@@ -60,16 +61,16 @@ impl CommandKinds {
     }
 }
 
-/// What becomes of a command that is answered with success.
+/// The effect of a command that is answered with success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// The device executes it.
     Executed,
-    /// The driver answers in place of a device that has failed, which hears nothing of it.
+    /// The device has failed. The driver answers success, and the command does not reach the device.
     Pretended,
 }
 
-/// How commands are answered. Apart from the device's lock, so that a command which takes its time delays nothing else.
+/// How commands are answered. It is not under the device's lock, so that a slow command delays no other work.
 #[derive(Debug, Default)]
 pub(crate) struct Commands {
     /// Whether anything differs from an immediate answer.

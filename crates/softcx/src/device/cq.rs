@@ -8,7 +8,7 @@ use doorbell_wire::mlx5::{Cqe, CqeOpcode};
 
 /// The CQE behind which the driver finds nothing more in a ring that was replaced (mlx5dv.h, `MLX5_CQE_RESIZE_CQ`).
 const RESIZE: CqeOpcode = CqeOpcode::Other(5);
-/// Of an arm word: only completions with the solicited bit, and errors, are to be told (mlx5 PRM, `cmd` of the CQ doorbell).
+/// A flag of the arm word: only completions with the solicited bit, and errors, make an event (mlx5 PRM, `cmd` of the CQ doorbell).
 const ONLY_SOLICITED: u32 = 1 << 24;
 
 /// Where a completion queue lives.
@@ -33,9 +33,9 @@ pub(crate) struct CqNotification {
     /// The page whose register arms it.
     pub(crate) uar: usize,
     pub(crate) arm_record: RecordWord,
-    /// Who hears of completions.
+    /// The channel that gets completion events; `None` without a channel.
     pub(crate) completions: Option<Arc<dyn EventSink>>,
-    /// Who hears of everything else.
+    /// The receiver of all other events.
     pub(crate) events: Arc<dyn EventSink>,
     pub(crate) ignore_overrun: bool,
     /// Queue pairs that complete to it, each counted once or twice.
@@ -43,7 +43,7 @@ pub(crate) struct CqNotification {
     arm: Arm,
 }
 
-/// Whether completions are to be told of.
+/// Which completions make an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Arming {
     #[default]
@@ -132,7 +132,7 @@ impl Cq {
         self.owned.as_deref_mut()
     }
 
-    /// Whether it lost a completion: those who complete to it have failed.
+    /// Whether a completion was lost. The queue pairs of this completion queue have failed then.
     pub(crate) fn is_overrun(&self) -> bool {
         self.overrun
     }

@@ -75,8 +75,7 @@ impl Cursors {
         self.filled_behind(0, capacity)
     }
 
-    /// For the reader, who has read so many slots that he has not given back: the count of the one behind them, if it is
-    /// filled.
+    /// For the reader: the count of the slot that follows the ones it has read and not given back, if that slot is filled.
     ///
     /// # Errors
     /// As of [`Cursors::filled`].

@@ -6,21 +6,21 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::device::core::DeviceCore;
-use crate::device::inbox::InboxBell;
+use crate::device::inbox::EngineWake;
 use crate::device::pace::{EnginePace, Rest};
 use crate::{Error, Result};
 use doorbell_wire::memory::NumberSet;
 
-/// How long it keeps out of the way while somebody else makes the device's progress.
+/// How long the engine sleeps while another thread makes the device's progress.
 const NAP: Duration = Duration::from_micros(50);
-/// The same when that somebody has been at it for a while. Long enough for the scheduler to see a core at rest: it moves no thread to a
-/// core whose rests are shorter than what a migration costs (0.5 ms), and application and stream would share the other one.
+/// The same after the other thread has done so for a while. It is long enough for the scheduler to treat the engine's core as idle: the scheduler
+/// moves no thread to a core whose idle periods are shorter than the cost of a migration (0.5 ms), and application and stream would share one core.
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(super) struct EngineCore {
     pub(super) core: Mutex<DeviceCore>,
-    pub(super) bell: InboxBell,
+    pub(super) bell: EngineWake,
     started: Instant,
     stop: AtomicBool,
     /// Changes with every turn that others than the engine make, or would have made.
@@ -136,12 +136,12 @@ impl EngineCore {
             }
             nap = NAP;
             let Some(mut core) = self.try_lock() else {
-                // Whoever has it may be waiting for this very core of the machine.
+                // The thread that holds the lock may be waiting for this processor core.
                 pace.step_aside();
                 continue;
             };
             let worked = self.turn(&mut core, self.now_ns());
-            // Nobody has made progress in all of its nap, and yet there was some to make: it is of one who cannot.
+            // No other thread ran the device during the nap, although there was work: the program that waits for it cannot run the device itself.
             if std::mem::take(&mut napped) && worked {
                 pace.found_unheard();
             }

@@ -1,4 +1,4 @@
-//! What goes wrong on purpose.
+//! Faults that a device injects on purpose.
 
 /// The environment variable with the faults of the devices that a process makes by [`Device::open`](super::Device::open), as
 /// `doorbell softcx run --fault` takes them.
@@ -7,7 +7,7 @@ pub const FAULT: &str = "DOORBELL_SOFTCX_FAULT";
 use super::commands::CommandKinds;
 use crate::{Error, Result};
 
-/// What the wire does to packets. All probabilities are 0.0 to 1.0 a packet; the default harms none.
+/// Faults of the wire, the device and its commands. Probabilities are 0.0 to 1.0 per packet. The default injects no fault.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Faults {
     /// A packet is lost.
@@ -16,53 +16,52 @@ pub struct Faults {
     pub duplicate: f64,
     /// A packet is held back for up to 50 us, so that later ones overtake it.
     pub reorder: f64,
-    /// Every packet is this much later, in nanoseconds.
+    /// The delay of every packet, in nanoseconds.
     pub delay_ns: u64,
-    /// The bytes of a write that arrives at this device are placed this much later, in nanoseconds, and a later write overtakes it. What
-    /// comes in order on a reliable connection still does: completions, immediate data, reads and atomics.
+    /// The delay, in nanoseconds, with which the bytes of an incoming write are placed in memory. Later writes overtake it. Completions,
+    /// immediate data, reads and atomics keep the order of a reliable connection.
     pub late_writes_ns: u64,
-    /// The bytes of a packet that does not end its message, of a write, a send or the response to a read that arrives at this device, are placed
-    /// this much later, in nanoseconds, and the rest of the message overtakes them. A completion comes after all of them.
+    /// The delay, in nanoseconds, with which the bytes of an incoming packet are placed in memory, if the packet does not end its write, send
+    /// or read response. The rest of the message overtakes them. The completion comes after all bytes of the message.
     pub late_packets_ns: u64,
-    /// When work requests are read out of their ring. With 0 the device copies them at the doorbell that announces them, and does not see
-    /// what is written there later. Otherwise it reads the first one that it has not begun so many nanoseconds behind its doorbell. `None`
-    /// reads a request when its turn has come. A card may do any of these.
+    /// When the device reads work requests from their ring. With `Some(0)` it copies them at the doorbell that announces them, and does not see
+    /// later changes. With another number it reads the oldest request that it has not begun that many nanoseconds after its doorbell. With `None`
+    /// it reads a request when it executes it. A card may do any of these.
     pub fetch_ns: Option<u64>,
     /// Start of the random sequence: the same seed and traffic give the same faults.
     pub seed: u64,
-    /// This packet, counted from 1, is lost. In this and the following, 0 is none.
+    /// The number of the packet that is lost, counted from 1. In this field and the next ones, 0 means that no packet or request is affected.
     pub drop_nth: u64,
-    /// This request packet that arrives in its turn, and its code on the wire (an AETH syndrome, IBTA 9.7.5.2: 0x20 to 0x3f for
-    /// a receiver that is not ready, 0x60 to 0x63 for errors) with which it is answered instead of being carried out.
+    /// The number of an incoming request packet, counted in PSN order, and the code with which it is answered instead of being executed. The
+    /// code is an AETH syndrome (IBTA 9.7.5.2): 0x20 to 0x3f for a receiver that is not ready, 0x60 to 0x63 for errors.
     pub refuse: (u64, u8),
-    /// This response to a read or an atomic has the other one's form.
+    /// The number of the response to a read or an atomic that is garbled: a read response has the form of an atomic's, and vice versa.
     pub garble_nth: u64,
-    /// This work request, sends and receives counted apart, and the syndrome with which it fails. On a receive it fails when a
-    /// message would go into it.
+    /// The number of a work request of a send queue, and the syndrome with which it fails.
     pub fail_send: (u64, u8),
-    /// As `fail_send`, for receives.
+    /// The number of a receive, counted apart from sends, and the syndrome with which it fails when a message would use it.
     pub fail_recv: (u64, u8),
-    /// For this completion there is no room.
+    /// The number of the completion for which the completion queue has no room: the queue overruns.
     pub overrun_nth: u64,
-    /// The link goes down this long after the faults are set, and for how long, in nanoseconds: packets are lost, and clients
-    /// hear of it.
+    /// The delay from setting the faults until the link goes down, and the time that it stays down, both in nanoseconds. Packets are lost
+    /// meanwhile, and clients get events.
     pub down_ns: (u64, u64),
-    /// The port's GID moves on by one index of its table this long after the faults are set, in nanoseconds, and clients hear of it; 0 is never.
+    /// The delay from setting the faults until the port's GID moves on by one index of its table, in nanoseconds; 0 means never. Clients get an event.
     pub gid_ns: u64,
-    /// The device is pulled out of the machine this long after the faults are set, in nanoseconds; 0 is never. It does nothing more
-    /// then, not even flush: its queue pairs are in error, and clients hear of it once.
+    /// The delay from setting the faults until the device is removed from the machine, in nanoseconds; 0 means never. The device then does
+    /// nothing more and does not flush. Its queue pairs are in error, and clients get one event.
     pub gone_ns: u64,
     /// Every command takes this long, in nanoseconds: making, changing and destroying queues, registering memory.
     pub commands_ns: u64,
     /// The first command of these kinds hangs: it is answered this much later, in nanoseconds, or when faults are set anew.
     pub hang: (CommandKinds, u64),
-    /// Commands of these kinds fail with EIO, and the device does not hear of them: it goes on.
+    /// Commands of these kinds fail with EIO. The device does not receive them and continues to work.
     pub eio: CommandKinds,
-    /// The device reports that it has failed (`IBV_EVENT_DEVICE_FATAL`) this long after the faults are set, and works on for so long after that, in
-    /// nanoseconds; 0 and 0 is never. From the report on commands fail with EIO. But those that move a queue pair to ERR or RESET succeed
-    /// and do nothing, because the kernel's driver answers them without the device.
+    /// The delay from setting the faults until the device reports `IBV_EVENT_DEVICE_FATAL`, and the time that it continues to work after the
+    /// report, both in nanoseconds; 0 and 0 means never. Commands fail with EIO from the report on. Commands that move a queue pair to ERR or RESET
+    /// succeed and do nothing, because the kernel's driver answers them without the device.
     pub fatal_ns: (u64, u64),
-    /// A queue pair that goes to ERR flushes what is posted this much later, in nanoseconds: after the call that moved it there has returned.
+    /// The delay, in nanoseconds, with which a queue pair that goes to ERR flushes its work requests: after the command has returned.
     pub flush_ns: u64,
 }
 
@@ -81,7 +80,7 @@ impl Faults {
     /// commands (`error+reset`), `hang` with these and a time in milliseconds (`reset:5000`).
     ///
     /// # Errors
-    /// [`Error::Malformed`] for another name, or a value that is none.
+    /// [`Error::Malformed`] for an unknown name, or an invalid value.
     pub fn set(&mut self, fault: &str) -> Result<()> {
         let bad = || Error::Malformed {
             what: "fault",

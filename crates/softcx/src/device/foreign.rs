@@ -1,4 +1,4 @@
-//! Memory of other devices, as a GPU's: loads and stores do not reach it, so whoever has it makes the copies.
+//! Memory of other devices, such as GPUs. The CPU cannot load from it or store to it, so the code that registered it makes the copies.
 #![allow(unsafe_code)] // an unsafe trait: copies between addresses
 
 use std::fmt;
@@ -6,23 +6,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::space::{AccessFault, Span};
 
-/// Bytes to copy inside of the memory of another device.
+/// A copy within the memory of another device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
     /// First byte to read.
     pub from: u64,
     /// First byte to write.
     pub into: u64,
-    /// How many.
+    /// The number of bytes.
     pub len_bytes: usize,
 }
 
 /// What copies between this process and the memory of another device.
 ///
 /// # Safety
-/// A call returns when its copies are over, also if it fails, and touches neither memory after that. Copies are made one after the other.
+/// A call returns when its copies are over, also if it fails, and accesses neither memory after that. Copies are made one after the other.
 pub unsafe trait Foreign: Send + Sync {
-    /// Copies from `theirs`, in the device's memory, to `own`, in this process: both in their order, and as many bytes.
+    /// Copies from `theirs`, in the device's memory, to `own`, in this process. Both lists have the same total length.
     ///
     /// # Safety
     /// `own` may be written; `theirs` is memory of the device for as long as the call takes.
@@ -31,7 +31,7 @@ pub unsafe trait Foreign: Send + Sync {
     /// [`AccessFault`] if the device refuses or fails.
     unsafe fn fetch(&self, own: &[Span], theirs: &[Span]) -> Result<(), AccessFault>;
 
-    /// Copies from `own`, in this process, to `theirs`, in the device's memory: both in their order, and as many bytes.
+    /// Copies from `own`, in this process, to `theirs`, in the device's memory. Both lists have the same total length.
     ///
     /// # Safety
     /// `own` may be read; `theirs` is memory of the device for as long as the call takes.
@@ -70,13 +70,13 @@ pub(super) fn at(place: u32) -> Option<Arc<dyn Foreign>> {
 }
 
 /// A region's part in a memory: the memory is known by its place as long as one of these lives.
-pub struct Foothold {
+pub struct ForeignRegion {
     place: u32,
 }
 
-impl Foothold {
+impl ForeignRegion {
     /// A region in `memory`, which gets a place in the table with its first region.
-    pub fn new(memory: &Arc<dyn Foreign>) -> Foothold {
+    pub fn new(memory: &Arc<dyn Foreign>) -> ForeignRegion {
         let mut table = table();
         let same = |entry: &Option<ForeignEntry>| {
             entry.as_ref().is_some_and(|entry| {
@@ -87,7 +87,7 @@ impl Foothold {
             if let Some(Some(entry)) = table.get_mut(place) {
                 entry.regions += 1;
             }
-            return Foothold {
+            return ForeignRegion {
                 place: place as u32,
             };
         }
@@ -105,7 +105,7 @@ impl Foothold {
                 table.len() - 1
             }
         };
-        Foothold {
+        ForeignRegion {
             place: place as u32,
         }
     }
@@ -115,7 +115,7 @@ impl Foothold {
     }
 }
 
-impl Drop for Foothold {
+impl Drop for ForeignRegion {
     fn drop(&mut self) {
         let mut table = table();
         let Some(slot) = table.get_mut(self.place as usize) else {
@@ -134,9 +134,9 @@ impl Drop for Foothold {
     }
 }
 
-impl fmt::Debug for Foothold {
+impl fmt::Debug for ForeignRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Foothold")
+        f.debug_struct("ForeignRegion")
             .field("place", &self.place)
             .finish()
     }
@@ -210,7 +210,7 @@ mod tests {
 
     struct Bench {
         other: Arc<Other>,
-        foothold: Foothold,
+        foothold: ForeignRegion,
         copies: Copies,
     }
 
@@ -220,7 +220,7 @@ mod tests {
             *other.bytes.lock().unwrap() = (0..=255).collect();
             let memory: Arc<dyn Foreign> = other.clone();
             Bench {
-                foothold: Foothold::new(&memory),
+                foothold: ForeignRegion::new(&memory),
                 other,
                 copies: Copies::default(),
             }
@@ -380,7 +380,7 @@ mod tests {
     fn a_memory_is_known_while_a_region_is_in_it_and_by_one_place() {
         let bench = Bench::new();
         let memory: Arc<dyn Foreign> = bench.other.clone();
-        let again = Foothold::new(&memory);
+        let again = ForeignRegion::new(&memory);
         drop(memory);
         assert_eq!(again.place(), bench.foothold.place());
         let place = bench.place(0);
@@ -393,7 +393,7 @@ mod tests {
         assert!(known.upgrade().is_none());
     }
 
-    fn again_memory(foothold: &Foothold) -> Arc<dyn Foreign> {
+    fn again_memory(foothold: &ForeignRegion) -> Arc<dyn Foreign> {
         Space::of_foreign(foothold).foreign().unwrap()
     }
 }

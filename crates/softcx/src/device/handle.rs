@@ -1,4 +1,4 @@
-//! The device as its users see it.
+//! The public handle of a device.
 
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard};
@@ -14,7 +14,7 @@ use crate::device::options::{DeviceOptions, Function, LinkLayer};
 use crate::device::pace::EnginePace;
 use crate::device::qp::{Counters, QpStatus};
 use crate::device::{
-    foreign::Foothold,
+    foreign::ForeignRegion,
     space::{Space, SpaceAddress},
 };
 use crate::{Error, Result, StateKind};
@@ -37,7 +37,7 @@ impl PortId {
         bytes
     }
 
-    /// Reads what [`PortId::to_bytes`] wrote. Any bytes are a port; whether it is there, connecting tells.
+    /// Reads what [`PortId::to_bytes`] wrote. Any bytes are accepted. Connecting fails if no such port exists.
     pub fn from_bytes(bytes: &[u8; PortId::BYTES]) -> PortId {
         let long = |at: usize| {
             bytes[at..]
@@ -77,10 +77,10 @@ pub struct Device {
 }
 
 impl Device {
-    /// Makes a device with an engine thread. The environment variable [`FAULT`] may have faults, which are set from the start.
+    /// Makes a device with an engine thread. Faults in the environment variable [`FAULT`] are set from the start.
     ///
     /// # Errors
-    /// [`Error::System`] if the kernel gives no shared memory or no thread; [`Error::Malformed`] for a fault that there is not.
+    /// [`Error::System`] if the kernel gives no shared memory or no thread; [`Error::Malformed`] for an unknown fault.
     pub fn open() -> Result<Device> {
         let mut core = DeviceCore::new()?;
         if let Ok(list) = std::env::var(FAULT) {
@@ -91,10 +91,10 @@ impl Device {
         Device::with(core, EnginePace::told(), Function::default())
     }
 
-    /// Makes a device with an engine thread on a named fabric: it has a number there, by which others find it.
+    /// Makes a device with an engine thread on a named fabric. The device gets a number, by which other devices of the fabric find it.
     ///
     /// # Errors
-    /// As [`Device::open`]; [`Error::State`] if the fabric's name is none, or it has no number left.
+    /// As [`Device::open`]; [`Error::State`] if the fabric's name is invalid, or the fabric has no free number.
     pub fn on_fabric(options: &DeviceOptions) -> Result<Device> {
         let core = Device::core_of(options)?;
         Device::with(core, EnginePace::unheard(), options.function)
@@ -165,8 +165,8 @@ impl Device {
         self.nic().now_ns()
     }
 
-    /// Lets the device do a turn of its work inside the caller, for poll loops. Whether there was any; `false` also when
-    /// another thread is at it.
+    /// Does one turn of the device's work in the calling thread, for poll loops. Returns whether there was work; `false` also if another thread
+    /// does it at the moment.
     #[inline]
     pub fn progress(&self) -> bool {
         let nic = self.nic();
@@ -191,18 +191,18 @@ impl Device {
         worked
     }
 
-    /// As [`Device::progress`], for a caller that will call again and again, or say that it stops: until then the engine is not
-    /// woken by packets.
+    /// As [`Device::progress`], for a caller that calls repeatedly. Packets do not wake the engine until the caller calls
+    /// [`Device::progress_off`].
     #[inline]
     pub(crate) fn progress_on(&self) -> bool {
-        self.nic().bell.stand_in();
+        self.nic().bell.suppress_wake();
         self.progress()
     }
 
-    /// That caller turns to something else.
+    /// Ends what [`Device::progress_on`] began: packets wake the engine again.
     #[inline]
     pub(crate) fn progress_off(&self) {
-        if self.nic().bell.stand_down() {
+        if self.nic().bell.resume_wake() {
             self.progress();
         }
     }
@@ -210,8 +210,8 @@ impl Device {
     /// Tells the device that a register was stored to: wakes the engine if it sleeps. A card needs no such call, because
     /// the store itself reaches it.
     ///
-    /// [`super::QueuePair::rung`] says which one, and is to be preferred: without that, the doorbell of a queue pair that has
-    /// been idle is only looked for when the device has nothing else to do.
+    /// Prefer [`super::QueuePair::rung`], which names the queue pair. Without it the device finds the doorbell of an idle queue pair only when it has
+    /// nothing else to do.
     #[inline]
     pub fn rung(&self) {
         let nic = self.nic();
@@ -235,7 +235,7 @@ impl Device {
         nic.bell.ring();
     }
 
-    /// Its number on its fabric, 1 to 63; 0 for a device on none.
+    /// Its number on its fabric, 1 to 63; 0 for a device without a fabric.
     pub fn node(&self) -> u16 {
         self.lock().fabric().map_or(0, Fabric::node)
     }
@@ -247,7 +247,7 @@ impl Device {
             .map_or(LinkLayer::default(), Fabric::link)
     }
 
-    /// What its port and its function demand or lack.
+    /// Requirements and missing capabilities of its port and its function.
     pub fn function(&self) -> Function {
         self.function
     }
@@ -265,41 +265,41 @@ impl Device {
         gid_of(self.link(), self.node())
     }
 
-    /// Where in the port's table of GIDs its own stands; `None` if it was taken out.
+    /// The index of its GID in the port's table of GIDs; `None` if the GID was removed.
     pub fn gid_index(&self) -> Option<u8> {
         self.lock().gid_index
     }
 
     /// Moves the port's GID to another index of its table, or takes it out, as the kernel does when addresses of the network interface change.
-    /// Programs hear of it (`IBV_EVENT_GID_CHANGE`). Connections stay: a card has the address in the queue pair.
+    /// Programs get `IBV_EVENT_GID_CHANGE`. Connections stay, because the queue pair holds the address, as on a card.
     pub fn set_gid_index(&self, index: Option<u8>) {
         self.lock().set_gid_index(index);
     }
 
-    /// Where other devices of this host reach this one.
+    /// The port by which other devices of this host reach this one.
     pub fn port(&self) -> PortId {
         PortId(self.lock().inbox().address())
     }
 
-    /// What the device has counted so far.
+    /// The counters of the device.
     pub fn counters(&self) -> Counters {
         self.lock().parts.counters
     }
 
-    /// Sets what happens to the packets that this device sends from now on, for tests.
+    /// Sets the faults that this device injects from now on, for tests.
     pub fn set_faults(&self, faults: Faults) {
         self.lock().set_faults(faults);
         self.rung();
     }
 
-    /// What a doorbell does that came before its record, or behind a later one. A card works up to the record, and a request may wait
-    /// for the next doorbell: a bug that shows now and then. So this device counts it and fails the queue pair, unless it is told to
-    /// do as a card does.
+    /// Sets how the device treats a doorbell that arrives before its record, or after a later doorbell. A card executes requests up to the record,
+    /// so a request may wait for the next doorbell: a bug that shows only sometimes. By default this device counts such a doorbell and fails the
+    /// queue pair. With `true` it behaves as a card.
     pub fn take_doorbells_out_of_order(&self, takes: bool) {
         self.lock().parts.takes_doorbells_out_of_order = takes;
     }
 
-    /// Stops all work of the device, or lets it go on: a card that hangs, for tests.
+    /// Stops all work of the device, or lets it continue. For tests of a card that hangs.
     pub fn set_frozen(&self, frozen: bool) {
         self.lock().set_frozen(frozen);
         self.rung();
@@ -310,7 +310,7 @@ impl Device {
         self.lock().create_pd()
     }
 
-    /// Registers memory of this process: the key by which work requests and peers name it. The local and the remote key are one.
+    /// Registers memory of this process. Returns its key, which is both the local and the remote key.
     ///
     /// # Safety
     /// The memory is valid for reads and writes until [`Device::deregister`] returns, or the last handle of the device and all that was made
@@ -344,7 +344,7 @@ impl Device {
     pub unsafe fn register_foreign(
         &self,
         pd: u32,
-        foothold: &Foothold,
+        foothold: &ForeignRegion,
         addr: u64,
         len_bytes: u64,
         access: Access,
@@ -368,7 +368,7 @@ impl Device {
         })
     }
 
-    /// Takes memory out again. When this returns, the device does not touch it any more. `false` if there is no such key.
+    /// Deregisters memory. The device no longer accesses it when this returns. Returns `false` if there is no such key.
     pub fn deregister(&self, key: u32) -> bool {
         // It goes whatever the answer is: so does the memory.
         let _ = self.commands.pass(CommandKind::Deregister);

@@ -1,7 +1,7 @@
 //! The software ConnectX: a NIC that consumes the same rings, doorbell records and UAR registers as a card would.
 //!
-//! [`Device`] owns an engine thread. The engine also makes progress inside the poll loops of whoever waits
-//! ([`Device::progress`]): on a machine with few cores that is what keeps spinning threads from starving each other.
+//! [`Device`] owns an engine thread. Threads that poll for a completion also do the device's work ([`Device::progress`]). On a machine with few
+//! cores this keeps spinning threads from starving the engine.
 //!
 //! Layers, from the memory inwards: `dma` (every access to shared memory), `space`, `foreign` and `copies` (whose memory it is,
 //! what reaches another device's, and bytes from one to the other), `gather` and `keys` (what a WQE's segments name, and whether they may), `qp` with `requester` and
@@ -45,7 +45,7 @@ pub use commands::{CommandKind, CommandKinds};
 pub use dma::Pages;
 pub use doorbell_wire::memory::{QueuePairMemory, QueuePairSizes};
 pub use faults::{FAULT, Faults};
-pub use foreign::{Foothold, Foreign, Move};
+pub use foreign::{Foreign, ForeignRegion, Move};
 pub use handle::{Device, PortId};
 pub(crate) use inbox::{file_error, random};
 pub use keys::Access;

@@ -10,21 +10,21 @@ pub enum LinkLayer {
     Ethernet,
 }
 
-/// What a port or a function of a card demands or lacks. Each is a way in which real ones are set up; whoever runs on the default only does not meet them.
+/// Requirements and missing capabilities of a port or a PCI function. Real cards are set up in each of these ways; the default has none of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Function {
-    /// The port demands a global route on InfiniBand, too (`IBV_QPF_GRH_REQUIRED`), as under a subnet manager that has it so.
+    /// The port requires a global route on InfiniBand, too (`IBV_QPF_GRH_REQUIRED`), as some subnet managers configure it.
     pub needs_grh: bool,
-    /// There are no atomics (`IBV_ATOMIC_NONE`), as on a virtual function that was given none.
+    /// There are no atomics (`IBV_ATOMIC_NONE`), as on a virtual function without them.
     pub no_atomics: bool,
-    /// Its registers take doorbells only: no BlueFlame buffers (`bf_reg_size` 0), as where the host maps no write-combining memory.
+    /// The registers take doorbells only. There are no BlueFlame buffers (`bf_reg_size` 0), as on hosts that map no write-combining memory.
     pub no_blueflame: bool,
     /// The first entry of the table of GIDs of an Ethernet port is that of an interface in another network namespace, as the host's are in a container.
     pub foreign_gid: bool,
 }
 
 impl Function {
-    /// Sets what that word of the command line says: `grh`, `no-atomics`, `no-blueflame`, `foreign-gid`.
+    /// Sets the property with that name: `grh`, `no-atomics`, `no-blueflame`, `foreign-gid`.
     ///
     /// # Errors
     /// [`Error::Malformed`](crate::Error::Malformed) for another word.
@@ -55,10 +55,10 @@ pub struct DeviceOptions {
     pub fabric: String,
     /// The kind of link.
     pub link: LinkLayer,
-    /// What the port and the function demand or lack.
+    /// Requirements and missing capabilities of the port and the function.
     pub function: Function,
-    /// What happens to packets that the device sends.
+    /// The faults that the device injects.
     pub faults: super::Faults,
-    /// Where every WQE, packet and CQE goes, decoded, a line each.
+    /// The file to which every WQE, packet and CQE is written, decoded, one line each.
     pub trace: Option<std::path::PathBuf>,
 }

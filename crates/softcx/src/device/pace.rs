@@ -1,11 +1,11 @@
-//! When an engine looks for something to do.
+//! When an engine looks for work.
 //!
 //! Queue pairs of this process ring a bell, unless a GPU rings them. So the engine sleeps when it has found nothing for a while, looks for the
 //! doorbells of GPUs each time it wakes, and expects more of them for a time once it has found one.
 //!
 //! The queue pairs of clients ring by storing to a page, and no store wakes a thread. So while one of them can ring, the engine
 //! looks again and again: at once after it had something to do, then after ever longer sleeps, each a small part of the time since.
-//! Who rings after a pause waits that part longer, and a device that is not used costs next to nothing.
+//! A doorbell after a pause is found later by that part of the pause, and an unused device needs hardly any CPU time.
 //!
 //! It sleeps rather than spins or yields because clients spin: where there are no more cores than those, the scheduler lets a thread
 //! that wakes up go first, above all one with short slices, but lets one that never sleeps wait for whole ticks.
@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 /// How long an engine that is told spins with nothing to do before it sleeps.
 const TOLD_SPIN: Duration = Duration::from_micros(20);
-/// The same when it has found a doorbell in its sleep that nobody told it of: a GPU's, whose kernels take their time between two of them.
+/// The same after it has found a doorbell without being told, which a GPU has stored. Kernels of GPUs may need some time between two doorbells.
 const UNHEARD_SPIN: Duration = Duration::from_micros(200);
-/// For how long it expects more of those.
+/// For how long it expects more of these doorbells.
 const UNHEARD_FOR: Duration = Duration::from_secs(1);
 /// How long it sleeps at most. Doorbells by executors that cannot ring the bell (a GPU) are looked for each time it wakes.
 const TOLD_SLEEP: Duration = Duration::from_millis(1);
@@ -25,7 +25,7 @@ const TOLD_SLEEP: Duration = Duration::from_millis(1);
 const DOZE: Duration = Duration::from_millis(10);
 /// When an idle device becomes one that is not used.
 const DOZE_AFTER: Duration = Duration::from_millis(100);
-/// How long an engine that is not told steps aside for those who wait for the core.
+/// How long an engine that is not told of doorbells sleeps to let threads run that wait for its core.
 const STEP_ASIDE: Duration = Duration::from_micros(2);
 
 /// Sleeps are this part of the time since there was something to do.
@@ -129,14 +129,14 @@ impl EnginePace {
         }
     }
 
-    /// There was something to do that nobody had told the engine of.
+    /// The engine has found work of which it was not told.
     pub(super) fn found_unheard(&mut self) {
         if let EnginePace::Told { unheard } = self {
             *unheard = Some(Instant::now());
         }
     }
 
-    /// Whether the next doorbell is likely to be one of which the engine is not told.
+    /// Whether the next doorbell probably comes from a GPU, so that the engine is not told of it.
     pub(super) fn expects_unheard(&self) -> bool {
         matches!(self, EnginePace::Told { unheard: Some(at) } if at.elapsed() < UNHEARD_FOR)
     }

@@ -184,8 +184,8 @@ pub struct Header {
     pub source_qpn: u32,
     /// Service level, 4 bits.
     pub sl: u8,
-    /// Sequence numbers that it takes, 1 to 16: one, or, between devices whose packets nobody looks at, one for each MTU of its
-    /// payload.
+    /// The number of PSNs that the packet uses, 1 to 16. It is 1, or one for each MTU of the payload between devices without a trace and without
+    /// faults.
     pub psns: u8,
     /// Queue key of a datagram.
     pub qkey: u32,

@@ -22,7 +22,7 @@ pub struct RemoteQueuePair {
     pub qpn: u32,
     /// The PSN that it starts with, 24 bits.
     pub psn: u32,
-    /// The number of this connection: it changes with every reset, so that packets of an earlier one are not taken.
+    /// The number of this connection. It changes with every reset, so that packets of an earlier connection are dropped.
     pub connection: u32,
 }
 
@@ -113,7 +113,7 @@ impl QueuePair {
         })
     }
 
-    /// Where its parts lie.
+    /// The addresses of its rings, records and registers.
     pub fn memory(&self) -> &QueuePairMemory {
         &self.memory
     }
@@ -138,8 +138,8 @@ impl QueuePair {
         &self.status
     }
 
-    /// Tells the device that a register of this queue pair was stored to; see [`Device::rung`]. Where many queue pairs share
-    /// a device, this finds an idle one's doorbell at once, and the device need not go round to look for it.
+    /// Tells the device that a register of this queue pair was stored to; see [`Device::rung`]. The device then reads the registers of this queue
+    /// pair at once, and need not search the idle queue pairs.
     #[inline]
     pub fn rung(&self) {
         self.device.rung_at(self.slot, &self.status);
@@ -158,7 +158,7 @@ impl QueuePair {
         self.start.lock().unwrap().0 = psn;
     }
 
-    /// What the other end needs to connect to this one, until the next reset.
+    /// The values that the peer needs to connect to this queue pair. They are valid until the next reset.
     pub fn local(&self) -> RemoteQueuePair {
         let (psn, connection) = self.start();
         RemoteQueuePair {
@@ -181,8 +181,8 @@ impl QueuePair {
     /// INIT to RTR and RTS.
     ///
     /// # Errors
-    /// [`Error::State`](crate::Error::State) if the state does not lead there, or if the other device cannot be reached; the queue pair is then
-    /// where it was.
+    /// [`Error::State`](crate::Error::State) if the state does not lead there, or if the other device cannot be reached; the queue pair then
+    /// keeps its state.
     pub fn connect(&self, remote: &RemoteQueuePair) -> Result<()> {
         // One for each step.
         self.command("modify_qp", CommandKind::Modify)?;
@@ -208,7 +208,7 @@ impl QueuePair {
         psns: (u32, u32),
     ) {
         let mut core = self.device.lock();
-        core.aim_qp(self.slot, path, qpn);
+        core.set_destination(self.slot, path, qpn);
         core.start_qp(self.slot, psns);
     }
 
@@ -216,11 +216,11 @@ impl QueuePair {
         command(&self.device, operation, kind)
     }
 
-    /// Any state to ERR. When this returns, everything posted is flushed, and the device writes to the completion queues
-    /// only to flush what is posted later; unless a fault has the flush come later.
+    /// Any state to ERR. When this returns, all posted requests are flushed, unless a fault delays the flush. The device then writes to the
+    /// completion queues only to flush requests that are posted later.
     ///
     /// # Errors
-    /// [`Error::System`] if a fault has the command fail. The queue pair goes on.
+    /// [`Error::System`] if a fault makes the command fail. The queue pair keeps its state.
     pub fn fail(&self) -> Result<()> {
         if self.command("modify_qp to ERR", CommandKind::Error)? == Answer::Executed {
             let now_ns = self.device.now_ns();
@@ -230,24 +230,24 @@ impl QueuePair {
     }
 
     /// Any state to RESET, where the device executes nothing and writes to no completion queue. Rings and records stay as they are, until
-    /// [`QueuePair::reset`]. A device that has reported that it failed ([`QpStatus::device_failed`]) does not hear of this.
+    /// [`QueuePair::reset`]. If the device has reported that it failed ([`QpStatus::device_failed`]), the command does not reach it.
     ///
     /// # Errors
     /// As [`QueuePair::fail`].
-    pub fn silence(&self) -> Result<()> {
+    pub fn quiesce(&self) -> Result<()> {
         if self.command("modify_qp to RESET", CommandKind::Reset)? == Answer::Executed {
             self.device.lock().reset_qp(self.slot);
         }
         Ok(())
     }
 
-    /// Any state to RESET. The driver makes rings, records and completion queues fresh before it goes on.
+    /// Any state to RESET. The caller must reinitialize rings, records and completion queues before it continues.
     ///
     /// # Errors
     /// [`Error::System`](crate::Error::System) if the kernel has no random numbers for the next connection, or as [`QueuePair::fail`].
     pub fn reset(&self) -> Result<()> {
         let start = starting_numbers()?;
-        self.silence()?;
+        self.quiesce()?;
         *self
             .start
             .lock()

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::device::foreign::Foothold;
+use crate::device::foreign::ForeignRegion;
 use crate::device::foreign::{self, Foreign};
 use crate::device::proc_mem::{self, Direction};
 pub use doorbell_wire::memory::Span;
@@ -141,7 +141,7 @@ impl Space {
     }
 
     /// The memory of another device, as long as the region has its part in it.
-    pub(crate) fn of_foreign(foothold: &Foothold) -> Space {
+    pub(crate) fn of_foreign(foothold: &ForeignRegion) -> Space {
         Space(FOREIGN | foothold.place())
     }
 
@@ -154,7 +154,7 @@ impl Space {
     /// What copies the memory of another device.
     ///
     /// # Errors
-    /// [`AccessFault`] if nobody has it any more.
+    /// [`AccessFault`] if it was deregistered.
     pub(crate) fn foreign(self) -> Result<Arc<dyn Foreign>, AccessFault> {
         foreign::at(self.0 & !FOREIGN).ok_or(AccessFault)
     }
@@ -319,8 +319,8 @@ impl Space {
         !self.is_local() && done == -(libc::ESRCH as isize)
     }
 
-    /// Makes a system call with the process's number, and with another one of it if nobody has the first any more: what it returns, or
-    /// the errno, negative.
+    /// Makes a system call with the process's number. If no thread has that number any more, tries another thread of the process. Returns the
+    /// result of the call, or the negative errno.
     #[inline]
     fn reach(self, call: impl Fn(libc::pid_t) -> isize) -> isize {
         let errno = || {

@@ -1,4 +1,4 @@
-//! The trace: every WQE, packet and CQE of a device, one line each, for a person who knows verbs.
+//! The trace: every WQE, packet and CQE of a device, one line each, for readers who know verbs.
 //!
 //! A line begins with the time of day (UTC) and the node. Lines are written whole, at the end of a turn, and appended: devices of
 //! several processes may share a file.

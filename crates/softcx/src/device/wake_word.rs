@@ -18,8 +18,8 @@ pub(crate) struct WakeWord {
 
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
-/// The engine sleeps, and somebody does its work meanwhile: no need to wake it.
-const STOOD_IN: u32 = 2;
+/// The engine sleeps, and another thread does its work meanwhile, so nothing needs to wake it.
+const SUPPRESSED: u32 = 2;
 
 impl WakeWord {
     /// Wakes the engine if it sleeps. What it is to find must have been stored before.
@@ -37,24 +37,24 @@ impl WakeWord {
 
     /// Does without rings for as long as the caller looks itself, again and again, from here on.
     #[inline]
-    pub(crate) fn stand_in(&self) {
+    pub(crate) fn suppress_wake(&self) {
         if self.word.load(Ordering::Relaxed) == ASLEEP {
             // Failing is fine: the engine has woken up.
             let _ =
                 self.word
-                    .compare_exchange(ASLEEP, STOOD_IN, Ordering::AcqRel, Ordering::Relaxed);
+                    .compare_exchange(ASLEEP, SUPPRESSED, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
     /// Ends that. If it says so, the caller looks once more: a ring may have been left out that came before.
     #[inline]
-    pub(crate) fn stand_down(&self) -> bool {
-        if self.word.load(Ordering::Relaxed) != STOOD_IN {
+    pub(crate) fn resume_wake(&self) -> bool {
+        if self.word.load(Ordering::Relaxed) != SUPPRESSED {
             return false;
         }
         let done = self
             .word
-            .compare_exchange(STOOD_IN, ASLEEP, Ordering::AcqRel, Ordering::Relaxed)
+            .compare_exchange(SUPPRESSED, ASLEEP, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok();
         // Orders the bell before the last look; pairs with the fence in `ring`.
         fence(Ordering::SeqCst);
@@ -166,22 +166,22 @@ mod tests {
     #[test]
     fn no_wake_up_is_needed_while_a_poller_stands_in() {
         let bell = WakeWord::default();
-        assert!(!bell.stand_down(), "nobody stood in");
-        bell.stand_in();
+        assert!(!bell.resume_wake(), "nobody stood in");
+        bell.suppress_wake();
         bell.sleep(Duration::from_millis(1), || {
-            bell.stand_in();
+            bell.suppress_wake();
             bell.ring();
-            assert!(bell.stand_down());
-            assert!(!bell.stand_down());
-            bell.stand_in();
+            assert!(bell.resume_wake());
+            assert!(!bell.resume_wake());
+            bell.suppress_wake();
             false
         });
         // It woke up by its time-out, and the standing in is over.
-        assert!(!bell.stand_down());
+        assert!(!bell.resume_wake());
         let start = Instant::now();
         bell.sleep(Duration::from_secs(60), || {
-            bell.stand_in();
-            assert!(bell.stand_down());
+            bell.suppress_wake();
+            assert!(bell.resume_wake());
             bell.ring();
             false
         });

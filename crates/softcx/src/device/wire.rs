@@ -157,13 +157,13 @@ impl Wire {
 
     /// Counts an event: whether a fault picks this one, and with what code.
     #[inline]
-    pub(crate) fn strikes(&mut self, event: Counted) -> Option<u8> {
+    pub(crate) fn fault_code(&mut self, event: Counted) -> Option<u8> {
         self.faults.as_ref()?;
-        self.strikes_now(event)
+        self.fault_code_now(event)
     }
 
     #[cold]
-    fn strikes_now(&mut self, event: Counted) -> Option<u8> {
+    fn fault_code_now(&mut self, event: Counted) -> Option<u8> {
         let (faults, _) = self.faults.as_ref()?;
         let (nth, code) = match event {
             Counted::Packet => (faults.drop_nth, 0),
@@ -246,7 +246,7 @@ impl Wire {
     #[inline]
     pub(crate) fn send(&mut self, now_ns: u64, to: Destination, packet: Packet) {
         if self.is_bad {
-            return self.send_badly(now_ns, to, packet);
+            return self.send_with_faults(now_ns, to, packet);
         }
         self.deliver(to, packet);
     }
@@ -261,8 +261,8 @@ impl Wire {
     }
 
     #[cold]
-    fn send_badly(&mut self, now_ns: u64, to: Destination, packet: Packet) {
-        let dropped = self.strikes_now(Counted::Packet).is_some();
+    fn send_with_faults(&mut self, now_ns: u64, to: Destination, packet: Packet) {
+        let dropped = self.fault_code_now(Counted::Packet).is_some();
         let Some((faults, random)) = &mut self.faults else {
             return;
         };

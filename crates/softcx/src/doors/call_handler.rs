@@ -30,7 +30,7 @@ pub(super) struct CallHandler {
 type Refusal = Errno;
 
 impl CallHandler {
-    /// Answers calls until nobody is left who could make one.
+    /// Answers calls until no process is left that could make one.
     pub(super) fn run(&self) {
         while let Some(call) = self.listener.next() {
             // A call without an answer would wait for ever, and this thread be missing for the others.
@@ -107,7 +107,7 @@ impl CallHandler {
         if !waiting() {
             return Err(libc::ESRCH);
         }
-        let hands = Hands {
+        let hands = ClientDescriptors {
             space,
             listener: &self.listener,
             call,
@@ -263,7 +263,7 @@ impl CallHandler {
         if !known || !self.listener.is_waiting(call) {
             return Ok(Reply::Continue);
         }
-        node::disguise(&mut stat);
+        node::rewrite_stat(&mut stat);
         put(caller, to, &stat, form)
     }
 }
@@ -298,8 +298,8 @@ fn terminated(path: &Path) -> Result<CString, Refusal> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| libc::EINVAL)
 }
 
-/// Opens a file of the private tree. Its descriptor here is closed on exec; what the caller gets, its flags say. Programs of this user
-/// can change the tree where it lies: neither a link nor a pipe that nobody writes to may hold this thread up or lead it away.
+/// Opens a file of the private tree. The descriptor in this process is closed on exec; `flags` apply to the caller's descriptor. Programs of this
+/// user can change the tree, so symbolic links are not followed, and a pipe without a writer does not block this thread.
 fn open_for_reading(file: &Path, flags: i32) -> Result<OwnedFd, Refusal> {
     let flags = node::flags_for_file(file, flags)?;
     let path = terminated(file)?;
@@ -330,14 +330,14 @@ fn stat(file: &Path, flags: i32) -> Result<libc::stat, Refusal> {
 }
 
 /// The caller's memory, and its descriptors for a command that gives it one.
-struct Hands<'a> {
+struct ClientDescriptors<'a> {
     space: Space,
     listener: &'a CallListener,
     call: &'a TrappedCall,
     caller: &'a Caller,
 }
 
-impl Descriptors for Hands<'_> {
+impl Descriptors for ClientDescriptors<'_> {
     fn space(&self) -> Space {
         self.space
     }

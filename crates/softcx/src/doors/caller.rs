@@ -1,7 +1,7 @@
 //! What the kernel knows about the thread behind a trapped call: its paths, descriptors and memory.
 //!
-//! Everything here goes by a thread's number, and a number may pass to another thread once its owner is dead: who acts on what
-//! was found asks [`CallListener::is_waiting`](super::listener::CallListener::is_waiting) first.
+//! All functions identify the thread by its number. The kernel may give the number to another thread after the first one has ended. So callers
+//! check [`CallListener::is_waiting`](super::listener::CallListener::is_waiting) before they act on a result.
 #![allow(unsafe_code)] // stat of a descriptor of another process
 
 use std::ffi::{CString, OsString};

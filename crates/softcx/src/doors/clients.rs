@@ -18,7 +18,7 @@ use crate::device::space::Space;
 pub(super) struct Open {
     // The context goes first: what it holds is in memory of these processes.
     pub(super) context: DeviceContext,
-    /// Who has called: who has opened it, and who has it by a fork. Also the dead, whose memory is not there any more.
+    /// The processes that have called: the one that opened the device, and those that inherited it by a fork. Dead processes stay in the list.
     processes: Mutex<Vec<Arc<ClientProcess>>>,
 }
 
@@ -76,7 +76,7 @@ impl Clients {
         self.table().opens.get(&inode).cloned()
     }
 
-    /// Whether nobody has the device open.
+    /// Whether no process has the device open.
     pub(super) fn is_empty(&self) -> bool {
         self.table().opens.is_empty()
     }
@@ -159,7 +159,7 @@ impl Clients {
     }
 
     /// Releases what has been closed and what the dead held. To be called when the descriptor of [`Clients::as_fd`] is readable.
-    pub(super) fn tidy(&self) {
+    pub(super) fn process_events(&self) {
         const AT_ONCE: usize = 16;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; AT_ONCE];
         // SAFETY: room for that many events.
@@ -173,7 +173,7 @@ impl Clients {
         };
         for event in events.iter().take(count.max(0) as usize) {
             if event.u64 != CLOSES {
-                self.bury(event.u64 as libc::pid_t);
+                self.remove_dead(event.u64 as libc::pid_t);
             }
         }
         for inode in self.descriptor_watch.closed() {
@@ -183,7 +183,7 @@ impl Clients {
 
     /// What a process had open, it has closed by its death. What others have of it, a forked child perhaps, they keep, but for
     /// what was in its memory.
-    fn bury(&self, pid: libc::pid_t) {
+    fn remove_dead(&self, pid: libc::pid_t) {
         let mut table = self.table();
         if table.processes.get(&pid).is_some_and(|it| it.is_dead()) {
             table.processes.remove(&pid);

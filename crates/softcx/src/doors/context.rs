@@ -16,8 +16,8 @@ use crate::doors::objects::{CqObject, Object, Objects, UarObject};
 use crate::doors::pages::DevicePages;
 use crate::doors::port::PortIdentity;
 
-/// What the context needs of the process that calls: its memory and its table of descriptors. It need not be the one that has opened
-/// the context, as with a kernel: who has it by a fork calls from its own memory.
+/// What the context needs of the calling process: its memory and its table of descriptors. The caller need not be the process that opened the
+/// context: a process that inherited it by a fork calls with its own memory, as with the kernel.
 pub(crate) trait Descriptors {
     /// Its memory: addresses of the call, and of what the call makes, are there.
     fn space(&self) -> Space;
@@ -64,8 +64,8 @@ pub(super) struct CompletionChannel {
 }
 
 impl DeviceContext {
-    /// Opens the device. The descriptor stands for the device file, and is open in a way of
-    /// its own: when the process has closed it everywhere, nobody else has it open so. Pages are mapped from it.
+    /// Opens the device. The descriptor stands for the device file. It refers to an open file description of its own, which ends when the
+    /// process has closed all its duplicates. Pages are mapped from it.
     pub(crate) fn open(device: &Device) -> io::Result<(DeviceContext, OwnedFd)> {
         let failed = io::Error::from_raw_os_error;
         let pages = DevicePages::new().map_err(failed)?;
@@ -126,7 +126,7 @@ impl DeviceContext {
         Ok(())
     }
 
-    /// Takes an object out of the device that nobody has used yet: it cannot be busy.
+    /// Removes an object from the device that was never used, and so cannot be busy.
     pub(super) fn discard(&self, tables: &mut Tables, object: &Object) {
         let client = &self.client;
         let _ = match object {

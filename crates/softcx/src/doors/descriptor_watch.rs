@@ -1,8 +1,8 @@
 //! Tells when the last reference to a descriptor that was handed out is gone: duplicates, forked copies and mappings included.
 //!
 //! The descriptor is an open file description of its own on a memfd that the device keeps under another one. It has a shared
-//! `flock`, which goes with the description and with nothing else: who can lock the file for himself knows that it is gone. inotify
-//! tells when to try. (To count what inotify reports would not do: it makes one of several events that are alike.)
+//! `flock`, which ends with the description and with nothing else. So the description is closed if an exclusive lock of the file succeeds. inotify
+//! reports when to try. Counting the events of inotify would not suffice: it merges equal events.
 #![allow(unsafe_code)] // inotify and flock
 
 use std::collections::{HashMap, HashSet};
@@ -24,8 +24,8 @@ struct WatchedDescriptor {
     in_doubt: bool,
 }
 
-/// The kernel tells of a close before it drops the lock, a few instructions later if it is not interrupted. Who waits in vain has seen a
-/// stranger close his; in case that it was not one, the file is tried again with every later event.
+/// Pauses between attempts to lock a file after an event. The kernel reports a close before it drops the lock, usually a few instructions earlier.
+/// If all attempts fail, another description of the file was probably closed. The file is tried again at each later event.
 const PAUSES_MS: [u64; 6] = [0, 1, 2, 4, 8, 16];
 
 impl WatchedDescriptor {
@@ -103,8 +103,8 @@ impl DescriptorWatch {
         watched.retain(|_, entry| entry.inode != inode);
     }
 
-    /// Takes what has happened; blocks until something has, unless told not to by [`DescriptorWatch::new`]. The descriptors whose last
-    /// reference is gone.
+    /// Reads the events of inotify and returns the descriptors whose last reference is gone. Blocks until there is an event, unless
+    /// [`DescriptorWatch::new`] was called with `IN_NONBLOCK`.
     pub(super) fn closed(&self) -> Vec<Inode> {
         let mut bytes = [0u8; 1 << 14];
         // SAFETY: a buffer with its length.

@@ -10,7 +10,7 @@ pub(super) struct Limit(libc::rlimit);
 
 impl Limit {
     /// Raises it as far as it goes without privilege, for as long as the value lives that this gives out.
-    pub(super) fn raise() -> io::Result<Raised> {
+    pub(super) fn raise() -> io::Result<RaisedLimit> {
         // SAFETY: plain numbers, for which zeros are fine.
         let mut before = Limit(unsafe { zeroed() });
         // SAFETY: room for one limit.
@@ -22,7 +22,7 @@ impl Limit {
             ..before.0
         };
         Limit(most).apply()?;
-        Ok(Raised { before })
+        Ok(RaisedLimit { before })
     }
 
     /// Makes it the process's. Allowed between fork and exec.
@@ -37,18 +37,18 @@ impl Limit {
 
 /// The limit is raised as long as this lives.
 #[derive(Debug)]
-pub(super) struct Raised {
+pub(super) struct RaisedLimit {
     before: Limit,
 }
 
-impl Raised {
+impl RaisedLimit {
     /// As it was before.
     pub(super) fn before(&self) -> Limit {
         self.before
     }
 }
 
-impl Drop for Raised {
+impl Drop for RaisedLimit {
     fn drop(&mut self) {
         // A limit that the kernel gave, it takes.
         let _ = self.before.apply();

@@ -12,8 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::device::client::Errno;
 use crate::doors::abi::{AsyncEventDesc, CompEventDesc, Layout};
 
-/// Unread events of a channel from which on an event that is already among them is not added again: who does not read
-/// needs no second wake-up. A pipe holds 4,096 of the longer kind, so that the others find room.
+/// The number of unread events of a channel from which on an event that is already among them is not added again: a program that does not read
+/// needs no second wake-up. A pipe holds 4,096 of the longer kind, so that other events still have room.
 const CROWD: usize = 1024;
 
 /// An event as it is read: a word that names the object, and a type.

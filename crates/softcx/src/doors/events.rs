@@ -88,7 +88,7 @@ pub(super) struct AsyncEvents {
 
 #[derive(Debug, Default)]
 struct EventTable {
-    /// All of them hear of the port, the first one of objects that were made without a channel of their own.
+    /// All channels get events of the port. The first one also gets events of objects that were created without a channel.
     channels: Vec<Arc<EventPipe>>,
     subjects: HashMap<EventSubject, Named>,
 }
@@ -122,7 +122,7 @@ impl AsyncEvents {
         channels.find(|it| it.inode() == inode).cloned()
     }
 
-    /// From now on events of the object are told: on that channel, or on the first.
+    /// Events of the object are delivered from now on: to that channel, or to the first one.
     pub(super) fn name(
         &self,
         subject: EventSubject,

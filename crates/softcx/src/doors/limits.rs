@@ -1,4 +1,4 @@
-//! What the device has, as it is told and as it is checked.
+//! Limits of the device: the values that it reports and that commands are checked against.
 
 use crate::device::MAX_MESSAGE_BYTES;
 

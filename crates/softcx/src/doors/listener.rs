@@ -14,7 +14,7 @@ const FD_SYNC_WAKE_UP: u64 = 1;
 /// What a trapped call is to return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reply {
-    /// Run the call as if nobody had looked.
+    /// Let the kernel execute the call.
     Continue,
     /// Return this.
     Value(i64),
@@ -37,8 +37,8 @@ pub(super) struct TrappedCall {
 #[derive(Debug)]
 pub(super) struct CallListener {
     fd: OwnedFd,
-    /// Held while waiting for a call, so that of several threads one waits in the kernel and the others behind it: who has
-    /// seen that a call is there also gets it.
+    /// Held while waiting for a call. One thread waits in the kernel and the others for this lock, so that the thread that is woken for a call
+    /// also receives it.
     turn: Mutex<()>,
 }
 
@@ -59,7 +59,7 @@ impl CallListener {
         }
     }
 
-    /// The next call; `None` when nobody is left who could make one.
+    /// The next call; `None` when no process is left that could make one.
     pub(super) fn next(&self) -> Option<TrappedCall> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         loop {

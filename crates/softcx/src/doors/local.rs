@@ -1,4 +1,4 @@
-//! The device in this very process, for a library that is loaded into a program.
+//! The device inside the program's own process, for the preload library.
 #![allow(unsafe_code)] // signal masks
 
 use std::collections::HashMap;
@@ -16,32 +16,32 @@ use super::node::{self, PathTarget};
 use super::scratch::Scratch;
 use super::sysfs;
 use crate::device::client::Errno;
-use crate::device::fabric::{Fabric, Leaver};
+use crate::device::fabric::{Fabric, NodeReleaser};
 use crate::device::space::Space;
 use crate::device::{Device, DeviceOptions};
 use crate::{Error, Result};
 
-/// What the preload door serves its process with.
+/// The device and its tables, for the preload library.
 ///
-/// All methods may be called at any time by any thread. None of them calls a function that such a library puts itself before
-/// while it holds a lock that another of them needs.
+/// All methods may be called at any time by any thread. No method calls a function that the library replaces while it holds a lock that another
+/// method needs.
 #[derive(Debug)]
 pub struct Local {
     device: Device,
     scratch: Mutex<Option<Scratch>>,
     tree: PathBuf,
     opens: Mutex<HashMap<(u64, u64), Arc<DeviceContext>>>,
-    /// The file system of the device's descriptors: others are told from them without a lock.
+    /// The file system of the device's descriptors. It distinguishes them from other descriptors without a lock.
     file_system: AtomicU64,
     descriptor_watch: DescriptorWatch,
-    leaver: Option<Leaver>,
+    leaver: Option<NodeReleaser>,
 }
 
 impl Local {
-    /// Makes the device. It and its two threads stay until the process ends.
+    /// Makes the device. The device and its two threads exist until the process ends.
     ///
     /// # Errors
-    /// [`Error::System`] if the kernel refuses something that this needs; the errors of [`Device::on_fabric`].
+    /// [`Error::System`] if the kernel refuses a system call; the errors of [`Device::on_fabric`].
     pub fn start(options: &DeviceOptions) -> Result<&'static Local> {
         // Signals are for the program's own threads.
         let before = block_all();
@@ -79,8 +79,8 @@ impl Local {
         Ok(local)
     }
 
-    /// The absolute form of a path that a program gave together with a directory's descriptor, by its letters, if it can be about
-    /// the device. Costs next to nothing if it cannot; asks no device, so that one need not be made for this.
+    /// The absolute form of a path that a program gave together with a directory's descriptor, if the path may concern the device. Only the text of
+    /// the path decides that, so the check is cheap and needs no device.
     pub fn absolute(directory: RawFd, path: &Path) -> Option<PathBuf> {
         if !node::may_lead_here(path) {
             return None;
@@ -90,12 +90,12 @@ impl Local {
         me.absolute(directory, path)
     }
 
-    /// Whether an absolute path is about RDMA devices, and so worth making one.
+    /// Whether an absolute path concerns RDMA devices, so that a device must be made.
     pub fn is_about_devices(path: &Path) -> bool {
         node::place(path, Path::new("/nonexistent")) != PathTarget::Elsewhere
     }
 
-    /// Where an absolute path without odd components leads, if it is about the device: [`Redirect`].
+    /// The target of an absolute path without `.` and `..`.
     pub fn redirect(&self, path: &Path) -> Redirect {
         match node::place(path, &self.tree) {
             PathTarget::Node => Redirect::Node,
@@ -104,7 +104,7 @@ impl Local {
         }
     }
 
-    /// Whether the node may be opened with these flags: an errno if not.
+    /// Checks whether the node may be opened with these flags.
     ///
     /// # Errors
     /// The errno of the open.
@@ -112,7 +112,7 @@ impl Local {
         node::check_open(flags)
     }
 
-    /// Whether the node may be used so, as `access` asks.
+    /// Checks access to the node with the mode of `access`.
     ///
     /// # Errors
     /// The errno of `access`.
@@ -120,7 +120,7 @@ impl Local {
         node::check_access(mode)
     }
 
-    /// The flags with which a file that [`Local::redirect`] named is to be opened: it can be read and nothing else.
+    /// The flags with which to open a file that [`Local::redirect`] named. The file can only be read.
     ///
     /// # Errors
     /// The errno of the open.
@@ -128,7 +128,7 @@ impl Local {
         node::flags_for_file(file, flags)
     }
 
-    /// Whether such a file may be used so, as `access` asks.
+    /// Checks access to such a file with the mode of `access`.
     ///
     /// # Errors
     /// The errno of `access`.
@@ -141,7 +141,7 @@ impl Local {
         node::no_link(file)
     }
 
-    /// The errno of a look for extended attributes of such a file.
+    /// The errno of `getxattr` and its variants on such a file.
     pub fn no_extended_attributes(file: &Path) -> i32 {
         node::no_extended_attributes(file)
     }
@@ -160,12 +160,12 @@ impl Local {
         Ok(descriptor)
     }
 
-    /// Carries out a verbs command on a descriptor; `None` if the descriptor is not of the device. `argument` is the third
+    /// Executes a verbs command on a descriptor; `None` if the descriptor is not of the device. `argument` is the third
     /// argument of the ioctl.
     pub fn ioctl(&self, descriptor: RawFd, argument: u64) -> Option<Result<(), i32>> {
         let stat = stat(descriptor)?;
         let context = self.opens().get(&(stat.st_dev, stat.st_ino)).cloned()?;
-        Some(context.ioctl(argument, &OwnHands))
+        Some(context.ioctl(argument, &LocalDescriptors))
     }
 
     /// Whether a descriptor is of the device.
@@ -174,12 +174,12 @@ impl Local {
             .is_some_and(|found| self.opens().contains_key(&(found.st_dev, found.st_ino)))
     }
 
-    /// Makes the attributes of a file those of the device's node, if it is the file of a descriptor of the device.
-    pub fn disguise(&self, stat: &mut libc::stat) {
+    /// Patches `stat` to look like the device's node, if it is of a descriptor of the device.
+    pub fn rewrite_stat(&self, stat: &mut libc::stat) {
         if stat.st_dev == self.file_system.load(Ordering::Relaxed)
             && self.opens().contains_key(&(stat.st_dev, stat.st_ino))
         {
-            node::disguise(stat);
+            node::rewrite_stat(stat);
         }
     }
 
@@ -193,25 +193,25 @@ impl Local {
         node::statx(stat)
     }
 
-    /// Lets the device do a turn of its work in the caller: [`Device::progress`].
+    /// Does one turn of the device's work in the calling thread: [`Device::progress`].
     #[inline]
     pub fn progress(&self) -> bool {
         self.device.progress()
     }
 
-    /// The same for a caller that polls, and will do so again at once. Meanwhile packets do not wake the device's thread.
+    /// The same for a caller that polls repeatedly. Packets do not wake the device's thread until [`Local::stops_polling`].
     #[inline]
     pub fn poll(&self) -> bool {
         self.device.progress_on()
     }
 
-    /// That caller may not poll again soon.
+    /// The caller of [`Local::poll`] has stopped polling.
     pub fn stops_polling(&self) {
         self.device.progress_off();
     }
 
-    /// Leaves the fabric and removes what is on disk, at the end of the process: for its last words, when nobody looks for the device any
-    /// more. Other threads may still use it. Waits for nothing that they hold: one of them may be this one, interrupted by a signal.
+    /// Leaves the fabric and removes the files of the device, at the end of the process. Other threads may still use the device. Takes no lock that
+    /// they may hold, because the caller may be a signal handler that interrupted one of them.
     pub fn clear_away(&self) {
         if let Some(leaver) = &self.leaver {
             leaver.leave();
@@ -235,14 +235,14 @@ impl Local {
     }
 }
 
-/// Where a path leads.
+/// The target of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Redirect {
-    /// To the device's node.
+    /// The device's node.
     Node,
-    /// To a file of the private sysfs tree, which lies here.
+    /// A file of the private sysfs tree, with its path.
     File(PathBuf),
-    /// Where it says.
+    /// The path itself: it does not concern the device.
     Elsewhere,
 }
 
@@ -275,9 +275,9 @@ fn stat(descriptor: RawFd) -> Option<libc::stat> {
 }
 
 /// The descriptors of this process.
-struct OwnHands;
+struct LocalDescriptors;
 
-impl Descriptors for OwnHands {
+impl Descriptors for LocalDescriptors {
     fn space(&self) -> Space {
         Space::LOCAL
     }

@@ -5,7 +5,7 @@
 //! for the library `libdoorbell_softcx.so` (the workspace member `preload`), which puts itself before the C library's functions.
 //!
 //! Behind both, `context::DeviceContext` is one open of `/dev/infiniband/uverbs0`. It decodes what libibverbs and libmlx5 ask for
-//! (`uverbs`, with the structures in `abi`), keeps the handles (`objects`), and asks the device (`soft::client`). The process reads
+//! (`uverbs`, with the structures in `abi`), keeps the handles (`objects`), and asks the device (`device::client`). The process reads
 //! its events from `event_pipe`s, and maps `pages` as it would map a card's. `sysfs` writes what libibverbs finds the device by.
 
 mod abi;

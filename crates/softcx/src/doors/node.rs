@@ -32,8 +32,8 @@ pub(super) fn may_lead_here(path: &Path) -> bool {
     has(b"infiniband") || has(b"uverbs0")
 }
 
-/// Where an absolute path without odd components leads; `tree` is the private tree. Who has opened a directory of the tree, and
-/// goes on from there, finds the same.
+/// The target of an absolute path without `.` and `..`; `tree` is the private tree. A path inside the tree has the same target as the
+/// path that it stands for.
 pub(super) fn place(path: &Path, tree: &Path) -> PathTarget {
     let below = |root: &Path| path.strip_prefix(root).ok();
     let sysfs = [below(Path::new("/sys")), below(tree)];
@@ -119,7 +119,7 @@ fn errno(error: std::io::Error) -> Errno {
 }
 
 /// Turns the attributes of any file into those of the node.
-pub(super) fn disguise(stat: &mut libc::stat) {
+pub(super) fn rewrite_stat(stat: &mut libc::stat) {
     stat.st_mode = MODE;
     stat.st_rdev = libc::makedev(RDEV.0, RDEV.1);
     stat.st_size = 0;
@@ -133,7 +133,7 @@ pub(super) fn stat() -> libc::stat {
     // SAFETY: plain numbers, for which zeros are fine.
     let mut stat: libc::stat = unsafe { zeroed() };
     stat.st_ino = 1;
-    disguise(&mut stat);
+    rewrite_stat(&mut stat);
     stat
 }
 

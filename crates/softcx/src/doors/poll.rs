@@ -4,8 +4,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Waits until one of the descriptors has one of its events, or an error or hang-up, which need not be asked for. What each has;
-/// all zeros after `timeout_ms`, if that is not negative.
+/// Waits until one of the descriptors has one of its events, or an error or a hang-up. Returns the events of each descriptor;
+/// all zeros after `timeout_ms`. A negative `timeout_ms` waits without a limit.
 pub(super) fn wait<const N: usize>(
     on: [(BorrowedFd<'_>, i16); N],
     timeout_ms: i32,

@@ -40,7 +40,7 @@ impl ClientProcess {
         })
     }
 
-    /// Does something with what becomes readable when it dies, if it has not.
+    /// Calls `then` with a descriptor that becomes readable when the process dies; `None` if it has died.
     pub(super) fn with_life<T>(&self, then: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
         let life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
         life.as_ref().map(|life| then(life.as_fd()))

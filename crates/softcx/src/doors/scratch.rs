@@ -79,7 +79,7 @@ fn root() -> &'static Path {
     }
 }
 
-/// Takes the lock if nobody has it.
+/// Takes the lock if it is free. Returns whether it did.
 fn is_free(lock: &File) -> bool {
     // SAFETY: an open descriptor.
     unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }

@@ -1,4 +1,4 @@
-//! The reference door: runs a program under a supervisor that has the device.
+//! The reference door: runs a program under a supervisor that owns the device.
 #![allow(unsafe_code)] // children and signals
 
 use std::io;
@@ -28,25 +28,25 @@ const LEAVE: Duration = Duration::from_millis(200);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProgramExit {
-    /// It ran: its exit code, or 128 and the number of the signal that ended it, as a shell says it.
+    /// The program ran: its exit code, or 128 plus the number of the signal that ended it, as in a shell.
     Exited(u8),
-    /// It could not be executed: the errno.
+    /// The program could not be executed: the errno.
     NotStarted(i32),
-    /// Another supervisor listens already, of this process and so of its children: the kernel allows one.
+    /// Another supervisor already controls this process and its children. The kernel allows only one.
     Supervised,
 }
 
-/// Runs a program and everything that it starts with a software ConnectX in sight, and waits until all of them have ended.
+/// Runs a program and its child processes with a software ConnectX, and waits until all of them have ended.
 ///
-/// The device is in this process. System calls that are about it stop in the kernel until a thread here has answered
-/// them; the clients' memory is read and written from here, so that a bad address fails as on a card. Needs no privilege. Programs
-/// may be of any kind, also static ones; they lose the right to gain privileges (`no_new_privs`).
+/// The device is in this process. System calls that concern the device stop in the kernel until a thread of this process has answered them. This
+/// process reads and writes the clients' memory, so a bad address fails as on a card. No privilege is needed. Static programs work as well. The
+/// program and its children cannot gain privileges (`no_new_privs`).
 ///
-/// Meant for a process that does nothing else: all children are waited for, those of others included; orphans among the
-/// processes come to this one; and `SIGHUP`, `SIGINT`, `SIGQUIT`, `SIGTERM`, `SIGUSR1` and `SIGUSR2` are passed on to the program.
+/// The calling process should do nothing else. All its children are waited for, also those that other code has started. It becomes the parent of
+/// orphaned processes of the program. `SIGHUP`, `SIGINT`, `SIGQUIT`, `SIGTERM`, `SIGUSR1` and `SIGUSR2` are passed on to the program.
 ///
 /// # Errors
-/// [`Error::System`] if the kernel has no seccomp user notification (Linux 5.14), or refuses something else that this needs.
+/// [`Error::System`] if the kernel has no seccomp user notification (Linux 5.14), or refuses another system call that the supervisor needs.
 pub fn run(options: &DeviceOptions, mut command: Command) -> Result<ProgramExit> {
     let system = |operation| {
         move |error: io::Error| Error::System {
@@ -122,7 +122,7 @@ fn keep(service: &CallHandler, signals: &Signals, family: &mut Family) -> io::Re
             }
         }
         if closed {
-            service.clients.tidy();
+            service.clients.process_events();
         }
         if hung_up {
             return Ok(());

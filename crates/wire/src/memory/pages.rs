@@ -22,7 +22,7 @@ pub struct Pages {
 #[derive(Debug)]
 struct MappedPages {
     len_bytes: usize,
-    /// How many calls of [`Pages::hold`] were not followed by [`Pages::let_go`].
+    /// How many calls of [`Pages::hold`] were not followed by [`Pages::release`].
     holds: usize,
     /// It is held, and no [`Pages`].
     is_free: bool,
@@ -106,7 +106,7 @@ impl Pages {
         Some(Pages { start, len_bytes })
     }
 
-    /// Keeps the memory around that address mapped, as the same memory, until [`Pages::let_go`]. False if it is no memory of this module's.
+    /// Keeps the memory around that address mapped, as the same memory, until [`Pages::release`]. False if it is no memory of this module's.
     pub fn hold(address: usize) -> bool {
         match find(&mut blocks(), address) {
             Some((_, block)) => {
@@ -118,7 +118,7 @@ impl Pages {
     }
 
     /// Ends a [`Pages::hold`] that has returned true.
-    pub fn let_go(address: usize) {
+    pub fn release(address: usize) {
         let gone = {
             let mut blocks = blocks();
             let Some((start, block)) = find(&mut blocks, address) else {
@@ -258,10 +258,10 @@ mod tests {
         assert_eq!(again.start().addr().get(), start);
         // SAFETY: as above.
         assert_eq!(unsafe { again.at(len_bytes - 1).read() }, 0);
-        Pages::let_go(start);
+        Pages::release(start);
         drop(again);
         assert!(is_mapped(start), "it is held once more");
-        Pages::let_go(start);
+        Pages::release(start);
         assert!(
             blocks()
                 .get(&start)
@@ -275,7 +275,7 @@ mod tests {
         let pages = Pages::new(len_bytes).unwrap();
         let start = pages.start().addr().get();
         assert!(Pages::hold(start));
-        Pages::let_go(start);
+        Pages::release(start);
         drop(pages);
         assert!(
             blocks()

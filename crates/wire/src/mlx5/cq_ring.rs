@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::limits::{check_power_of_two, check_ring};
 use super::{CQE_BYTES, Cqe, CqeOpcode, Syndrome};
+use crate::bytecode::{self, Dword, Kind, Program, Target};
 use crate::mmio;
-use crate::peer::{self, Dword, Kind, Program, Target};
 use crate::{Error, Result, StateKind};
 
 /// The owner bit in a CQE's last dword, as loaded: `op_own` is its top byte.
@@ -125,9 +125,9 @@ impl CqRing {
             .dword(slot * CQE_BYTES as u64 + LAST_DWORD)?;
         // The bit is 0 in fresh CQEs of even laps and 1 in those of odd laps. NOR ignores the bits given, so all but the owner.
         let poll = if self.is_odd_lap(index) {
-            peer::pack::poll(Kind::PollAnd, last_dword, OWNER)
+            bytecode::pack::poll(Kind::PollAnd, last_dword, OWNER)
         } else {
-            peer::pack::poll(Kind::PollNor, last_dword, !OWNER)
+            bytecode::pack::poll(Kind::PollNor, last_dword, !OWNER)
         };
         self.peek_by(poll, index, program)
     }
@@ -139,20 +139,20 @@ impl CqRing {
     /// As [`CqRing::peek`].
     #[inline]
     pub fn peek_count(&self, index: u32, count: Dword, program: &mut Program) -> Result<()> {
-        let poll = peer::pack::poll(Kind::PollGeq, count, index.wrapping_add(1));
+        let poll = bytecode::pack::poll(Kind::PollGeq, count, index.wrapping_add(1));
         self.peek_by(poll, index, program)
     }
 
     #[inline]
     fn peek_by(
         &self,
-        poll: peer::pack::PackedUnit,
+        poll: bytecode::pack::PackedUnit,
         index: u32,
         program: &mut Program,
     ) -> Result<()> {
         let mark = self.marks_target.dword(u64::from(self.slot(index)) * 4)?;
         let before = program.len();
-        let units = [poll, peer::pack::store_dword(mark, 0)];
+        let units = [poll, bytecode::pack::store_dword(mark, 0)];
         if !program.try_extend(self.completions.targets_id(), units) {
             return Err(program.refusal(self.completions.targets_id(), units.len()));
         }
@@ -316,7 +316,7 @@ impl CqRing {
 #[cold]
 fn already_waited_for(index: u32) -> Error {
     Error::state(
-        StateKind::OutOfTurn,
+        StateKind::OutOfOrder,
         "peek",
         format!("the place of CQE {index} is already waited for"),
     )

@@ -4,8 +4,8 @@
 use super::limits::{check_power_of_two, check_range, check_ring, out_of_range};
 use super::request::SEGMENT_BYTES_MAX;
 use super::{DataSegment, shim};
+use crate::bytecode::{self, Dword, Program};
 use crate::mmio;
-use crate::peer::{self, Dword, Program};
 use crate::{Error, Result, StateKind};
 
 /// The most pieces in a receive, so that its stride stays a page or less.
@@ -166,7 +166,7 @@ impl RecvQueue {
         if self.producer == self.committed {
             return Err(nothing_to_commit());
         }
-        let record = peer::pack::store_dword(self.record, self.record_value());
+        let record = bytecode::pack::store_dword(self.record, self.record_value());
         if !program.try_extend(self.record.targets_id(), [record]) {
             return Err(program.refusal(self.record.targets_id(), 1));
         }
@@ -178,7 +178,7 @@ impl RecvQueue {
     ///
     /// # Errors
     /// [`Error::State`] if there is nothing to commit.
-    pub fn commit_by_hand(&mut self) -> Result<(RecvCommit, u32)> {
+    pub fn commit_stores(&mut self) -> Result<(RecvCommit, u32)> {
         if self.producer == self.committed {
             return Err(nothing_to_commit());
         }
@@ -229,7 +229,7 @@ impl RecvQueue {
             self.newest_serial = commit.previous;
             return Ok(());
         };
-        Err(Error::state(StateKind::OutOfTurn, "rollback", reason))
+        Err(Error::state(StateKind::OutOfOrder, "rollback", reason))
     }
 
     /// Drops the receives that were posted and not committed.
@@ -245,7 +245,7 @@ impl RecvQueue {
     pub fn release(&mut self, upto: u32) -> Result<()> {
         if upto.wrapping_sub(self.consumer) > self.producer.wrapping_sub(self.consumer) {
             return Err(Error::state(
-                StateKind::OutOfTurn,
+                StateKind::OutOfOrder,
                 "release",
                 format!(
                     "count {upto} is not within {}..={}",

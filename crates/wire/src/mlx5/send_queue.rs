@@ -4,10 +4,10 @@
 use super::limits::{RequestLimits, check_power_of_two, check_range, check_ring};
 use super::shim::{self, KEPT_WORDS, WorkRequest};
 use super::{Commit, Doorbell, DoorbellStores, Payload, Posted, SendRequest, WQEBB_BYTES};
+use crate::bytecode::pack::PackedUnit;
+use crate::bytecode::{Block, Dword, Fence, Program};
 use crate::mmio;
-use crate::peer::pack::PackedUnit;
-use crate::peer::{Block, Dword, Fence, Program};
-use crate::{Error, Result, StateKind, peer};
+use crate::{Error, Result, StateKind, bytecode};
 
 /// The record holds 16 bits and must tell a full ring from an empty one.
 const WQEBBS_MAX: u32 = 1 << 15;
@@ -111,8 +111,8 @@ impl SendQueue {
             limits,
             commits: 0,
             targets: record.targets_id(),
-            store_record: peer::pack::store_dword(record, 0),
-            store_uar: uar.map(|block| peer::pack::store_qword(block.first(), 0)),
+            store_record: bytecode::pack::store_dword(record, 0),
+            store_uar: uar.map(|block| bytecode::pack::store_qword(block.first(), 0)),
             record,
             uar,
             kept: [0; KEPT_WORDS],
@@ -191,7 +191,7 @@ impl SendQueue {
         }
         let units = [
             self.store_record.with_value(u64::from(self.record_value())),
-            peer::pack::fence(Fence::RECORD_BEFORE_UAR),
+            bytecode::pack::fence(Fence::RECORD_BEFORE_UAR),
             self.store_uar[self.parity()].with_value(self.kept[0]),
         ];
         if !program.try_extend(self.targets, units) {
@@ -205,7 +205,7 @@ impl SendQueue {
     /// # Errors
     /// [`Error::State`] if there is nothing to commit.
     #[inline]
-    pub fn commit_by_hand(&mut self) -> Result<(Commit, DoorbellStores)> {
+    pub fn commit_stores(&mut self) -> Result<(Commit, DoorbellStores)> {
         if self.producer == self.committed {
             return Err(nothing_to_commit());
         }
@@ -231,7 +231,7 @@ impl SendQueue {
         {
             return self.commit(program);
         }
-        let mut bytes = [0; peer::BLOCK_BYTES_MAX as usize];
+        let mut bytes = [0; bytecode::BLOCK_BYTES_MAX as usize];
         for (chunk, word) in bytes.chunks_exact_mut(8).zip(&self.kept) {
             chunk.copy_from_slice(&word.to_ne_bytes());
         }
@@ -301,7 +301,7 @@ impl SendQueue {
             self.commits -= 1;
             return Ok(());
         };
-        Err(Error::state(StateKind::OutOfTurn, "rollback", reason))
+        Err(Error::state(StateKind::OutOfOrder, "rollback", reason))
     }
 
     /// Drops the requests that were posted and not committed.
@@ -314,13 +314,13 @@ impl SendQueue {
     ///
     /// # Errors
     /// [`Error::State`] if the request is no longer, or not yet, between consumer and producer.
-    pub fn nop_over(&mut self, posted: Posted, signaled: bool) -> Result<()> {
+    pub fn overwrite_with_nop(&mut self, posted: Posted, signaled: bool) -> Result<()> {
         let offset = posted.index.wrapping_sub(self.consumer_index());
         let used = self.used_wqebbs();
         if posted.wqebbs == 0 || offset >= used || posted.wqebbs > used - offset {
             return Err(Error::state(
-                StateKind::OutOfTurn,
-                "nop_over",
+                StateKind::OutOfOrder,
+                "overwrite_with_nop",
                 format!("WQEBBs {}..+{} are not in use", posted.index, posted.wqebbs),
             ));
         }
@@ -342,7 +342,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// As [`SendQueue::nop_over`], for callers that have no queue at hand, such as a drop handler. Returns the NOP's doorbell.
+    /// As [`SendQueue::overwrite_with_nop`], for callers that have no queue at hand, such as a drop handler. Returns the NOP's doorbell.
     ///
     /// # Safety
     /// `ring` is a live send ring of `wqebb_count` WQEBBs (a power of two) of queue pair `qpn`; `posted` came from its queue, is in use, was
@@ -356,7 +356,7 @@ impl SendQueue {
     ) -> u64 {
         // SAFETY: the caller's contract; the index is masked, so it stays in the ring.
         let doorbell = unsafe {
-            shim::doorbell_shim_wqe_nop_over(
+            shim::doorbell_shim_wqe_overwrite_with_nop(
                 ring,
                 wqebb_count - 1,
                 posted.index,
@@ -449,7 +449,7 @@ impl SendQueue {
     #[cold]
     fn bad_release(&self, upto: u32) -> Error {
         Error::state(
-            StateKind::OutOfTurn,
+            StateKind::OutOfOrder,
             "release",
             format!(
                 "count {upto} is not within {}..={}",
@@ -477,7 +477,7 @@ fn nothing_to_commit() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peer::{Role, Targets};
+    use crate::bytecode::{Role, Targets};
 
     #[repr(align(64))]
     struct Ring([u8; 8 * WQEBB_BYTES]);

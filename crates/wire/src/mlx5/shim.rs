@@ -51,7 +51,7 @@ unsafe extern "C" {
         wr: *const WorkRequest,
         kept: *mut u64,
     ) -> u32;
-    pub(super) fn doorbell_shim_wqe_nop_over(
+    pub(super) fn doorbell_shim_wqe_overwrite_with_nop(
         ring: *mut u8,
         wqebb_mask: u32,
         index: u32,

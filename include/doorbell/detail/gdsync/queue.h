@@ -268,7 +268,7 @@ static inline int doorbell_gds_poll_unsignaled(struct doorbell_gds_cq *cq, struc
 	doorbell_failure failure;
 	uint32_t side;
 	uint64_t number;
-	if (cq->side != DOORBELL_SIDE_SEND || qp->told || doorbell_endpoint_failure(qp->endpoint, &failure, NULL, 0) <= 0)
+	if (cq->side != DOORBELL_QUEUE_SEND || qp->told || doorbell_endpoint_failure(qp->endpoint, &failure, NULL, 0) <= 0)
 		return 0;
 	if (failure.cause != DOORBELL_CAUSE_COMPLETION || !failure.has_wr_id)
 		return 0;
@@ -353,7 +353,7 @@ static inline int gds_post_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr
 	for (; wr; wr = wr->next) {
 		error = doorbell_gds_translate(wr, qp->signals_all, &made);
 		if (!error)
-			error = doorbell_gds_make_room(&qp->cq[DOORBELL_SIDE_SEND]);
+			error = doorbell_gds_make_room(&qp->cq[DOORBELL_QUEUE_SEND]);
 		if (error)
 			break;
 		ticket = NULL;
@@ -367,7 +367,7 @@ static inline int gds_post_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr
 			break;
 		qp->serial++;
 		if (ticket)
-			doorbell_gds_push(&qp->cq[DOORBELL_SIDE_SEND], wr->wr_id, made.opcode, ticket);
+			doorbell_gds_push(&qp->cq[DOORBELL_QUEUE_SEND], wr->wr_id, made.opcode, ticket);
 	}
 	pthread_mutex_unlock(&qp->lock);
 	if (error && bad_wr)
@@ -388,12 +388,12 @@ static inline int gds_post_recv(struct gds_qp *gds, struct ibv_recv_wr *wr, stru
 	for (; wr; wr = wr->next) {
 		error = doorbell_gds_slices(wr->sg_list, wr->num_sge, slices, &count);
 		if (!error)
-			error = doorbell_gds_make_room(&qp->cq[DOORBELL_SIDE_RECV]);
+			error = doorbell_gds_make_room(&qp->cq[DOORBELL_QUEUE_RECV]);
 		if (!error)
 			error = doorbell_gds_errno(doorbell_post_recv(qp->endpoint, wr->wr_id, slices, count, &ticket));
 		if (error)
 			break;
-		doorbell_gds_push(&qp->cq[DOORBELL_SIDE_RECV], wr->wr_id, IBV_WC_RECV, ticket);
+		doorbell_gds_push(&qp->cq[DOORBELL_QUEUE_RECV], wr->wr_id, IBV_WC_RECV, ticket);
 	}
 	pthread_mutex_unlock(&qp->lock);
 	if (error && bad_wr)
@@ -480,9 +480,9 @@ static inline struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context
 		}
 		doorbell_gds_unlock();
 		if (!error)
-			error = doorbell_gds_cq_make(qp, DOORBELL_SIDE_SEND, config.send_depth);
+			error = doorbell_gds_cq_make(qp, DOORBELL_QUEUE_SEND, config.send_depth);
 		if (!error)
-			error = doorbell_gds_cq_make(qp, DOORBELL_SIDE_RECV, config.recv_depth);
+			error = doorbell_gds_cq_make(qp, DOORBELL_QUEUE_RECV, config.recv_depth);
 		if (error && qp->endpoint)
 			gds_destroy_qp(&qp->qp);
 		else if (error)
@@ -500,8 +500,8 @@ static inline struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context
 	qp->ib.context = &qp->context;
 	qp->ib.qp_context = attr->qp_context;
 	qp->ib.pd = pd;
-	qp->ib.send_cq = &qp->cq[DOORBELL_SIDE_SEND].cq;
-	qp->ib.recv_cq = &qp->cq[DOORBELL_SIDE_RECV].cq;
+	qp->ib.send_cq = &qp->cq[DOORBELL_QUEUE_SEND].cq;
+	qp->ib.recv_cq = &qp->cq[DOORBELL_QUEUE_RECV].cq;
 	qp->ib.qp_type = IBV_QPT_RC;
 	qp->ib.qp_num = (uint32_t)doorbell_endpoint_qpn(qp->endpoint);
 	qp->qp.qp = &qp->ib;
@@ -560,8 +560,8 @@ static inline int gds_qp_reset(struct gds_qp *gds)
 	pthread_mutex_lock(&qp->lock);
 	code = doorbell_endpoint_reset(qp->endpoint);
 	if (code >= 0) {
-		doorbell_gds_cq_clear(&qp->cq[DOORBELL_SIDE_SEND]);
-		doorbell_gds_cq_clear(&qp->cq[DOORBELL_SIDE_RECV]);
+		doorbell_gds_cq_clear(&qp->cq[DOORBELL_QUEUE_SEND]);
+		doorbell_gds_cq_clear(&qp->cq[DOORBELL_QUEUE_RECV]);
 		qp->qp.send_cq.curr_offset = qp->qp.recv_cq.curr_offset = 0;
 		qp->told = 0;
 		qp->ib.qp_num = (uint32_t)doorbell_endpoint_qpn(qp->endpoint);

@@ -126,7 +126,7 @@ static inline void doorbell_gds_idle_give(doorbell_stream *handle)
 /* Takes back the operations of a request, newest first. The caller holds the queue pair's lock. */
 static inline int doorbell_gds_take_back(struct doorbell_gds_qp *qp, gds_send_request_t *request)
 {
-	struct doorbell_gds_cq *cq = &qp->cq[DOORBELL_SIDE_SEND];
+	struct doorbell_gds_cq *cq = &qp->cq[DOORBELL_QUEUE_SEND];
 	int code;
 	while (request->count > 0) {
 		const uint32_t last = request->count - 1;
@@ -154,14 +154,14 @@ static inline int doorbell_gds_prepare_send(struct doorbell_gds_qp *qp, gds_send
 		const uint32_t at = request->count;
 		error = at < GDS_SEND_INFO_MAX_OPS ? doorbell_gds_translate(wr, qp->signals_all, &made) : ENOMEM;
 		if (!error)
-			error = doorbell_gds_make_room(&qp->cq[DOORBELL_SIDE_SEND]);
+			error = doorbell_gds_make_room(&qp->cq[DOORBELL_QUEUE_SEND]);
 		if (!error)
 			error = doorbell_gds_errno(doorbell_prepare_send(qp->endpoint, &made.work, &request->prepared[at]));
 		if (error)
 			break;
 		request->entry[at] = DOORBELL_GDS_NO_ENTRY;
 		if (!(made.work.flags & DOORBELL_WORK_UNSIGNALED))
-			request->entry[at] = doorbell_gds_push(&qp->cq[DOORBELL_SIDE_SEND], wr->wr_id, made.opcode, NULL);
+			request->entry[at] = doorbell_gds_push(&qp->cq[DOORBELL_QUEUE_SEND], wr->wr_id, made.opcode, NULL);
 		request->serial = ++qp->serial;
 		request->count = at + 1;
 	}
@@ -193,7 +193,7 @@ static inline int gds_rollback_send(struct gds_qp *gds, gds_send_request_t *requ
 	int error = 0;
 	if (!gds || !request || request->owner != qp || request->count == 0)
 		return EINVAL;
-	cq = &qp->cq[DOORBELL_SIDE_SEND];
+	cq = &qp->cq[DOORBELL_QUEUE_SEND];
 	pthread_mutex_lock(&qp->lock);
 	if (request->serial != qp->serial)
 		error = EBUSY;
@@ -465,7 +465,7 @@ static inline int doorbell_gds_give(doorbell_stream *stream, struct doorbell_gds
 		if (send->count > room)
 			error = doorbell_gds_give_batch(stream, batch);
 		for (i = 0; i < send->count && !error; i++)
-			doorbell_gds_batch_add(batch, send->prepared[i], &send->owner->cq[DOORBELL_SIDE_SEND], send->entry[i],
+			doorbell_gds_batch_add(batch, send->prepared[i], &send->owner->cq[DOORBELL_QUEUE_SEND], send->entry[i],
 					       i + 1 == send->count ? &send->count : NULL, NULL);
 		return error;
 	}

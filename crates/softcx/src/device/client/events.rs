@@ -1,6 +1,6 @@
-//! What the device tells a client without being asked.
+//! Asynchronous events of the device for a client.
 
-/// What the device tells asynchronously. Element numbers are those that creation returned.
+/// An asynchronous event. Object numbers are those that creation returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeviceEvent {
     /// A completion queue that was armed has something new.

@@ -36,7 +36,7 @@ struct ClientRegistration {
 }
 
 impl Client {
-    /// Opens a context for the process whose memory `space` is. `events` hears what the device has to say.
+    /// Opens a context for the process whose memory `space` is. `events` gets the asynchronous events of the device.
     pub(crate) fn open(device: &Device, space: Space, events: Arc<dyn EventSink>) -> Client {
         let owned = ClientRegistration {
             device: device.clone(),
@@ -162,7 +162,7 @@ impl Client {
         self.core().dealloc_mw(self.owned.id, key)
     }
 
-    /// EINVAL for sizes that are none or memory that is not aligned, EFAULT for memory that is not mapped.
+    /// EINVAL for invalid sizes or memory that is not aligned, EFAULT for memory that is not mapped.
     pub(crate) fn create_cq(&self, parts: CqParts) -> Result<u32, Errno> {
         let ring = CqParts::ring_need(parts.ring, parts.cqes, parts.cqe_bytes)?;
         self.check_all(&[ring, parts.record_need()])?;
@@ -170,8 +170,8 @@ impl Client {
             .create_client_cq(self.owned.id, self.space, parts)
     }
 
-    /// Moves to another ring: writes a RESIZE CQE (opcode 5, `MLX5_CQE_RESIZE_CQ`) as the last one into the old ring, and goes on in the new one;
-    /// see `mlx5_resize_cq` in libmlx5, which copies what is between. EINVAL if one of the rings has no room for all.
+    /// Moves a completion queue to another ring. Writes a RESIZE CQE (opcode 5, `MLX5_CQE_RESIZE_CQ`) as the last one into the old ring, and writes
+    /// later CQEs into the new one. `mlx5_resize_cq` in libmlx5 copies the CQEs before it. EINVAL if one of the rings has no room for all.
     pub(crate) fn resize_cq(
         &self,
         cqn: u32,

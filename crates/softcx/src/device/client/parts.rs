@@ -45,7 +45,7 @@ pub(crate) struct CqParts {
     pub(crate) record: u64,
     /// The UAR whose register at 0x20 arms it.
     pub(crate) uar: u32,
-    /// Who hears of completions; nobody without a channel.
+    /// The channel that gets completion events; `None` without a channel.
     pub(crate) events: Option<Arc<dyn EventSink>>,
     /// Completions may be lost in silence when it is full (`IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`).
     pub(crate) ignore_overrun: bool,

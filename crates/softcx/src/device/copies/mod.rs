@@ -1,9 +1,9 @@
-//! Copies out of registered memory and into it, in whatever process it lies.
+//! Copies between registered memory of this process, of other processes and of other devices.
 //!
-//! Inside this process they are plain copies, made at once. Others' memory is reached by system calls, so copies into it are
-//! collected and made together: when something is to be told that they come before (a completion, an acknowledgement, a
-//! freed slot), when something is to be read, or when enough have come together. Other devices' memory is reached in the same way, by
-//! copies that their owner makes; and since each such call is dear, copies out of it into this process are collected as well.
+//! Copies within this process are plain copies, made at once. Memory of another process is accessed by system calls, so copies into it are
+//! collected. They are made together before the device reports them (by a completion, an acknowledgement or a freed slot), before memory is read,
+//! or when enough are collected. Memory of another device is accessed in the same way, by calls of its owner. Each of these calls is expensive, so
+//! copies from such memory into this process are collected, too.
 #![allow(unsafe_code)] // copies to and from addresses that the key table resolved
 
 mod pieces;
@@ -20,7 +20,7 @@ const MAX_PIECES: usize = 64;
 /// Bytes that are kept by value: a packet's own, which are gone when it is.
 const MAX_KEPT: usize = 64 << 10;
 
-/// For whom copies are made: a queue pair, and whether a request of its peer is being carried out.
+/// The origin of copies: a queue pair, and whether they execute a request of its peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct CopyOrigin {
     pub(crate) qpn: u32,
@@ -37,9 +37,9 @@ pub(crate) struct Copies {
     kept: Vec<u8>,
     bounce: Vec<u8>,
     cause: CopyOrigin,
-    /// For whom a copy failed that was collected.
+    /// The origins of collected copies that failed.
     faults: Vec<CopyOrigin>,
-    /// Queue pairs for which it failed because the process whose bytes they were has died.
+    /// Queue pairs whose copies failed because the process with the source bytes has died.
     orphans: Vec<u32>,
     /// What is to be copied out of other processes, while such copies are collected.
     fetches: Vec<(SpaceAddress, Span)>,
@@ -74,7 +74,7 @@ impl Default for Copies {
 }
 
 impl Copies {
-    /// Says for whom the next copies are made.
+    /// Sets the origin of the next copies.
     #[inline]
     pub(crate) fn work_for(&mut self, qpn: u32, request: bool) {
         self.cause = CopyOrigin { qpn, request };
@@ -96,8 +96,8 @@ impl Copies {
         }
     }
 
-    /// Makes what was collected, before something is told to this queue pair. Whether a copy for it failed since this was last
-    /// asked.
+    /// Makes the collected copies, before this queue pair completes or acknowledges something. Returns whether a copy for it has failed since the last
+    /// call.
     #[inline]
     pub(crate) fn settle_for(&mut self, qpn: u32) -> bool {
         if self.pieces.is_empty() && self.faults.is_empty() {
@@ -126,20 +126,20 @@ impl Copies {
         self.orphans.pop()
     }
 
-    /// For whom a collected copy failed.
+    /// The origin of a collected copy that failed.
     #[inline]
     pub(crate) fn take_any_fault(&mut self) -> Option<CopyOrigin> {
         self.faults.pop()
     }
 
-    /// A sender's bytes could not be read. Another process's are not there any more, and neither is who would be told; another device's are
-    /// still registered, and would fail as often as the packet is repeated.
+    /// A sender's bytes could not be read. If they were in another process, that process has died, and no sender is left to be told. Memory of another
+    /// device is still registered, and reading it would fail at each repetition of the packet, so the sender must be told.
     #[cold]
     pub(crate) fn lose_source(&mut self, from: SpaceAddress) {
         self.lost_source |= from.space.is_foreign();
     }
 
-    /// Whether that has happened since this was last asked.
+    /// Whether [`Copies::lose_source`] has recorded such memory of a device since the last call.
     #[inline]
     pub(crate) fn take_lost_source(&mut self) -> bool {
         std::mem::take(&mut self.lost_source)

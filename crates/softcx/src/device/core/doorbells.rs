@@ -9,11 +9,11 @@ use crate::device::requester::Told;
 use doorbell_wire::memory::NumberSet;
 use doorbell_wire::mlx5::Doorbell;
 
-/// Registers of idle queue pairs looked at in one turn, for doorbells of which nobody told: a thousand idle pairs cost a turn
-/// what one costs.
+/// The number of idle queue pairs whose registers are read in one turn, for doorbells that were not reported. A turn costs the same with one and with
+/// a thousand idle pairs.
 const COLD_LOOKS: usize = 1;
 
-/// Queue pairs whose registers each turn looks at, of those whose doorbells are told of.
+/// The largest number of queue pairs with reported doorbells whose registers every turn reads.
 const HOT_MAX: usize = 4;
 
 impl DeviceCore {
@@ -39,8 +39,9 @@ impl DeviceCore {
         worked
     }
 
-    /// Somebody says that a queue pair was rung, of those whose slots are this number in a [`NumberSet`]. While few are in use, every turn looks
-    /// at them from now on, and they need not be told of again. Of more each is told of every time, and costs no turn but its own.
+    /// A caller reports a doorbell of one of the queue pairs whose slots have this number in a [`NumberSet`]. If few queue pairs are in use, every
+    /// turn reads their registers from now on, and later doorbells need not be reported. Otherwise each doorbell must be reported, and only this
+    /// turn reads the registers.
     pub(crate) fn look_at_told(&mut self, number: usize) {
         for slot in (number..self.registers.len()).step_by(NumberSet::COUNT) {
             if self.registers.hot_count() < HOT_MAX {

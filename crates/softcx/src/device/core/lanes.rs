@@ -32,8 +32,9 @@ impl DeviceCore {
         self.parts.links.number_of(port).map(Destination::Lane)
     }
 
-    /// Sets where a queue pair's packets go. The other end is not asked whether it is there, and agreed on no connection number.
-    pub(crate) fn aim_qp(&mut self, slot: usize, path: &AddressVector, qpn: u32) {
+    /// Sets where a queue pair's packets go. The peer is not checked, and there is no agreed connection
+    /// number.
+    pub(crate) fn set_destination(&mut self, slot: usize, path: &AddressVector, qpn: u32) {
         let node = self.node_at(path).unwrap_or(0);
         let to = self.route(node);
         if let Some(Some(qp)) = self.qps.get_mut(slot) {

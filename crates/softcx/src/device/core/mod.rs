@@ -49,7 +49,7 @@ pub(crate) struct DeviceCore {
     qps: Vec<Option<Box<Qp>>>,
     numbers: QpNumbers,
     registers: Registers,
-    /// It goes before the inbox, with the place on the fabric: nobody is to look for one that is gone.
+    /// Dropped before the inbox, with the place on the fabric, so that no other device looks for an inbox that is gone.
     pub(crate) parts: DeviceParts,
     next_pd: u32,
     clients: ClientRegistry,
@@ -66,7 +66,7 @@ pub(crate) struct DeviceCore {
     frozen: bool,
     /// A device that was pulled out of the machine.
     pub(super) gone: bool,
-    /// How commands are answered: by who issues them, before the device's lock is taken.
+    /// How commands are answered. The thread that issues a command reads this before it takes the device's lock.
     commands: Arc<Commands>,
     /// It has reported that it failed.
     has_failed: bool,
@@ -181,7 +181,7 @@ impl DeviceCore {
         for _ in 0..4 {
             let mut round = self.transmit(now_ns);
             round |= self.deliver(now_ns);
-            round |= self.send_answers(now_ns);
+            round |= self.send_acks(now_ns);
             worked |= round;
             if !round {
                 break;
@@ -254,7 +254,7 @@ impl DeviceCore {
     }
 
     #[inline]
-    fn send_answers(&mut self, now_ns: u64) -> bool {
+    fn send_acks(&mut self, now_ns: u64) -> bool {
         let mut worked = false;
         for _ in 0..self.lists.answering.len() {
             let Some(slot) = self.lists.answering.pop_front() else {
@@ -265,7 +265,7 @@ impl DeviceCore {
             };
             qp.answering = false;
             let before = self.parts.counters.packets_sent;
-            if qp.send_answers(self.parts.at(now_ns)) && !qp.held {
+            if qp.send_acks(self.parts.at(now_ns)) && !qp.held {
                 let to = qp.remote.map(|remote| remote.to);
                 if to.is_some_and(|to| self.parts.wire.congested(to)) {
                     self.lists.hold(slot, qp);

@@ -157,7 +157,7 @@ impl DeviceCore {
             qp.requester.told_drained = false;
         }
         if connected && named & mask::AV != 0 {
-            self.aim_qp(slot, &asked.path, asked.dest_qpn);
+            self.set_destination(slot, &asked.path, asked.dest_qpn);
         }
         if to == State::ReadyToSend {
             self.count_sends(slot);

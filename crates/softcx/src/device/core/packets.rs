@@ -1,4 +1,4 @@
-//! Packets that have come: to whom they go, and what is done behind them.
+//! Incoming packets: the queue pair that each goes to, and the work after them.
 
 use super::DeviceCore;
 use crate::device::gather::Source;
@@ -27,7 +27,7 @@ impl DeviceCore {
         worked
     }
 
-    /// Makes the copies that were collected, before anybody hears of them.
+    /// Makes the copies that were collected, before a completion or an acknowledgement reports them.
     #[inline]
     pub(super) fn settle(&mut self, now_ns: u64) {
         self.parts.copies.settle();
@@ -86,8 +86,8 @@ impl DeviceCore {
         }
     }
 
-    /// The bytes of a request of this device could not be read: its sender is told, who else would repeat it. Of a response the asker has
-    /// been told already.
+    /// The bytes of a packet of this device could not be read. A request fails with a local protection error; otherwise its queue pair would
+    /// repeat it. The requester of a response has been told already.
     #[cold]
     pub(super) fn lose_source(&mut self, now_ns: u64, header: &Header) {
         if !header.kind.is_request() {
@@ -120,7 +120,7 @@ impl DeviceCore {
         }
     }
 
-    /// A packet that nobody sent, or one before the others that came with it.
+    /// Handles a packet that no device has sent, or handles a packet before others that came with it.
     #[cfg(test)]
     pub(crate) fn inject(&mut self, header: &Header, payload: &[u8]) {
         self.dispatch(0, header, &Source::Bytes(payload));

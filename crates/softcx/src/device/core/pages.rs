@@ -50,7 +50,8 @@ impl DeviceCore {
         self.pages.get_mut(uar).and_then(Option::as_mut)
     }
 
-    /// Pages of clients' queue pairs that take requests: a doorbell may be stored to at any time, and nobody says so.
+    /// The number of UAR pages with clients' queue pairs that accept requests. Doorbells may be stored to these pages at any time, and are not
+    /// reported.
     pub(crate) fn pages_that_may_be_rung(&self) -> usize {
         let awake = |slot: &usize| {
             let qp = self.qps.get(*slot).and_then(Option::as_ref);

@@ -22,8 +22,8 @@ impl QpNumbers {
         }
     }
 
-    /// A slot and its generation; `None` if `max` slots are in use. A slot that was freed is used again last: late packets for its old
-    /// number should find nobody.
+    /// A slot and its generation; `None` if `max` slots are in use. A freed slot is used again last, so that late packets for its
+    /// old number find no queue pair.
     pub(super) fn reserve(&mut self, max: usize) -> Option<(usize, u32)> {
         let count = self.generations.len();
         let slot = if count < FRESH_SLOTS || self.free.is_empty() {

@@ -11,7 +11,7 @@ use crate::device::qp::{Qp, QpSetup};
 use crate::device::space::{Space, SpaceAddress};
 use crate::device::srq::Srq;
 
-/// The number of the first queue: to libmlx5 a number of 0 is none.
+/// The number of the first queue. libmlx5 takes 0 for "no queue".
 const FIRST: usize = 1;
 
 impl DeviceCore {

@@ -7,7 +7,7 @@ use crate::device::dma::UarRegister;
 pub(super) struct Registers {
     /// By slot of the queue pair.
     uars: Vec<Option<Uar>>,
-    /// Queue pairs whose registers are looked at every turn, and where the look at the others goes on.
+    /// Queue pairs whose registers every turn reads. `cold` is the slot at which the search of the others continues.
     hot: Vec<usize>,
     cold: usize,
     /// When the last turn looked.

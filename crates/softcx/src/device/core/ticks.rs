@@ -24,7 +24,7 @@ impl DeviceCore {
         self.clients.tell(DeviceEvent::DeviceFatal);
     }
 
-    /// The device reports that it has failed. It may go on for a while: nobody can stop it.
+    /// The device reports that it has failed. It may continue to work for a while: commands no longer stop it.
     fn report_failure(&mut self) {
         self.has_failed = true;
         self.commands.fail_device();

@@ -13,7 +13,7 @@ pub(super) struct Uar {
 }
 
 impl Uar {
-    /// Registers that no turn looks at before somebody rings.
+    /// Registers that turns do not read until a doorbell is found or reported.
     pub(super) fn new(registers: [UarRegister; 2]) -> Uar {
         Uar {
             registers,

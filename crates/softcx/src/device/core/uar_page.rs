@@ -1,4 +1,4 @@
-//! A UAR page: its registers, and who uses it.
+//! A UAR page: its registers, and the queues that use it.
 
 use crate::device::dma::UarRegister;
 

@@ -34,7 +34,7 @@ impl WorkLists {
     #[inline]
     pub(super) fn mark_active_others(&mut self, slot: usize, qp: &mut Qp) {
         let state = qp.state();
-        if !qp.answering && !qp.held && qp.owes_answer() {
+        if !qp.answering && !qp.held && qp.has_pending_responses() {
             qp.answering = true;
             self.answering.push_back(slot);
         }

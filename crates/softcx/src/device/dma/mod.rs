@@ -1,4 +1,4 @@
-//! The device's access to memory: the one place of this room where registered memory and rings are read and written.
+//! The device's access to memory: the one place of this crate where registered memory and rings are read and written.
 //!
 //! From the language's point of view this is the outside world, as a card's DMA engine is: an application that touches a
 //! buffer while a transfer is using it sees torn bytes, here as there. Words by which two sides hand memory over (doorbell

@@ -40,7 +40,7 @@ impl DmaRing {
         }
     }
 
-    /// A ring of a client. Nothing is asked of one in another process: what is not mapped is a fault when it is used.
+    /// A ring of a client. A ring in another process is not checked here: an access to unmapped memory fails later.
     ///
     /// # Safety
     /// As for [`DmaRing::new`] if the place is one of this process.
@@ -165,8 +165,8 @@ impl DmaRing {
         self.copy = None;
     }
 
-    /// Writes a CQE at `offset`, a multiple of 64: bytes 0 to 55, then the last 8 with release order, so that who sees the
-    /// owner bit sees the rest.
+    /// Writes a CQE at `offset`, a multiple of 64: bytes 0 to 55, then the last 8 with release order, so that a reader
+    /// that sees the owner bit sees the rest.
     ///
     /// # Errors
     /// [`AccessFault`] if the memory of another process cannot be written, or if the ring has no memory.
@@ -193,8 +193,8 @@ impl DmaRing {
 }
 
 impl DmaRing {
-    /// The kernel copies one piece after the other; inside of a piece the order is anybody's. So the byte with the owner bit is
-    /// a piece of its own.
+    /// Writes a CQE into the memory of another process. The kernel copies one piece after the other, and the bytes of a piece in any order. So
+    /// the byte with the owner bit is a piece of its own.
     #[cold]
     fn write_cqe_far(&self, offset: usize, cqe: &[u8; 64]) -> Result<(), AccessFault> {
         let at = self.start.behind(offset as u64);

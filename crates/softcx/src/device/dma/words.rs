@@ -108,8 +108,8 @@ impl UarRegister {
     }
 }
 
-/// A word where a device shows its clock to those who map it: nanoseconds, big-endian, so that two loads of half a word find the high
-/// one first.
+/// The word in which a device publishes its clock to programs that map it: nanoseconds, big-endian. So the high half is at the lower
+/// address, which programs load first.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClockWord(*mut u64);
 
@@ -123,7 +123,7 @@ impl ClockWord {
         ClockWord(at)
     }
 
-    /// Sets it. Release: who finds a CQE with a time stamp finds the clock not behind it.
+    /// Sets the clock. Release: a program that has read a CQE with a time stamp never reads an earlier clock.
     #[inline]
     pub(crate) fn set(self, now_ns: u64) {
         // SAFETY: promised at construction.

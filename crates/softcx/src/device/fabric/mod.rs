@@ -5,14 +5,14 @@
 //! an inbox that is not there, or not the one of that port, and opening the lane finds that out.
 
 mod folder;
-mod leaver;
+mod node_releaser;
 mod table;
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-pub(crate) use self::leaver::Leaver;
+pub(crate) use self::node_releaser::NodeReleaser;
 use self::table::{FabricTable, NodeEntry};
 use crate::device::inbox::{InboxAddress, start_of};
 use crate::device::options::LinkLayer;
@@ -123,7 +123,7 @@ impl Fabric {
 
     /// As if the process had been killed.
     #[cfg(test)]
-    pub(crate) fn play_dead(&self) {
+    pub(crate) fn mark_dead(&self) {
         if let Some(entry) = self.entry(self.node) {
             entry.pid.store(u32::MAX - 1, Ordering::Relaxed);
         }
@@ -148,9 +148,9 @@ impl Fabric {
 }
 
 impl Fabric {
-    /// A way to leave that needs nothing of this.
-    pub(crate) fn leaver(&self) -> Leaver {
-        Leaver::of(self)
+    /// A handle that leaves the fabric, and that does not borrow from this.
+    pub(crate) fn leaver(&self) -> NodeReleaser {
+        NodeReleaser::of(self)
     }
 
     /// Gives the number back; the last one to go removes the table.
@@ -309,7 +309,7 @@ mod tests {
         let (inbox, a) = fabric(&left);
         let b = fabric(&other);
         assert!(table_of(&left).exists());
-        a.play_dead();
+        a.mark_dead();
         // The place of a process that was killed is not given back. Kept in sight: to a leak checker it is no leak.
         static KILLED: std::sync::Mutex<Option<(Inbox, Fabric)>> = std::sync::Mutex::new(None);
         *KILLED.lock().unwrap() = Some((inbox, a));

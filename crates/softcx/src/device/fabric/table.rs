@@ -50,7 +50,7 @@ pub(super) struct NodeEntry {
 const _: () = assert!(size_of::<TableLayout>() <= TABLE_BYTES);
 
 impl NodeEntry {
-    /// Whether nobody is there any more. In doubt somebody is.
+    /// Whether the entry is free: never used, or its process has ended or has become a program without the device. `false` if that is not known.
     pub(super) fn is_vacant(&self) -> bool {
         if self.port.load(Ordering::Acquire) == 0 {
             return true;
@@ -103,7 +103,7 @@ impl FabricTable {
         unsafe { self.0.as_ref() }
     }
 
-    /// The entry of a node; none for a number that is none.
+    /// The entry of a node; `None` for an invalid number.
     #[inline]
     pub(super) fn entry(&self, node: u16) -> Option<&NodeEntry> {
         self.table()
@@ -112,7 +112,7 @@ impl FabricTable {
             .filter(|_| node > 0)
     }
 
-    /// Whether nobody is there any more.
+    /// Whether no entry is in use.
     pub(super) fn is_deserted(&self) -> bool {
         (1..=NODES).all(|node| self.entry(node).is_none_or(NodeEntry::is_vacant))
     }
@@ -138,7 +138,7 @@ impl Drop for FabricTable {
     }
 }
 
-/// A file that nobody else has locked.
+/// A file that this process has locked.
 pub(super) struct Locked(File);
 
 impl Locked {
@@ -159,10 +159,10 @@ impl Locked {
         }
     }
 
-    /// Which file it is.
+    /// The file's inode; `None` if the file was removed or cannot be queried.
     pub(super) fn inode(&self) -> Option<u64> {
         let meta = self.0.metadata().ok()?;
-        // One that was removed is none.
+        // A removed file has no links.
         (meta.nlink() > 0).then(|| meta.ino())
     }
 }

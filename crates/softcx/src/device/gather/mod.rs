@@ -142,7 +142,7 @@ impl Gather {
         Ok(PacketPayload::Memory { pd, spans })
     }
 
-    /// As [`Gather::payload`], all by value: for a sender who may touch its memory as soon as the packet has left.
+    /// As [`Gather::payload`], with a copy of all bytes: for senders that may change their memory as soon as the packet was sent.
     pub(crate) fn by_value(
         &self,
         keys: &Keys,

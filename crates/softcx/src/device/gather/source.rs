@@ -49,7 +49,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// All bytes, for somebody who keeps them.
+    /// A copy of all bytes, for callers that keep them.
     pub(crate) fn take(&self, keys: &Keys, copies: &mut Copies) -> Result<Vec<u8>, ScatterError> {
         let mut bytes = vec![0; self.len_bytes() as usize];
         let into = SpaceAddress::local(bytes.as_mut_ptr());

@@ -182,7 +182,7 @@ impl LaneWriter {
         self.mapping.lane(self.lane).cursors.is_read()
     }
 
-    /// Wakes the engine over there, if it sleeps.
+    /// Wakes the engine of the peer, if it sleeps.
     pub(crate) fn ring(&self) {
         self.mapping.head().bell.ring();
     }

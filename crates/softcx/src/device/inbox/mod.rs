@@ -2,8 +2,8 @@
 //! claims one of its lanes.
 //!
 //! The inbox is an anonymous file (memfd), sealed against shrinking, which a peer opens through the owner's `/proc` entry:
-//! it has no name, so nothing is left behind by a process that is killed. A lane has one writer and one reader, so a writer
-//! that dies in the middle of a slot has not published it, and blocks nobody.
+//! it has no name, so nothing is left behind by a process that is killed. A lane has one writer and one reader. A writer
+//! that dies in the middle of a slot has not published it, and blocks no other process.
 #![allow(unsafe_code)] // memory shared with other processes
 
 mod lane;
@@ -41,7 +41,7 @@ const INBOX_LINK: &str = "/memfd:doorbell-inbox";
 const CLOSED: u64 = 1 << 63;
 /// Set in `LaneHead::owner` while a writer moves in: `owner_started` is not its own yet.
 const CLAIMING: u64 = 1 << 62;
-/// Set in `LaneHead::owner` while the reader frees the lane: nobody may take it over.
+/// Set in `LaneHead::owner` while the reader frees the lane: no writer may claim it.
 const SWEEPING: u64 = 1 << 61;
 
 /// All of it is atomic: any process that may open the inbox may write there at any time.
@@ -272,8 +272,8 @@ impl Inbox {
         self.mapping.lane(lane).cursors.give_back(count);
     }
 
-    /// Frees lanes whose writer has closed them or is dead, once they are read empty. Whether a writer lives is asked for one
-    /// lane in a call: it takes the kernel some microseconds to say.
+    /// Frees lanes whose writer has closed them or is dead, once they are read empty. Each call checks for one
+    /// lane only whether its writer lives, because this system call takes some microseconds.
     pub(crate) fn sweep(&self) {
         let asked = self.next_sweep.get();
         self.next_sweep.set((asked + 1) % LANES);
@@ -306,16 +306,16 @@ impl Inbox {
     }
 
     /// The bell of this inbox.
-    pub(crate) fn bell(&self) -> InboxBell {
-        InboxBell(Arc::clone(&self.mapping))
+    pub(crate) fn bell(&self) -> EngineWake {
+        EngineWake(Arc::clone(&self.mapping))
     }
 }
 
 /// The bell that wakes the engine of an inbox.
 #[derive(Debug, Clone)]
-pub(crate) struct InboxBell(Arc<SharedMapping>);
+pub(crate) struct EngineWake(Arc<SharedMapping>);
 
-impl std::ops::Deref for InboxBell {
+impl std::ops::Deref for EngineWake {
     type Target = WakeWord;
     fn deref(&self) -> &WakeWord {
         &self.0.head().bell

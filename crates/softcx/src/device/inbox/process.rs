@@ -67,10 +67,10 @@ pub(crate) fn start_of(pid: u32) -> Result<u64> {
     })
 }
 
-/// When a process started, in clock ticks since boot; `None` if there is none of this number that still runs.
+/// The start time of a process, in clock ticks since boot; `None` if no process with this number runs.
 ///
 /// # Errors
-/// If the kernel does not say, for want of descriptors for example.
+/// The error of reading `/proc`, for example if there are no free descriptors.
 pub(crate) fn started(pid: u32) -> io::Result<Option<u64>> {
     // By its first thread, whose start is that of the process: under qemu-user /proc/PID/stat says, to the process itself, when the thread that
     // asks started.

@@ -232,8 +232,8 @@ impl Keys {
     /// The place of `len_bytes` at `addr` under `key`, if `pd` may do `need` there. Nothing is ever refused for a length
     /// of zero, as in verbs: no byte is touched.
     ///
-    /// Windows are let pass: they give no local right to write, and of who may read by them [`Keys::resolve_remote`] has
-    /// judged, or [`Keys::resolve_span`].
+    /// Windows are accepted here. They give no local right to write, and [`Keys::resolve_remote`] or [`Keys::resolve_span`] has checked remote
+    /// reads.
     #[inline]
     pub(crate) fn resolve(
         &self,

@@ -49,8 +49,8 @@ impl Keys {
     /// 2 opens for the queue pair that bound it alone, and can be bound again only when it was invalidated.
     ///
     /// # Errors
-    /// [`Refused`] if it is no such window, of another domain, or bound; if the region is none, of another domain, does not
-    /// allow windows, or not this range or access. Nothing has changed then.
+    /// [`Refused`] if `key` is no window of this kind, is of another domain, or is bound; if the region does not exist, is of another domain, or does
+    /// not allow windows, this range or this access. Nothing has changed then.
     pub(crate) fn bind(
         &mut self,
         key: u32,

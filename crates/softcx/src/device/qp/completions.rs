@@ -1,4 +1,4 @@
-//! What a queue pair tells of its work requests: completions, behind the bytes that they report.
+//! Completions of a queue pair. A completion is written after the bytes that it reports.
 
 use super::{DeviceParts, Qp, State};
 use crate::device::packet::AckCode;

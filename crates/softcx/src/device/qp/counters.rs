@@ -1,4 +1,4 @@
-//! What a device has done, in numbers.
+//! Counters of the work that a device has done.
 
 /// Counters of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -6,20 +6,21 @@
 pub struct Counters {
     /// UAR stores seen.
     pub doorbells: u64,
-    /// UAR stores that came before the doorbell record that should precede them: a bug of whoever rang.
+    /// UAR stores that arrived before the doorbell record that must precede them. The ringing program lacks a fence.
     pub doorbells_before_record: u64,
-    /// UAR stores that came behind a later one in the same register: another processor rang, and nobody had flushed this one. What is
-    /// overwritten before the device looks does not count, nor does a queue pair that shares its page or has more than 16384 WQEBBs.
+    /// UAR stores that arrived after a later store to the same register: another processor rang before the first store was flushed. A store
+    /// that is overwritten before the device reads the register is not counted. Queue pairs that share their UAR page or have more than 16384
+    /// WQEBBs are not checked.
     pub doorbells_backwards: u64,
     /// Work requests begun.
     pub wqes: u64,
-    /// Packets sent, without what faults added or took.
+    /// Packets sent. Duplicates and losses that faults make are not counted.
     pub packets_sent: u64,
     /// Packets that arrived at a queue pair.
     pub packets_received: u64,
-    /// Packets that arrived for nobody, or for an earlier connection.
+    /// Packets that arrived for a queue pair that does not exist, or for an earlier connection.
     pub packets_dropped: u64,
-    /// Times that a requester went back to send again.
+    /// Times that a requester started to send packets again.
     pub retransmissions: u64,
     /// Receiver-not-ready answers sent.
     pub rnr_naks: u64,

@@ -42,14 +42,14 @@ impl DeviceParts {
         self
     }
 
-    /// Whether nobody wants to see single packets, or to have them lost: then there may be fewer.
+    /// Whether there is neither a trace nor a fault: packets may then be longer than the MTU.
     #[inline]
     pub(crate) fn has_no_observer(&self) -> bool {
         self.trace.is_none() && !self.wire.is_faulty()
     }
 
     pub(super) fn complete(&mut self, cq: usize, cqe: &Cqe) -> bool {
-        let lost = self.wire.strikes(Counted::Completion).is_some();
+        let lost = self.wire.fault_code(Counted::Completion).is_some();
         let queue = self.cqs.get_mut(cq).and_then(Option::as_mut);
         let pushed = queue.is_some_and(|queue| {
             if lost {

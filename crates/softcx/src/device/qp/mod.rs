@@ -159,7 +159,7 @@ impl Qp {
         }
     }
 
-    /// Whether it sends, or finishes what it began before it was told to drain.
+    /// Whether it sends, or finishes the messages that it began before it was moved to SQD.
     #[inline]
     pub(crate) fn is_sending(&self) -> bool {
         matches!(self.state(), State::ReadyToSend | State::SendQueueDrained)
@@ -264,7 +264,7 @@ fn garble(context: &mut DeviceParts, header: &mut Header) {
         PacketKind::AtomicResponse => PacketKind::ReadResponse,
         _ => return,
     };
-    if context.wire.strikes(Counted::Response).is_some() {
+    if context.wire.fault_code(Counted::Response).is_some() {
         header.kind = other;
     }
 }

@@ -1,10 +1,10 @@
-//! Where the owner of a queue pair reads its present state.
+//! The state of a queue pair, for its owner.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crate::device::qp::State;
 
-/// The part of a queue pair that its owner reads without the device's lock: what a card tells by asynchronous events.
+/// The part of a queue pair that its owner reads without the device's lock. A card reports these states by asynchronous events.
 #[derive(Debug, Default)]
 pub struct QpStatus {
     state: AtomicU8,
@@ -29,7 +29,7 @@ impl QpStatus {
         State::parse(self.state.load(Ordering::Acquire)).unwrap_or(State::Reset)
     }
 
-    /// The state that its owner is to go by: that of an error where the device has reported that it failed.
+    /// The state for the owner: the error state if the device has reported that it failed, otherwise the state of the queue pair.
     pub fn reported(&self) -> State {
         if self.device_failed() {
             return State::Error;
@@ -37,7 +37,7 @@ impl QpStatus {
         self.state()
     }
 
-    /// Whether the device has reported that it failed: it does not execute commands any more, and may still work.
+    /// Whether the device has reported that it failed. It then executes no commands, but may still work.
     pub fn device_failed(&self) -> bool {
         self.device_failed.load(Ordering::Acquire)
     }

@@ -38,7 +38,7 @@ impl Qp {
         }
     }
 
-    /// Places what is late, if its time has come. Whether it did.
+    /// Places the late bytes of a response if they are due. Returns whether it did.
     pub(super) fn place_response_when_due(&mut self, context: &mut DeviceParts) -> bool {
         let late = self.requester.late.as_ref();
         let is_due = late.is_some_and(|late| late.until_ns <= context.now_ns);

@@ -3,7 +3,7 @@
 //! Sequence numbers, windows, going back and the counters of retries are those of IBTA volume 1, section 9.7. The state is
 //! a queue of messages. `cursor` and `packet` say which packet leaves next; going back is setting them back.
 
-mod answers;
+mod acks;
 mod datagrams;
 mod late_responses;
 mod message;
@@ -205,7 +205,7 @@ impl Qp {
             },
         };
         let mut message = message;
-        if let Some(syndrome) = context.wire.strikes(Counted::Send) {
+        if let Some(syndrome) = context.wire.fault_code(Counted::Send) {
             message.failed = Syndrome::from_raw(syndrome).or(message.failed);
         }
         let requester = &mut self.requester;

@@ -16,7 +16,7 @@ use crate::device::qp::{DeviceParts, Qp};
 use doorbell_wire::mlx5::Syndrome;
 
 impl Qp {
-    /// Takes the bytes of a packet, to be placed later, if a fault says so and no other is late. Whether it did.
+    /// Keeps the bytes of a packet to place them later, if a fault is set for that and no other packet is late. Returns whether it did.
     pub(super) fn put_off(
         &mut self,
         context: &mut DeviceParts,
@@ -63,7 +63,7 @@ impl Qp {
         }
     }
 
-    /// Places what is late, if its time has come. Whether it did.
+    /// Places the late bytes if they are due. Returns whether it did.
     pub(crate) fn place_when_due(&mut self, context: &mut DeviceParts) -> bool {
         let is_due = self
             .responder
@@ -76,7 +76,7 @@ impl Qp {
         is_due
     }
 
-    /// Places what is late: before an answer that tells of it.
+    /// Places the late bytes, before an acknowledgement of them is sent.
     #[cold]
     pub(super) fn place_late(&mut self, context: &mut DeviceParts) {
         let Some(late) = self.responder.late.take() else {
@@ -146,7 +146,7 @@ impl super::Responder {
         self.late.as_ref().map(|late| late.until_ns)
     }
 
-    /// The receive of a message that came in part, or that is not placed: nobody will complete it.
+    /// The receive of a message that has arrived in part, or that is not placed. It will not complete.
     pub(super) fn take_unfinished(&mut self) -> Option<u32> {
         match (self.ended.take(), self.arriving.take()) {
             (Some(ended), _) => Some(ended.index),

@@ -231,8 +231,8 @@ impl Qp {
         self.complete_recv(context, cqe);
     }
 
-    /// A packet that does not end its message. The requester's window is shorter than a long message, so it must hear of the
-    /// packets before the last.
+    /// A packet that does not end its message. The requester's window is shorter than a long message, so packets before the last one are
+    /// acknowledged, too.
     fn advance_inside(&mut self, header: &Header) {
         let before = self.responder.expected_psn / ACK_EVERY;
         self.advance(header.psns.into());

@@ -1,6 +1,6 @@
 //! The responder of a reliable connection: takes requests in order, moves their data, and answers.
 
-mod answers;
+mod acks;
 mod datagrams;
 mod late_packets;
 mod memory;
@@ -56,7 +56,7 @@ impl Qp {
             return self.repeat(context, header);
         }
         self.responder.refused = false;
-        if let Some(code) = context.wire.strikes(Counted::Request) {
+        if let Some(code) = context.wire.fault_code(Counted::Request) {
             return self.refuse_by_fault(context, code);
         }
         match header.kind {

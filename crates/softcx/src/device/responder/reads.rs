@@ -1,6 +1,6 @@
 //! Reads and atomics: requests whose answer is data, and what is given again when they are repeated.
 
-use super::answers::read_answer;
+use super::acks::read_answer;
 use super::memory::apply_atomic;
 use crate::device::keys::Access;
 use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance};

@@ -14,7 +14,7 @@ impl Qp {
     pub(super) fn take_receive(&mut self, context: &mut DeviceParts) -> Option<(u32, u64)> {
         let mut taken = self.find_receive(context);
         if let Some((index, _)) = taken
-            && let Some(syndrome) = context.wire.strikes(Counted::Recv)
+            && let Some(syndrome) = context.wire.fault_code(Counted::Recv)
             && let Some(syndrome) = Syndrome::from_raw(syndrome)
         {
             self.complete_recv(context, receive_error(index, syndrome));

@@ -12,7 +12,7 @@ pub(crate) struct Responder {
     /// A negative answer is out: what comes before the expected packet is dropped without another one.
     pub(super) refused: bool,
     pub(super) arriving: Option<Arriving>,
-    /// Running count of receives taken, and how many the record told of, modulo 2^16.
+    /// Running count of receives taken; `posted` is the count in the doorbell record, modulo 2^16.
     pub(super) taken: u32,
     pub(super) posted: u16,
     pub(super) answers: VecDeque<Response>,

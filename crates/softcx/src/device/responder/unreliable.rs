@@ -133,8 +133,8 @@ impl Qp {
         }
     }
 
-    /// A payload has not come to its receive. If the receive itself is at fault, the owner hears of it, and the queue pair is in
-    /// error.
+    /// A payload was not placed in its receive. If the receive caused that, it completes in error, and the queue pair goes to the error
+    /// state.
     pub(super) fn end_receive(
         &mut self,
         context: &mut DeviceParts,

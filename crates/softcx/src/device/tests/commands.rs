@@ -39,7 +39,7 @@ fn a_reset_forgets_a_flush_that_is_to_come() {
     a.qp.fail().unwrap();
     a.ring();
     world.turn();
-    a.qp.silence().unwrap();
+    a.qp.quiesce().unwrap();
     world.settle();
     assert_eq!(a.all_sent(), []);
 }
@@ -53,7 +53,7 @@ fn a_queue_pair_that_cannot_be_stopped_goes_on() {
         eio: CommandKinds::of(&[CommandKind::Error, CommandKind::Reset]),
         ..Faults::default()
     });
-    assert!(a.qp.fail().is_err() && a.qp.silence().is_err());
+    assert!(a.qp.fail().is_err() && a.qp.quiesce().is_err());
     let write = SendRequest::write(b.at(0), b.key);
     a.send(&write.inline(&[7; 8]).signaled(true));
     world.settle();
@@ -82,7 +82,7 @@ fn a_device_that_has_failed_works_for_a_while() {
     assert_eq!(a.qp.status().reported(), State::Error);
     // Success, which means nothing.
     a.qp.fail().unwrap();
-    a.qp.silence().unwrap();
+    a.qp.quiesce().unwrap();
     a.send(&write.inline(&[7; 8]).signaled(true));
     world.settle();
     assert_eq!((a.all_sent(), b.read(0, 8)), (vec![(0, None)], vec![7; 8]));

@@ -149,7 +149,7 @@ fn a_node_that_died_in_silence_does_not_hold_the_others_up() {
     meet(&mut world);
     // Its inbox is not read any more, and its entry stays.
     let dead = world.devices.remove(1);
-    dead.lock().fabric().unwrap().play_dead();
+    dead.lock().fabric().unwrap().mark_dead();
     let mut to_dead = End::new(&world.devices[0], patient());
     to_dead.aim(2, 2 << 18);
     let list = [to_dead.segment(0, 1 << 15)];

@@ -2,8 +2,8 @@
 
 use crate::device::Attributes;
 use crate::device::tests::harness::{End, INLINE, Shape, World, pattern};
+use doorbell_wire::bytecode::ProgramOp;
 use doorbell_wire::mlx5::{CqeOpcode, DataSegment, Opcode, Payload, SendRequest};
-use doorbell_wire::peer::PeerOp;
 
 const MTU: usize = 1024;
 const LENGTHS: [usize; 9] = [0, 1, 64, 65, MTU - 1, MTU, MTU + 1, 3 * MTU + 5, 1 << 20];
@@ -355,7 +355,7 @@ fn blueflame_rings_as_a_doorbell_does() {
         assert!(
             program
                 .ops()
-                .any(|op| matches!(op, PeerOp::CopyBlock { .. }))
+                .any(|op| matches!(op, ProgramOp::CopyBlock { .. }))
         );
         a.execute(&program);
         world.settle();

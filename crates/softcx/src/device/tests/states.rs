@@ -3,8 +3,8 @@
 use crate::Error;
 use crate::device::tests::harness::{End, Shape, World, pattern};
 use crate::device::{Attributes, State};
+use doorbell_wire::bytecode::Role;
 use doorbell_wire::mlx5::{CqeOpcode, SendRequest, Syndrome};
-use doorbell_wire::peer::Role;
 
 const FLUSH: Option<Syndrome> = Some(Syndrome::WrFlush);
 

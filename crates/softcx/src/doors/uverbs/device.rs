@@ -10,7 +10,7 @@ use crate::doors::event_pipe::{Carries, EventPipe};
 use crate::doors::limits;
 use crate::doors::port::{GIDS, PortIdentity};
 
-/// `MLX5_IB_ALLOC_UCTX_DEVX`: raw commands to the firmware, of which there is none.
+/// `MLX5_IB_ALLOC_UCTX_DEVX`: raw commands to the firmware. The software ConnectX has no firmware.
 const DEVX: u32 = 1;
 /// `MLX5_LIB_CAP_DYN_UAR`.
 const DYNAMIC_UARS: u64 = 1 << 1;

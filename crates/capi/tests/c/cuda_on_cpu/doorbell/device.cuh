@@ -16,7 +16,7 @@ static inline void *cuda_on_cpu_reach(uint64_t address, uint64_t len_bytes)
 	return found(address, len_bytes);
 }
 
-#define DBL_REACH(address, len_bytes) cuda_on_cpu_reach(address, len_bytes)
+#define DBL_MAP_ADDRESS(address, len_bytes) cuda_on_cpu_reach(address, len_bytes)
 #define DBL_PAUSE(turn) ((void)(turn), sched_yield(), 0)
 
 #endif

@@ -9,11 +9,11 @@ use crate::device::fabric::gid_of;
 use crate::device::{
     Access, Attributes, Device, LinkLayer, Pages, QueuePair, QueuePairSizes, State,
 };
+use doorbell_wire::bytecode::{At, Program, ProgramOp, Role, Targets};
 use doorbell_wire::mlx5::{
     CqRing, CqRingConfig, Cqe, DataSegment, Posted, RecvQueue, RecvQueueConfig, SendQueue,
     SendQueueConfig, SendRequest, Syndrome,
 };
-use doorbell_wire::peer::{At, PeerOp, Program, Role, Targets};
 
 /// Segments of a receive.
 const RECV_SEGMENTS: u32 = 4;
@@ -290,15 +290,15 @@ impl End {
             // words are aligned.
             unsafe {
                 match op {
-                    PeerOp::StoreDword { at, value } => {
+                    ProgramOp::StoreDword { at, value } => {
                         AtomicU32::from_ptr(self.address(at).cast())
                             .store(value, Ordering::Relaxed);
                     }
-                    PeerOp::StoreQword { at, value } => {
+                    ProgramOp::StoreQword { at, value } => {
                         AtomicU64::from_ptr(self.address(at).cast())
                             .store(value, Ordering::Relaxed);
                     }
-                    PeerOp::CopyBlock { at, bytes } => {
+                    ProgramOp::CopyBlock { at, bytes } => {
                         let start: *mut u8 = self.address(at);
                         for (i, chunk) in bytes.chunks_exact(8).enumerate() {
                             let word = u64::from_ne_bytes(chunk.try_into().unwrap());
@@ -306,7 +306,7 @@ impl End {
                                 .store(word, Ordering::Relaxed);
                         }
                     }
-                    PeerOp::Fence(_) => fence(Ordering::SeqCst),
+                    ProgramOp::Fence(_) => fence(Ordering::SeqCst),
                     other => panic!("{other:?} in a program of stores"),
                 }
             }

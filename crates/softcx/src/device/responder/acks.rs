@@ -1,0 +1,111 @@
+//! What the responder owes: responses to reads and atomics, acknowledgements and refusals, in the order of their requests.
+
+use super::state::Response;
+use crate::device::packet::{AckCode, Header, PacketKind, PacketPayload, psn_add};
+use crate::device::qp::{DeviceParts, Qp};
+
+/// Response packets that one queue pair sends before others have their turn.
+const BURST: usize = 32;
+
+impl Qp {
+    pub(super) fn answer(&mut self, kind: PacketKind, psn: u32, code: AckCode, operand: u64) {
+        let refused = matches!(code, AckCode::AccessError | AckCode::OperationalError);
+        // The memory of a process that dies goes before its queue pairs do. To its peers it is dead, not at fault: silence.
+        if refused && self.parts.send_record.space().is_gone() {
+            return;
+        }
+        self.responder
+            .answers
+            .push_back(Response::Packet(kind, psn, code, operand));
+    }
+
+    /// Whether an answer or an acknowledgement is to be sent.
+    #[inline]
+    pub(crate) fn has_pending_responses(&self) -> bool {
+        (self.responder.owes_ack && self.responder.late.is_none())
+            || !self.responder.answers.is_empty()
+    }
+
+    /// Sends answers, oldest first, and then one acknowledgement for everything since the last. Whether more is to come.
+    #[inline]
+    pub(crate) fn send_acks(&mut self, context: &mut DeviceParts) -> bool {
+        let Some(remote) = self.remote else {
+            self.responder.answers.clear();
+            self.responder.owes_ack = false;
+            return false;
+        };
+        let mut sent = 0;
+        while let Some(answer) = self.responder.answers.pop_front() {
+            if sent == BURST || context.wire.congested(remote.to) {
+                self.responder.answers.push_front(answer);
+                return true;
+            }
+            sent += 1;
+            match answer {
+                Response::Packet(kind, psn, code, operand) => {
+                    self.send(context, kind, psn, PacketPayload::Empty, |header| {
+                        header.code = code;
+                        header.operand = operand;
+                    });
+                }
+                Response::Read {
+                    psn,
+                    addr,
+                    rkey,
+                    total,
+                    done_bytes,
+                } => {
+                    self.send_read_packet(context, psn, addr, rkey, total, done_bytes);
+                }
+            }
+        }
+        if self.responder.late.is_none() && std::mem::take(&mut self.responder.owes_ack) {
+            let psn = psn_add(self.responder.expected_psn, 0xff_ffff);
+            self.send(context, PacketKind::Ack, psn, PacketPayload::Empty, |_| {});
+        }
+        false
+    }
+
+    fn send_read_packet(
+        &mut self,
+        context: &mut DeviceParts,
+        psn: u32,
+        addr: u64,
+        rkey: u32,
+        total: u32,
+        done_bytes: u32,
+    ) {
+        let payload_bytes = (total - done_bytes).min(self.attributes.mtu_bytes);
+        let at = addr.wrapping_add(done_bytes.into());
+        let Ok(payload) = self.remote_payload(context, rkey, at, payload_bytes) else {
+            // The region went away in the middle of a read; what would have come behind it has no meaning any more.
+            self.responder.answers.clear();
+            self.answer(PacketKind::Ack, psn, AckCode::AccessError, 0);
+            return self.enter_error(context);
+        };
+        self.send(context, PacketKind::ReadResponse, psn, payload, |header| {
+            header.payload_bytes = payload_bytes as u16
+        });
+        let done_bytes = done_bytes + payload_bytes;
+        if done_bytes < total {
+            let psn = psn_add(psn, 1);
+            self.responder.answers.push_front(Response::Read {
+                psn,
+                addr,
+                rkey,
+                total,
+                done_bytes,
+            });
+        }
+    }
+}
+
+pub(super) fn read_answer(header: &Header) -> Response {
+    Response::Read {
+        psn: header.psn,
+        addr: header.addr,
+        rkey: header.rkey,
+        total: header.total_bytes,
+        done_bytes: 0,
+    }
+}

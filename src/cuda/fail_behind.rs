@@ -1,0 +1,175 @@
+//! Work that is queued behind a failure on a stream that cannot skip it: the work's endpoints are given up before the stream goes on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::pending::defer_drops;
+use super::pending_queue::Arrived;
+use super::state::StreamState;
+use super::stream_progress::CountedStream;
+use super::stream_words::{STATUS_STREAM, STATUS_WORK};
+use crate::Error;
+use crate::proxy::drop_elsewhere;
+use crate::stream::{Dependent, StreamFailure, stopping};
+
+impl CountedStream for StreamState {
+    fn settle_now(self: Arc<Self>) {
+        defer_drops(self.settle());
+        drop_stream(self);
+    }
+
+    fn fail_queued_after(self: Arc<Self>, owner: usize) {
+        let done = self.count.read();
+        let found = (self.pending.lock().entries.iter())
+            .find_map(|entry| Some((entry.done, entry.failure_in(owner, done)?)));
+        if let Some((entry, failure)) = found {
+            self.fail_from(entry, failure);
+        }
+        drop_stream(self);
+    }
+}
+
+/// Drops a handle of a stream. If it was the last, another thread destroys the stream, which may block until the GPU is done.
+fn drop_stream(stream: Arc<StreamState>) {
+    if let Some(last) = Arc::into_inner(stream) {
+        drop_elsewhere(Box::new(last));
+    }
+}
+
+impl Dependent for StreamState {
+    fn stop_from(self: Arc<Self>, entry: u64, failure: StreamFailure) {
+        // A stream that has passed it has given its wait up.
+        if self.count.read() < entry {
+            self.fail_from(entry, failure);
+        }
+        drop_stream(self);
+    }
+}
+
+/// While it lives, everything behind that entry is being given up. Also where an owner panics, it ends.
+struct StoppingFrom<'a> {
+    place: &'a AtomicU64,
+    before: u64,
+}
+
+impl StoppingFrom<'_> {
+    fn enter(place: &AtomicU64, entry: u64) -> StoppingFrom<'_> {
+        let before = place.swap(entry, Ordering::Relaxed);
+        StoppingFrom { place, before }
+    }
+}
+
+impl Drop for StoppingFrom<'_> {
+    fn drop(&mut self) {
+        self.place.store(self.before, Ordering::Relaxed);
+    }
+}
+
+impl StreamState {
+    /// The entry ends without success. Before the stream may pass it, everything behind it is given up, unless the stream is to go on. What was queued
+    /// after the stream's fault was taken is behind no failure of before.
+    pub(super) fn fail_from(&self, entry: u64, failure: StreamFailure) {
+        if self.fault.continues() {
+            return;
+        }
+        let mut pending = self.pending.lock();
+        let forgiven = self.forgiven.load(Ordering::Acquire);
+        let mut last = forgiven;
+        if entry > forgiven {
+            // Under the lock, so that a fault is taken before this or after it. A thread that takes it after this has not queued more work yet.
+            self.stopped_from.fetch_min(entry, Ordering::AcqRel);
+            self.fault.fail(failure.clone());
+            self.count.words.note(STATUS_WORK);
+            pending.receive();
+            last = pending.last().map_or(entry, |last| last.max(entry));
+        } else if self.count.read() < forgiven {
+            // No fault any more, but kernels behind it are still to see it.
+            self.count.words.note(STATUS_WORK);
+        }
+        drop(pending);
+        self.fail_behind(entry, (entry, last), failure);
+    }
+
+    /// The host function that the stream is executing has failed; it has no entry among the pending ones. Everything behind it is given up before this
+    /// returns, unless the stream is to go on.
+    pub(super) fn fail_now(&self, failure: StreamFailure) {
+        let mut pending = self.pending.lock();
+        self.count.words.note(STATUS_STREAM);
+        if self.fault.continues() {
+            self.fault.pass(failure);
+            return;
+        }
+        let count = self.count.read();
+        self.stopped_from.fetch_min(count + 1, Ordering::AcqRel);
+        self.fault.stick(failure.clone());
+        pending.receive();
+        let last = pending.last().unwrap_or(count);
+        drop(pending);
+        self.fail_behind(count, (count + 1, last), failure);
+    }
+
+    /// Gives up all that the stream has not executed. Records that it has passed are good.
+    pub(super) fn fail_pending(&self, failure: StreamFailure) {
+        let count = self.count.read();
+        let last = self.pending.lock().last().unwrap_or(count);
+        self.count.words.note(STATUS_WORK);
+        self.fail_behind(count, (count + 1, last), failure);
+    }
+
+    /// Gives up what is behind the entry, up to the last: its owners, the records from `first` on, and what other streams have behind waits for
+    /// them.
+    fn fail_behind(&self, entry: u64, (first, last): (u64, u64), failure: StreamFailure) {
+        stopping(|| {
+            let before = self.stopping_from.load(Ordering::Relaxed);
+            if before <= entry {
+                // In progress: an owner that is given up has waits on this stream.
+                return;
+            }
+            let _stopping = StoppingFrom::enter(&self.stopping_from, entry);
+            let owner_readers = (before == u64::MAX).then(|| self.read_owners());
+            let pending = self.pending.lock();
+            let owners: Vec<_> = (pending.entries.iter())
+                .filter(|pending| pending.done > entry && pending.done <= last)
+                .filter_map(|pending| pending.owner().cloned())
+                // As long as an entry is pending, its owner's generation stays.
+                .map(|owner| (owner.generation(), owner))
+                .collect();
+            drop(pending);
+            if last >= first {
+                self.progress.poison_all((first, last), failure);
+            }
+            for (generation, owner) in owners {
+                owner.give_up(generation);
+                if let Some(last) = owner.into_deferred_drop() {
+                    // The work has finished meanwhile. Dropping the owner unregisters its memory, which may block.
+                    drop_elsewhere(last);
+                }
+            }
+            drop(owner_readers);
+            self.progress.fail_dependents(first);
+        });
+    }
+
+    /// Failures of work that is queued now no longer count as a fault of the stream.
+    pub(super) fn forgive(&self) {
+        self.ignore_pending_failures(&self.pending.lock());
+    }
+
+    fn ignore_pending_failures(&self, pending: &Arrived) {
+        let last = pending.last().unwrap_or_else(|| self.count.read());
+        self.forgiven.fetch_max(last, Ordering::AcqRel);
+        self.stopped_from.store(u64::MAX, Ordering::Release);
+    }
+
+    /// Takes the fault, if there is one. What was queued before stays given up.
+    pub(super) fn take_fault(&self) -> Option<Error> {
+        defer_drops(self.settle());
+        let pending = self.pending.lock();
+        if self.fault.is_sticky() {
+            self.ignore_pending_failures(&pending);
+        }
+        let failure = self.fault.take(|_| {})?;
+        drop(pending);
+        Some(failure.report(&self.name))
+    }
+}

@@ -1,0 +1,152 @@
+//! Operations as they can be prepared again and again: what a graph keeps of each.
+
+use std::time::Duration;
+
+use crate::Result;
+use crate::endpoint::config::SEGMENTS_MAX;
+use crate::endpoint::work::Data;
+use crate::endpoint::{Endpoint, Prepared, QueueKind, Work};
+use crate::mlx5::{FenceMode, Opcode};
+use crate::region::{Region, RemoteSlice, Slice};
+
+/// An operation of one endpoint, with all that preparing it takes. It keeps the regions that it names.
+pub(crate) enum OperationTemplate {
+    Send(Box<Request>),
+    Recv {
+        wr_id: u64,
+        parts: Vec<Part>,
+    },
+    Wait {
+        side: QueueKind,
+        timeout: Option<Duration>,
+    },
+}
+
+/// A [`Work`] that owns what it names.
+pub(crate) struct Request {
+    payload: OwnedPayload,
+    opcode: Opcode,
+    wr_id: u64,
+    signaled: bool,
+    solicited: bool,
+    fence: FenceMode,
+    imm: u32,
+    remote: RemoteSlice,
+    operand: u64,
+    compare: u64,
+}
+
+enum OwnedPayload {
+    Slices(Vec<Part>),
+    Inline(Vec<u8>),
+}
+
+/// A [`Slice`] that keeps its region.
+pub(crate) struct Part {
+    region: Region,
+    offset: u64,
+    len_bytes: u32,
+}
+
+impl OperationTemplate {
+    pub(crate) fn send(work: &Work<'_>) -> OperationTemplate {
+        OperationTemplate::Send(Box::new(Request {
+            payload: match work.data {
+                Data::Slices(slices) => OwnedPayload::Slices(parts(slices)),
+                Data::Inline(bytes) => OwnedPayload::Inline(bytes.to_vec()),
+            },
+            opcode: work.opcode,
+            wr_id: work.wr_id,
+            signaled: work.signaled,
+            solicited: work.solicited,
+            fence: work.fence,
+            imm: work.imm,
+            remote: work.remote,
+            operand: work.operand,
+            compare: work.compare,
+        }))
+    }
+
+    pub(crate) fn recv(wr_id: u64, slices: &[Slice<'_>]) -> OperationTemplate {
+        OperationTemplate::Recv {
+            wr_id,
+            parts: parts(slices),
+        }
+    }
+
+    /// Prepares it once more.
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::prepare_send`], [`Endpoint::prepare_recv`] and [`Endpoint::prepare_wait_cq_for`].
+    pub(crate) fn prepare(&self, endpoint: &mut Endpoint) -> Result<Prepared> {
+        match self {
+            OperationTemplate::Send(request) => match &request.payload {
+                OwnedPayload::Slices(parts) => with_slices(parts, |slices| {
+                    endpoint.prepare_send(&request.with(Data::Slices(slices)))
+                }),
+                OwnedPayload::Inline(bytes) => {
+                    endpoint.prepare_send(&request.with(Data::Inline(bytes)))
+                }
+            },
+            OperationTemplate::Recv { wr_id, parts } => {
+                with_slices(parts, |slices| endpoint.prepare_recv(*wr_id, slices))
+            }
+            OperationTemplate::Wait { side, timeout } => {
+                endpoint.prepare_wait_cq_for(*side, *timeout)
+            }
+        }
+    }
+}
+
+impl Request {
+    fn with<'a>(&self, data: Data<'a>) -> Work<'a> {
+        Work {
+            data,
+            opcode: self.opcode,
+            wr_id: self.wr_id,
+            signaled: self.signaled,
+            solicited: self.solicited,
+            fence: self.fence,
+            imm: self.imm,
+            // The recipe was made of a request that was checked.
+            imm_unused: false,
+            remote: self.remote,
+            operand: self.operand,
+            compare: self.compare,
+        }
+    }
+}
+
+fn parts(slices: &[Slice<'_>]) -> Vec<Part> {
+    slices
+        .iter()
+        .map(|slice| Part {
+            region: slice.region.clone(),
+            offset: slice.offset,
+            len_bytes: slice.len_bytes,
+        })
+        .collect()
+}
+
+/// The slices again, without an allocation.
+fn with_slices<R>(parts: &[Part], act: impl FnOnce(&[Slice<'_>]) -> R) -> R {
+    let Some(first) = parts.first() else {
+        return act(&[]);
+    };
+    let mut slices = [first.slice(); SEGMENTS_MAX as usize];
+    for (slice, part) in slices.iter_mut().zip(parts) {
+        *slice = part.slice();
+    }
+    // As many as were prepared once: no more than there is room for.
+    act(slices.get(..parts.len()).unwrap_or(&slices))
+}
+
+impl Part {
+    fn slice(&self) -> Slice<'_> {
+        Slice {
+            region: &self.region,
+            offset: self.offset,
+            len_bytes: self.len_bytes,
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What is done to an endpoint that has failed: the device is stopped, and then waits are released.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use super::EndpointShared;
+use super::stop_state::{POLL_INTERVAL, Quiesced, Stopped};
+use crate::Cause;
+use crate::endpoint::QueueKind;
+use crate::endpoint::queue::QueueState;
+use crate::proxy::drop_elsewhere;
+use crate::stream::stopping;
+
+impl EndpointShared {
+    /// The endpoint was dropped, and tickets or streams still have handles. Nothing is received any more, and every ticket ends.
+    pub(super) fn end_endpoint(&self) {
+        self.is_dropped.store(true, Ordering::SeqCst);
+        if self.on_streams.any() || self.queue(QueueKind::Send).is_device_owned() {
+            // The watchdog fails it when the streams are done with it.
+            self.activate();
+            return;
+        }
+        self.fail(None, Cause::Dropped);
+        self.stop_transmitting();
+    }
+
+    /// After a failure, and before any wait of this endpoint ends: moves the queue pair to error, so that doorbells transmit nothing. Streams that cannot
+    /// skip what is queued have the endpoints behind these waits given up first, since the flush of the queue pair may end a wait.
+    pub(super) fn stop(&self) {
+        let is_first = stopping(|| {
+            if self.is_stopping.swap(true, Ordering::Relaxed) {
+                // A stream of these waits for this endpoint, too. The first call goes on.
+                return false;
+            }
+            let this = std::ptr::from_ref(self).addr();
+            let streams = self.attachments.failure_notifier().fail_queued_after(this);
+            if !streams.is_empty() {
+                drop_elsewhere(Box::new(streams));
+            }
+            self.is_stopping.store(false, Ordering::Relaxed);
+            true
+        });
+        if is_first {
+            // Other endpoints are stopped while this one waits for the device, unless this one is given up because of another one.
+            self.stop_transmitting();
+        }
+    }
+
+    /// After a failure: ends everything that waits for the endpoint. Goes as far as possible without waiting, and returns whether it is done. The
+    /// caller holds the generation, and calls again until it is.
+    pub(super) fn shut_down(&self) -> bool {
+        if !self.is_shut_down.load(Ordering::Relaxed) {
+            match self.stop_device() {
+                Stopped::NotYet => return false,
+                Stopped::Yes(quiesce) => self.finish_stopped(quiesce),
+                Stopped::Unresponsive => self.finish_unresponsive(),
+            }
+            // From here on the device executes nothing. Streams are released after this, not before: a doorbell behind a wait that was
+            // given up must not send what the wait was to protect. (A device that was given up may send it: such work is reported as
+            // unknown.)
+            self.is_shut_down.store(true, Ordering::Release);
+        }
+        let is_counted = self.doorbells().is_some();
+        if self.is_unresponsive() {
+            // Only the word that it waits for ends a wait of a GPU.
+            let needs_word = !is_counted && !self.attachments.is_empty();
+            (self.queues.iter()).for_each(|queue| queue.release_unresponsive(needs_word));
+        } else {
+            self.reap();
+            (self.queues.iter()).for_each(|queue| queue.release_waiters(is_counted));
+        }
+        for queue in &self.queues {
+            // No stream has to wait for its turn any more.
+            self.set_rung(queue.side, queue.queued.load(Ordering::Acquire));
+        }
+        true
+    }
+
+    /// The device is stopped: it will never complete what it has not completed by now.
+    fn finish_stopped(&self, quiesce: Quiesced) {
+        if quiesce.resets_records {
+            self.queues.iter().for_each(QueueState::enter_quiesced);
+        }
+        for (queue, rung) in self.queues.iter().zip(quiesce.rung) {
+            // Not between a discard's check of this count and the discard.
+            let _failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+            queue.end_rung(rung);
+        }
+    }
+
+    /// The device cannot be stopped. Operations that are complete by now are complete. Of the others that streams have, nothing is known,
+    /// whether they were rung or not: their doorbells may still be executed.
+    fn finish_unresponsive(&self) {
+        self.reap_fully();
+        for queue in &self.queues {
+            let _failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+            queue.give_up();
+        }
+    }
+
+    /// Whether the endpoint was given up in this generation: see [`Stopped::Unresponsive`].
+    pub(super) fn is_unresponsive(&self) -> bool {
+        self.queues.iter().any(QueueState::is_unresponsive)
+    }
+
+    /// Running count of work requests whose doorbell may have been stored. A program counts its doorbell after it has stored it.
+    pub(super) fn may_be_rung(&self, queue: &QueueState) -> u32 {
+        let doorbells_stored = self.doorbells_stored(queue.side);
+        if self.doorbells().is_some() {
+            return doorbells_stored;
+        }
+        let queued = queue.queued.load(Ordering::Acquire);
+        let begun = queue.begun.load(Ordering::Relaxed);
+        let has_begun = begun.wrapping_sub(doorbells_stored).cast_signed() > 0;
+        // It is not known how far a GPU has come in a program.
+        let may_have_begun = !self.attachments.is_empty() && queued != doorbells_stored;
+        if !has_begun && !may_have_begun {
+            return doorbells_stored;
+        }
+        // A turn begins when the doorbell before it is counted, so one doorbell may be stored and not counted. It is that of the next request that was
+        // not cancelled.
+        let mut next = doorbells_stored;
+        while next != queued && queue.is_cancelled(next) {
+            next = next.wrapping_add(1);
+        }
+        next.wrapping_add(1)
+    }
+
+    /// [`EndpointShared::shut_down`] of an endpoint that has failed, if the watchdog has not done it yet. Waits until it is done, which is bounded.
+    #[cold]
+    pub(in crate::endpoint) fn shut_down_now(&self) {
+        while !self.is_shut_down.load(Ordering::Acquire) {
+            let generation = self.hold_generation();
+            if !self.has_failed.load(Ordering::Acquire) || self.shut_down() {
+                return;
+            }
+            drop(generation);
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Looks for the completions in error of everything that was rung, and returns whether all are there. A device may take some time to write
+    /// them. A device that hangs is not waited for long: it is quiesced after this, and requests that it did not complete never get a completion.
+    pub(super) fn has_flushed(&self) -> bool {
+        // Requests that were triggered and not rung are flushed as well, once the device is told of them.
+        for queue in &self.queues {
+            self.ring_triggered(queue.side);
+        }
+        self.qp.progress();
+        self.reap_fully();
+        self.queues.iter().all(|queue| {
+            if queue.is_device_owned() {
+                // Nothing of it is outstanding; kernels learn of the failure, not of each request's end.
+                return true;
+            }
+            let left = self.rung(queue.side).wrapping_sub(queue.outstanding.done());
+            left.cast_signed() <= 0
+        })
+    }
+}

@@ -1,0 +1,128 @@
+//! Whether an object is registered with a progress thread, agreed between the threads that need the progress thread and the progress
+//! thread itself, which stops when there is nothing to do.
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicBool, Ordering, fence};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::PollResult;
+
+/// Set while a thread serves its owner, or is about to. The need itself is published elsewhere, by accesses that are sequentially
+/// consistent like those here. So of a thread that comes and the progress thread that leaves, one sees the other.
+#[derive(Debug, Default)]
+pub(crate) struct PollMembership(AtomicBool);
+
+impl PollMembership {
+    /// The progress thread is needed from now on, and the need was published. Returns whether the caller has to register the object with
+    /// it.
+    #[inline]
+    pub(crate) fn come(&self) -> bool {
+        among_others();
+        !self.0.load(Ordering::SeqCst) && !self.0.swap(true, Ordering::SeqCst)
+    }
+
+    /// Called by the progress thread when it has found no need for it. It stops, unless it is needed after all.
+    pub(crate) fn leave(&self, is_needed: impl FnOnce() -> bool) -> PollResult {
+        self.0.store(false, Ordering::SeqCst);
+        among_others();
+        // A thread that came just before the store found the flag set and did not register the object, so look once more.
+        if is_needed() && !self.0.swap(true, Ordering::SeqCst) {
+            PollResult::Waiting
+        } else {
+            PollResult::Over
+        }
+    }
+}
+
+/// Loom takes sequentially consistent accesses for ones of acquire and release, and only a fence for what it is.
+#[inline]
+fn among_others() {
+    #[cfg(loom)]
+    fence(Ordering::SeqCst);
+}
+
+/// Run by `RUSTFLAGS="--cfg loom" cargo test --lib loom`.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::{Arc, atomic::AtomicU32};
+    use loom::thread;
+
+    /// Served, with nothing under way, while `users` come: afterwards exactly one poll is to come.
+    fn is_served_once(users: u32) {
+        loom::model(move || {
+            let shared = Arc::new((
+                PollMembership::default(),
+                AtomicU32::new(0),
+                AtomicU32::new(1),
+            ));
+            assert!(shared.0.come());
+            let threads: Vec<_> = (0..users)
+                .map(|_| {
+                    let shared = Arc::clone(&shared);
+                    thread::spawn(move || {
+                        let (registration, under_way, polls) = &*shared;
+                        under_way.fetch_add(1, Ordering::SeqCst);
+                        if registration.come() {
+                            polls.fetch_add(1, Ordering::Relaxed);
+                        }
+                    })
+                })
+                .collect();
+            let (registration, under_way, polls) = &*shared;
+            if registration.leave(|| under_way.load(Ordering::SeqCst) > 0) == PollResult::Over {
+                polls.fetch_sub(1, Ordering::Relaxed);
+            }
+            for thread in threads {
+                thread.join().unwrap();
+            }
+            assert_eq!(polls.load(Ordering::Relaxed), 1);
+        });
+    }
+
+    #[test]
+    fn loom_who_comes_while_the_thread_leaves_is_served() {
+        is_served_once(1);
+    }
+
+    #[test]
+    fn loom_two_who_come_while_the_thread_leaves_are_served_once() {
+        is_served_once(2);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_that_comes_registers() {
+        let registration = PollMembership::default();
+        assert!(registration.come());
+        assert!(!registration.come());
+        assert_eq!(registration.leave(|| false), PollResult::Over);
+        assert!(registration.come());
+    }
+
+    /// The need is told of before [`PollMembership::come`], so there are three moments to come at.
+    #[test]
+    fn who_comes_while_the_thread_leaves_is_served_once() {
+        // After its last look and before its store: no thread registers the object, so the progress thread stays.
+        let registration = PollMembership::default();
+        assert!(registration.come());
+        assert!(!registration.come());
+        assert_eq!(registration.leave(|| true), PollResult::Waiting);
+        assert!(!registration.come(), "served twice");
+        // Between the store and the second look, a thread came and registered the object, so the progress thread stops.
+        let poll = registration.leave(|| {
+            assert!(registration.come());
+            true
+        });
+        assert_eq!(poll, PollResult::Over);
+        assert!(!registration.come(), "served twice");
+        // The progress thread sees the need before the thread that published it comes.
+        assert_eq!(registration.leave(|| true), PollResult::Waiting);
+        assert!(!registration.come(), "served twice");
+    }
+}
