@@ -587,7 +587,7 @@ fn a_program_without_memory_is_discarded_and_reported_until_it_is_taken() {
     let words = Words::new();
     words.mapped.store(false, Ordering::Relaxed);
     submit_one(&stream, words.store(4, 0, 1)).unwrap();
-    assert!(reason(stream.synchronize(PATIENCE)).contains("a program has no memory here"));
+    assert!(reason(stream.synchronize(PATIENCE)).contains("no memory in this process"));
     assert_eq!(words.outcomes(), [(4, Outcome::Discarded)]);
     reason(stream.synchronize(PATIENCE));
     assert!(stream.take_fault().is_some());

@@ -6,7 +6,7 @@
  *   queue.h         kernels make work requests themselves
  *   collective.cuh  a warp or a block makes work requests together
  *
- * Kernels are the same on all paths: ConnectX, software ConnectX, and proxy.
+ * Kernels are the same on every device (ConnectX, software ConnectX) and on every control path (direct, proxy).
  */
 #ifndef DOORBELL_DEVICE_CUH
 #define DOORBELL_DEVICE_CUH

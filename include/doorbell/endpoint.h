@@ -169,7 +169,7 @@ int doorbell_endpoint_failure(const doorbell_endpoint *endpoint, doorbell_failur
  */
 
 /*
- * Returns how many further work requests can be posted to a queue (DOORBELL_SIDE_*) without DOORBELL_EFULL. Looks at
+ * Returns how many further work requests can be posted to a queue (DOORBELL_QUEUE_*) without DOORBELL_EFULL. Looks at
  * new completions first. Returns 0 if the endpoint has failed.
  * Threads: one at a time for endpoint.
  */
@@ -447,7 +447,7 @@ int doorbell_post_recv(doorbell_endpoint *endpoint, uint64_t wr_id, const doorbe
 		       uint32_t slice_count, doorbell_ticket **ticket);
 
 /*
- * Takes the next completion of a queue (DOORBELL_SIDE_*). Returns 1 and writes the completion if there is one, else
+ * Takes the next completion of a queue (DOORBELL_QUEUE_*). Returns 1 and writes the completion if there is one, else
  * returns 0. Each completion is consumed once, either by a wait on a stream or by this call. Returns DOORBELL_EWORK
  * for a completion with an error; doorbell_last_failure then has its wr_id.
  * Threads: one at a time for endpoint.

@@ -77,7 +77,7 @@ int doorbell_graph_builder_recv(doorbell_graph_builder *builder, doorbell_endpoi
 				const doorbell_slice *slices, uint32_t slice_count);
 
 /*
- * Adds a wait for the next completion of a queue (DOORBELL_SIDE_*), counted at the time of each launch.
+ * Adds a wait for the next completion of a queue (DOORBELL_QUEUE_*), counted at the time of each launch.
  * Threads: one at a time for builder, one at a time for endpoint.
  */
 int doorbell_graph_builder_wait_cq(doorbell_graph_builder *builder, doorbell_endpoint *endpoint, uint32_t queue_kind,

@@ -176,7 +176,7 @@ int doorbell_stream_queue_recv(doorbell_stream *stream, doorbell_endpoint *endpo
 
 /*
  * Makes work that is queued on the stream later wait for the next completion of one of the endpoint's queues
- * (DOORBELL_SIDE_*). The wait is released when `timeout_ms` have passed since the stream reached it, or when the
+ * (DOORBELL_QUEUE_*). The wait is released when `timeout_ms` have passed since the stream reached it, or when the
  * endpoint fails. Returns DOORBELL_ESTATE if no further completion is expected: each signaled work request and each
  * receive makes one.
  * Threads: one at a time for endpoint.

@@ -56,25 +56,18 @@
  * This applies to ordinary loads. The compiler assumes that memory read through `const T *__restrict__` or __ldg()
  * does not change while the kernel runs, so such loads may miss data that arrives meanwhile. Writes of a NIC to GPU
  * memory are visible to a kernel after a wait if the GPU orders them
- * (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING of at least 100: all data centre GPUs since Volta). On other
- * GPUs they are visible to a later kernel of the stream.
+ * (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING of at least 100). On other GPUs they are visible to a later
+ * kernel of the stream.
  */
 #ifndef DOORBELL_TRIGGER_H
 #define DOORBELL_TRIGGER_H
 
 #include "../doorbell.h"
-#include "detail/execute.h"
+#include "detail/trigger.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/*
- * The word by which triggers take turns, in memory of the stream's device, where atomics work: twice the number of the
- * next trigger, plus one while it is being executed. The top bit is set when execution has stopped and only counts are
- * executed.
- */
-#define DBL_TURN_STOPPED ((uint64_t)1 << 63)
 
 DBL_STATIC_ASSERT(sizeof(struct doorbell_trigger) == 512, "a trigger is 512 bytes");
 DBL_STATIC_ASSERT(offsetof(struct doorbell_trigger, turn) == 8, "turn");
@@ -82,71 +75,6 @@ DBL_STATIC_ASSERT(offsetof(struct doorbell_trigger, number) == 16, "number");
 DBL_STATIC_ASSERT(offsetof(struct doorbell_trigger, word_count) == 24, "word_count");
 DBL_STATIC_ASSERT(offsetof(struct doorbell_trigger, failures) == 28, "failures");
 DBL_STATIC_ASSERT(offsetof(struct doorbell_trigger, words) == 32, "words");
-
-#ifdef __CUDACC__
-
-DBL_DEVICE uint64_t dbl_turn_exchange(uint64_t *turn, uint64_t expected, uint64_t desired)
-{
-	uint64_t seen;
-	asm volatile("atom.acquire.gpu.global.cas.b64 %0, [%1], %2, %3;"
-		     : "=l"(seen)
-		     : "l"(turn), "l"(expected), "l"(desired)
-		     : "memory");
-	return seen;
-}
-
-DBL_DEVICE void dbl_turn_pass(uint64_t *turn, uint64_t value)
-{
-	asm volatile("st.release.gpu.global.u64 [%0], %1;" : : "l"(turn), "l"(value) : "memory");
-}
-
-#else
-
-DBL_DEVICE uint64_t dbl_turn_exchange(uint64_t *turn, uint64_t expected, uint64_t desired)
-{
-	/* `expected` receives the value that was found. */
-	__atomic_compare_exchange_n(turn, &expected, desired, 0, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE);
-	return expected;
-}
-
-DBL_DEVICE void dbl_turn_pass(uint64_t *turn, uint64_t value)
-{
-	__atomic_store_n(turn, value, __ATOMIC_RELEASE);
-}
-
-#endif
-
-/*
- * Takes the turn of trigger `number`. Returns DOORBELL_OK and writes the old turn to `taken`, or returns a code and
- * changes nothing.
- */
-DBL_EXECUTOR int dbl_turn_take(uint64_t *turn, uint64_t number, struct dbl_run *run, uint64_t *taken)
-{
-	const uint64_t mine = number << 1;
-	uint64_t expected = mine, seen, place;
-	uint32_t attempt;
-
-	for (attempt = 0;; attempt++) {
-		/* Tries the exchange without a load before it, because usually the turn is right: one memory round
-		   trip before the doorbell. */
-		seen = dbl_turn_exchange(turn, expected, expected + 1);
-		if (seen == expected) {
-			*taken = seen;
-			return DOORBELL_OK;
-		}
-		place = seen & ~DBL_TURN_STOPPED;
-		if (place > mine)
-			return DOORBELL_ESTATE;
-		/* The value when it is this trigger's turn. */
-		expected = mine | (seen & DBL_TURN_STOPPED);
-		if (place == mine)
-			continue;
-		if (dbl_run_is_late(run, dbl_now_ns()))
-			return DOORBELL_ETIMEOUT;
-		if (DBL_PAUSE(attempt))
-			return DOORBELL_EASYNC;
-	}
-}
 
 /*
  * Executes a trigger in this thread. `timeout_ns` is in nanoseconds. Exactly one thread calls it. Returns one of the

@@ -193,7 +193,7 @@ impl Drop for CmConnection {
     fn drop(&mut self) {
         self.life.end(Cause::Aborted);
         if self.ended.is_none() {
-            // The end of the identifier, which follows, says the same, if less politely.
+            // Destroying the rdma_cm_id, which follows, also disconnects.
             let _ = self.id.disconnect();
         }
     }

@@ -151,7 +151,7 @@ impl Prepared {
         }
     }
 
-    /// With whose it is, and the program: for all that is done with it.
+    /// Borrows the endpoint, the program and the operation.
     pub(super) fn parts(&self) -> PreparedRef<'_> {
         PreparedRef {
             shared: &self.shared,

@@ -3,7 +3,7 @@
 use crate::bytecode::Program;
 use crate::stream::{Executor, Outcome, Owner, Submission, execute};
 
-/// In the place of a stream, of operations that the calling thread executes. No stream's order has them before what is queued next.
+/// The stream's number for operations that the calling thread executes. No stream orders them before what is queued next.
 pub(super) const SYNC_EXECUTED: u64 = u64::MAX;
 
 /// Executes an operation in the calling thread, as a stream does. It is its turn. Returns whether what is behind it is to be executed.

@@ -1,4 +1,4 @@
-//! A job of many processes: who they are, how they find each other, and what becomes of the others when one of them ends.
+//! The processes of a job: discovery of the ranks, exchange of their addresses, and propagation of the failure of one of them.
 //!
 //! - [`LaunchEnvironment`] is what the launcher says: rank, size, where rank 0 is, and the [`Token`] that keeps strangers out.
 //! - [`Store`] is the key-value store by which the processes exchange their addresses. Rank 0 hosts it: `key_value_store` is its

@@ -45,11 +45,11 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
     /// Tells a device of software, or a relay, that a register of this queue pair was stored to. A card notices the store itself.
     fn rung(&self) {}
 
-    /// Returns when the device has the receives that were rung for: an attempt of the peer finds them. A device that looks for receives when
-    /// a message comes has them already.
+    /// Returns when the device has the posted receives, so that a message of the peer finds them. A device that reads its receive queue when a
+    /// message comes has them already.
     fn wait_receives_posted(&self) {}
 
-    /// Whether requests were rung for that wait for others, and go out by [`NicQueuePair::progress`] alone. May be so when it is not.
+    /// True if requests may be waiting for earlier ones and need [`NicQueuePair::progress`] to be sent.
     fn holds_work(&self) -> bool {
         false
     }
@@ -57,7 +57,7 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
     /// Whether a stream can ring this queue pair's doorbell itself: why, or why not.
     fn direct(&self) -> Result<&'static str, String>;
 
-    /// If its doorbell registers are those of a card, which not every GPU can store to: the open device, as long as which they stay mapped.
+    /// For a physical NIC, whose doorbell registers not every GPU can store to: the open device, which keeps them mapped.
     #[cfg(feature = "cuda")]
     fn uar_mapping(&self) -> Option<Weak<dyn Any + Send + Sync>> {
         None

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::PollResult;
 
 /// Set while a thread serves its owner, or is about to. The need itself is published elsewhere, by accesses that are sequentially
-/// consistent like those here. So of a thread that comes and the progress thread that leaves, one sees the other.
+/// consistent like those here. So either the joining thread sees that the progress thread has stopped, or the progress thread sees the new work.
 #[derive(Debug, Default)]
 pub(crate) struct PollMembership(AtomicBool);
 
@@ -35,7 +35,7 @@ impl PollMembership {
     }
 }
 
-/// Loom takes sequentially consistent accesses for ones of acquire and release, and only a fence for what it is.
+/// Loom models sequentially consistent accesses as acquire and release, so it needs an explicit fence.
 #[inline]
 fn among_others() {
     #[cfg(loom)]

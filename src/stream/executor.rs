@@ -79,7 +79,7 @@ pub trait SealedExecutor {}
 /// in its repository, implement the supertrait.
 ///
 /// # Safety
-/// The memory that an operation uses is lent to its program for one execution in its turn. An implementation executes each program that
+/// A program may access the memory of its operation only during its one execution, in the order of submission. An implementation executes each program that
 /// it accepted at most once, in the order of submission, calls `Owner::finished` exactly once for each, and executes nothing that was
 /// not submitted to it.
 pub unsafe trait Executor: SealedExecutor + Send + Sync {

@@ -1,4 +1,4 @@
-//! A fence of which one side pays for both.
+//! An asymmetric fence: a compiler fence on the frequent side, membarrier(2) on the rare side.
 #![allow(unsafe_code)] // two system calls without memory
 
 #[cfg(loom)]

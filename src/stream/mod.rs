@@ -1,8 +1,10 @@
 //! Streams: in-order executors of kernels and programs.
 //!
-//! A queue prepares a [`Program`](crate::bytecode::Program); an [`Executor`] runs it, in its place between the kernels of a stream. Two
-//! executors know nothing of queues, and queues nothing of them: what they share is the program and the memory behind it, which
-//! an [`Owner`] keeps alive and knows the addresses of.
+//! A queue prepares a [`Program`](crate::bytecode::Program); an [`Executor`] runs it, in its place between the kernels of a stream.
+//! Executors and queues do not depend on each other. They share the program and the memory behind it; an [`Owner`] keeps that memory
+//! alive and knows its addresses.
+//!
+//! `execute_program` carries out the stores and polls of a program, so it rings the doorbell of a host stream.
 //!
 //! [`HostStream`] is the executor that every machine has: a thread, with the semantics of a CUDA stream.
 //!

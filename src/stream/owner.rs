@@ -95,8 +95,8 @@ pub unsafe trait Owner: Send + Sync + DropLater {
         let _ = cookie;
     }
 
-    /// Gives up what the owner has on a stream that cannot take it back, as a GPU's: because of the application, or of a failure before it. The
-    /// owner has failed, its waits are to be [`Owner::released`], and nothing that the stream rings after this call is transmitted. Called by any
+    /// Fails the owner because a stream that cannot skip queued work, such as a GPU's, must not transmit it. The cause is the application, or an
+    /// earlier failure. The owner's waits are then [`Owner::released`], and nothing that the stream rings after this call is transmitted. Called by any
     /// thread, and for an owner of several programs once for each. Does nothing if the programs of that generation are over.
     fn give_up(&self, generation: u32) {
         let _ = generation;
@@ -107,8 +107,8 @@ pub unsafe trait Owner: Send + Sync + DropLater {
         0
     }
 
-    /// Whether waits of a program that is [`Owner::released`] end because the owner stores what they wait for. Otherwise an executor that
-    /// cannot leave a wait, as a GPU's, ends it by a store to the word, which has its old value again afterwards.
+    /// True if the owner itself satisfies its waits when they are [`Owner::released`]. Otherwise an executor that cannot leave a wait, such as a
+    /// GPU's, stores to the word and restores its value afterwards.
     fn ends_waits(&self) -> bool {
         false
     }

@@ -212,8 +212,8 @@ impl QueueState {
         &self.known[index as usize & (self.known.len() - 1)]
     }
 
-    /// Takes a place that was left when [`QueueState::has_room`] last looked, without loading what the reaper writes. Only posting takes places: a
-    /// completion uses that of its work request. Only the poster calls this.
+    /// Takes a free entry that [`QueueState::has_room`] found last, without loading the reaper's cache line. Only the poster calls this: a completion
+    /// uses the entry of its work request.
     #[inline]
     pub(super) fn take_known_room(&self) -> bool {
         let room = self.room.load(Ordering::Relaxed);

@@ -63,14 +63,14 @@ impl QueueState {
         ))
     }
 
-    /// Lends the queue to kernels. They read its completions, or, if the host counts these, learn of them from the host.
+    /// Gives the queue to kernels. They read its completions; if the host counts these, the host reports the count to them.
     pub(in crate::endpoint) fn hand_over(&self, state: &Arc<DeviceQueueState>) {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         *self.ownership() = Ownership::Device(Arc::clone(state));
         self.is_device_owned.store(true, Ordering::Release);
         self.room.store(0, Ordering::Relaxed);
         if !state.host_rings() {
-            // As if the queue were full of completions that are not collected: then the reaper looks no further.
+            // Marks the completion queue as full, so that the host does not read it.
             cursor.seen = cursor.freed.wrapping_add(self.cq.cqe_count());
             self.taken.store(cursor.freed, Ordering::Release);
         }

@@ -1,4 +1,4 @@
-//! How many are inside, counted where they come in and where they leave.
+//! The number of operations on streams, with separate counters for entry and exit.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
@@ -44,7 +44,7 @@ impl InFlight {
     }
 }
 
-/// Loom takes sequentially consistent accesses for ones of acquire and release, and only a fence for what it is.
+/// Loom models sequentially consistent accesses as acquire and release, so it needs an explicit fence.
 #[inline]
 fn among_others() {
     #[cfg(loom)]

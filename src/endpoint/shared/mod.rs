@@ -75,7 +75,7 @@ pub(super) struct EndpointShared {
     pub(super) epoch: AtomicU32,
     /// Counts generations that are over: one more than `epoch` while the next one is being made.
     ended: AtomicU32,
-    /// Held while the watchdog looks and while a new generation starts: a verdict on the old one must not hit the new one.
+    /// Held while the watchdog checks and while a new generation starts, so that a failure is never recorded for the wrong generation.
     generation: Mutex<()>,
     generations: Mutex<Vec<GenerationEnd>>,
     /// Programs that streams have and have not finished.
@@ -106,7 +106,7 @@ impl fmt::Debug for EndpointShared {
 }
 
 /// The endpoint's own handle. When it is dropped, the queue pair fails, as soon as no stream has a program of it. When no ticket or operation
-/// has another handle, the queue pair is destroyed: the threads that look after endpoints keep none alive in passing.
+/// has another handle, the queue pair is destroyed: the progress threads hold no permanent reference.
 #[derive(Debug)]
 pub(super) struct EndpointRef(ManuallyDrop<Arc<EndpointShared>>);
 
@@ -149,7 +149,7 @@ impl Drop for EndpointRef {
     }
 }
 
-/// Gives up a handle of a thread that goes round, which may be the last one if a stream's end and this come at the same time.
+/// Drops a progress thread's reference. If it is the last one, another thread runs the destructor, which may block.
 fn end_elsewhere(shared: Arc<EndpointShared>) {
     if let Some(last) = Arc::into_inner(shared)
         && (!last.attachments.is_empty() || last.doorbell_probe.is_some())

@@ -14,7 +14,7 @@ __global__ void puts(const job *job)
 	for (uint32_t round = 0; round < job->rounds; round++) {
 		const uint32_t group = group_of(round, lane), operation = operation_of(job, blockIdx.x, thread, round);
 		const doorbell_remote remote = job->remote;
-		const doorbell_local local = job->local;
+		const doorbell_sge local = job->local;
 		uint32_t upto = 0, slot;
 		int code;
 
@@ -73,7 +73,7 @@ __global__ void one_signal(const job *job)
 /* What was put before fails once the lanes of `mask` have their slots, and before they submit them. */
 __global__ void failure_between(const job *job)
 {
-	const doorbell_local local = job->local;
+	const doorbell_sge local = job->local;
 	uint32_t upto = 0, slot;
 
 	if ((job->mask >> dbl_lane() & 1) == 0)

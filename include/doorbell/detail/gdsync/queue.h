@@ -48,7 +48,7 @@ struct doorbell_gds_qp {
 	struct gds_qp qp; /* first field: the program has a pointer to it */
 	struct ibv_qp ib;
 	struct ibv_context context;
-	struct doorbell_gds_cq cq[2]; /* by DOORBELL_SIDE_* */
+	struct doorbell_gds_cq cq[2]; /* by DOORBELL_QUEUE_* */
 	doorbell_endpoint *endpoint;
 	struct doorbell_gds_domain *domain;
 	pthread_mutex_t lock;
