@@ -1366,6 +1366,52 @@ fn nothing_is_transmitted_behind_a_function_of_the_host_that_panics() {
     }
 }
 
+/// An endpoint's failure ends its waits of before a fault was taken and those of after it. What is behind the later ones transmits nothing.
+#[test]
+fn a_failure_ends_the_waits_of_before_a_taken_fault_and_those_of_after_it() {
+    let _alone = alone();
+    let test = "a_failure_ends_the_waits_of_before_a_taken_fault_and_those_of_after_it";
+    let Some(context) = context(test) else {
+        return;
+    };
+    let stream = new_stream(&context, "taken");
+    let (mut waiting, mut sending) = (Bench::new(), Bench::new());
+    let b = &mut waiting.pair.b;
+    let into = [waiting.region.slice(0, 16).unwrap()];
+    let mut wait = || {
+        b.stream_queue_recv(&stream, 5, &into).unwrap();
+        b.stream_wait_cq_for(&stream, QueueKind::Recv, SOON)
+            .unwrap()
+    };
+    let before = wait();
+    let host = HostStream::new("panics").unwrap();
+    let (panic, told) = std::sync::mpsc::channel();
+    host.launch(move || {
+        told.recv().unwrap();
+        std::panic::resume_unwind(Box::new("on purpose"));
+    })
+    .unwrap();
+    let produced = Event::new();
+    host.record(&produced).unwrap();
+    stream.wait_event(&produced).unwrap();
+    panic.send(()).unwrap();
+    until("the fault", || stream.take_fault().is_some());
+    let after = wait();
+    let to = sending.region.remote();
+    let work = Work::write_inline(&[7; 4], to.slice(64, 4).unwrap());
+    let sent = sending.pair.a.stream_queue_send(&stream, &work).unwrap();
+    waiting.pair.b.abort();
+    until("all is over", || {
+        [&before, &after, &sent]
+            .iter()
+            .all(|ticket| ticket.is_over())
+    });
+    assert!(stream.synchronize(SOON).is_err());
+    assert!(matches!(after.status(), Status::Failed(_)));
+    assert_ne!(sent.status(), Status::Complete);
+    assert_eq!(sending.region.load_u32(64), Ok(0));
+}
+
 /// A capture in the mode that forbids the most to every thread: neither do calls of this library invalidate it, nor does it change what they find.
 #[test]
 fn a_context_is_taken_up_and_time_is_measured_while_another_stream_is_captured() {

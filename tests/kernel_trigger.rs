@@ -745,6 +745,32 @@ fn an_abort_ends_waits_for_events_of_other_streams() {
     }
 }
 
+/// The end of a stream says nothing of what it had executed before.
+#[test]
+fn a_record_that_was_passed_before_an_abort_is_good() {
+    let _alone = alone();
+    let Some(application) = Application::of("a_record_that_was_passed_before_an_abort_is_good")
+    else {
+        return;
+    };
+    let bench = Bench::new();
+    for _ in 0..100 {
+        let kernels = application.kernels();
+        let [passed, behind] = [Event::new(), Event::new()];
+        stream_write_value32(&kernels, &bench.region, 0, 1).unwrap();
+        kernels.record(&passed).unwrap();
+        let trigger = kernels.take().unwrap().unwrap();
+        stream_write_value32(&kernels, &bench.region, 64, 1).unwrap();
+        kernels.record(&behind).unwrap();
+        application.launch(&trigger, BOUND, 0);
+        application.stream.synchronize(SOON).unwrap();
+        kernels.abort();
+        assert_eq!(passed.synchronize(SOON), Ok(()));
+        assert!(behind.synchronize(SOON).is_err());
+        assert_eq!(bench.region.load_u32(64), Ok(0));
+    }
+}
+
 #[test]
 fn handles_go_in_any_order_and_what_was_taken_is_executed() {
     let _alone = alone();

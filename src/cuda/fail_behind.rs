@@ -20,9 +20,20 @@ impl CountedStream for StreamState {
 
     fn fail_queued_after(self: Arc<Self>, owner: usize) {
         let done = self.count.read();
-        let found = (self.pending.lock().entries.iter())
-            .find_map(|entry| Some((entry.done, entry.failure_in(owner, done)?)));
-        if let Some((entry, failure)) = found {
+        let pending = self.pending.lock();
+        let forgiven = self.forgiven.load(Ordering::Acquire);
+        let first_behind = |entry: u64| {
+            (pending.entries.iter())
+                .filter(|pending| pending.done > entry)
+                .find_map(|pending| Some((pending.done, pending.failure_in(owner, done)?)))
+        };
+        // What was queued before a fault was taken ends at that place. So a wait of after it has work of its own behind it.
+        let (earliest, later) = (first_behind(0), first_behind(forgiven));
+        drop(pending);
+        if let Some((entry, failure)) = earliest.filter(|(entry, _)| *entry <= forgiven) {
+            self.fail_from(entry, failure);
+        }
+        if let Some((entry, failure)) = later {
             self.fail_from(entry, failure);
         }
         drop_stream(self);
@@ -108,6 +119,17 @@ impl StreamState {
         self.fail_behind(count, (count + 1, last), failure);
     }
 
+    /// Ends the stream for good: nothing behind what it has executed will be. Records that it has passed are good.
+    pub(super) fn end_here(&self, failure: impl Into<StreamFailure>) {
+        self.end_from(self.count.read() + 1, failure);
+    }
+
+    /// The same, with the number of the first program that was not executed.
+    pub(super) fn end_from(&self, from: u64, failure: impl Into<StreamFailure>) {
+        self.stopped_from.fetch_min(from, Ordering::AcqRel);
+        self.fault.end(failure);
+    }
+
     /// Gives up all that the stream has not executed. Records that it has passed are good.
     pub(super) fn fail_pending(&self, failure: StreamFailure) {
         let count = self.count.read();
@@ -158,7 +180,9 @@ impl StreamState {
     fn ignore_pending_failures(&self, pending: &Arrived) {
         let last = pending.last().unwrap_or_else(|| self.count.read());
         self.forgiven.fetch_max(last, Ordering::AcqRel);
-        self.stopped_from.store(u64::MAX, Ordering::Release);
+        if !self.fault.is_final() {
+            self.stopped_from.store(u64::MAX, Ordering::Release);
+        }
     }
 
     /// Takes the fault, if there is one. What was queued before stays given up.

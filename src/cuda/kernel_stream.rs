@@ -62,9 +62,7 @@ impl Drop for KernelStreamInner {
         let queue = state.queue.lock();
         state.cut.store(queue.triggered, Ordering::Release);
         if queue.triggered < queue.issued {
-            state
-                .fault
-                .end("its handles were dropped before a trigger was taken");
+            state.end_here("its handles were dropped before a trigger was taken");
         }
     }
 }
@@ -141,7 +139,7 @@ impl KernelStream {
     pub fn abort(&self) {
         let state = self.inner.handle.state();
         let queue = state.queue.lock();
-        state.fault.end("it was aborted");
+        state.end_here("it was aborted");
         state.count.words.note(STATUS_WORK);
         state.cut.fetch_min(queue.triggered, Ordering::AcqRel);
         drop(queue);
@@ -164,7 +162,7 @@ impl KernelStream {
         let queue = state.queue.lock();
         let turn = queue.triggers << 1 | TURN_STOPPED;
         self.inner.turn.copy_from_host(0, &turn.to_ne_bytes())?;
-        state.fault.end("triggers that were taken were given up");
+        state.end_here("triggers that were taken were given up");
         // Work that another thread is about to queue is discarded, too.
         state.cut.fetch_min(queue.triggered, Ordering::AcqRel);
         state.count.words.note(STATUS_WORK);

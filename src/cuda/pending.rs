@@ -3,7 +3,8 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::thread::ThreadId;
 
 use super::decoded::Decoded;
 use super::instantiated_graph::InstantiatedGraph;
@@ -39,7 +40,7 @@ pub(super) struct Reports<'a> {
     pub(super) name: &'a str,
     pub(super) forgiven: u64,
     /// The entry that the fault is of, or above all counts.
-    pub(super) stopped_from: u64,
+    pub(super) stopped_from: &'a AtomicU64,
 }
 
 /// What has to happen, without the lock of the pending work, before more of it is settled.
@@ -74,6 +75,8 @@ pub(super) enum PendingWork {
         mark: StreamPosition,
         /// This process has asked how that stream's work has ended.
         is_settled: bool,
+        /// The threads that ask it.
+        settling: Vec<ThreadId>,
         /// A kernel waits, which can be told to stop.
         by_kernel: bool,
         /// The application has given it up.
@@ -92,6 +95,7 @@ impl PendingWork {
         PendingWork::Event {
             mark,
             is_settled: false,
+            settling: Vec::new(),
             by_kernel,
             given_up: false,
             was_told: false,
@@ -270,21 +274,43 @@ impl Reports<'_> {
     fn failure_before(&self, record: u64) -> Option<StreamFailure> {
         // The fault may also be of the stream as a whole.
         let of_stream = || {
-            let is_before = self.stopped_from == u64::MAX || self.stopped_from <= record;
-            self.fault.sticky().filter(|_| is_before)
+            // The fault is read first: whoever sets it has set the place before it.
+            let fault = self.fault.sticky()?;
+            let from = self.stopped_from.load(Ordering::Acquire);
+            (from == u64::MAX || from <= record).then_some(fault)
         };
         self.progress.failure_at(record).or_else(of_stream)
     }
 }
 
 impl PendingEntry {
-    /// The mark that a wait was for, if it is not known yet how the work before it has ended. Gives it once.
+    /// The position that a wait was for, if it is not known yet how the work before it has ended. Gives it to each thread once: the stream of that
+    /// position may itself wait for this one.
     fn unsettled(&mut self) -> Option<StreamPosition> {
-        match &mut self.what {
-            PendingWork::Event {
-                mark, is_settled, ..
-            } => (!std::mem::replace(is_settled, true)).then(|| mark.clone()),
-            _ => None,
+        let PendingWork::Event {
+            mark,
+            is_settled: false,
+            settling,
+            ..
+        } = &mut self.what
+        else {
+            return None;
+        };
+        let this = std::thread::current().id();
+        if mark.is_settled() || settling.contains(&this) {
+            return None;
+        }
+        settling.push(this);
+        Some(mark.clone())
+    }
+
+    /// The stream of the position that a wait was for was asked how the work before it has ended.
+    pub(super) fn set_settled(&mut self, position: &StreamPosition) {
+        if let PendingWork::Event {
+            mark, is_settled, ..
+        } = &mut self.what
+        {
+            *is_settled |= mark == position;
         }
     }
 

@@ -17,7 +17,13 @@ impl StreamState {
         loop {
             match self.settle_some(&mut over) {
                 None => return over,
-                Some(Next::Settle(mark)) => mark.progress.settle(mark.position),
+                Some(Next::Settle(mark)) => {
+                    mark.progress.settle(mark.position);
+                    // Only now: another thread would take the work before it for done.
+                    if let Some(front) = self.pending.lock().entries.front_mut() {
+                        front.set_settled(&mark);
+                    }
+                }
                 Some(Next::GiveUpBehind(entry, failure)) => {
                     self.fail_from(entry, failure);
                     let mut pending = self.pending.lock();
@@ -40,15 +46,17 @@ impl StreamState {
         match words.stop() {
             None => {}
             Some(_) if self.fault.is_final() => {}
-            Some(Stop::Abandoned { .. }) => self
-                .fault
-                .end("a kernel waited, and this process did not look at the stream for a minute"),
-            Some(Stop::Malformed { .. }) => {
-                self.fault.end("a kernel cannot read a program");
+            Some(Stop::Abandoned { from }) => self.end_from(
+                from,
+                "a kernel waited, and this process did not look at the stream for a minute",
+            ),
+            Some(Stop::Malformed { from }) => {
+                self.end_from(from, "a kernel cannot read a program");
             }
-            Some(Stop::TimedOut { .. }) => self
-                .fault
-                .end("a kernel gave up a wait; the operations behind it were not executed"),
+            Some(Stop::TimedOut { from }) => self.end_from(
+                from,
+                "a kernel gave up a wait; the operations behind it were not executed",
+            ),
         }
         let aborted = self.aborted.load(Ordering::Acquire);
         let reports = Reports {
@@ -56,7 +64,7 @@ impl StreamState {
             progress: &self.progress,
             name: &self.name,
             forgiven: self.forgiven.load(Ordering::Acquire),
-            stopped_from: self.stopped_from.load(Ordering::Acquire),
+            stopped_from: &self.stopped_from,
         };
         let given = self.count.given.load(Ordering::Acquire);
         let counts = (done, given);
@@ -67,7 +75,7 @@ impl StreamState {
     pub(super) fn discard(&self) {
         let failure = self.fault.sticky().unwrap_or_else(|| "it has ended".into());
         let reason = failure.report(&self.name);
-        // What the driver is being given now, it refuses or has after this.
+        // This includes the driver call in progress.
         let given = self.count.given.load(Ordering::Acquire);
         let is_given = |entry: &PendingEntry| entry.done <= given;
         // A GPU may have executed what the driver was given. Triggers count what they execute.

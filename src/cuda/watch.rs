@@ -236,7 +236,7 @@ impl StreamState {
         }
         if is(error, CUresult::CUDA_ERROR_INVALID_HANDLE) {
             // The stream was destroyed. The driver still executes the queued work, which counts and can be released as before.
-            self.fault.end(error.to_string());
+            self.end_here(error.to_string());
         } else if matches!(error, Error::Cuda { .. }) && !self.goes_on() {
             self.end(error);
         }
@@ -264,7 +264,7 @@ impl StreamState {
     /// Ends the stream: the driver will not execute the queued work.
     fn end(&self, error: &Error) {
         self.count.words.note(STATUS_STREAM);
-        self.fault.end(error.to_string());
+        self.end_here(error.to_string());
         self.ended.store(true, Ordering::Release);
         // The driver does not call them any more.
         for _ in 0..self.count.functions.swap(0, Ordering::AcqRel) {

@@ -29,8 +29,9 @@ enum Subject {
     Value(Arc<ValueWait>),
 }
 
-/// A handle of one queued operation. It keeps the endpoint's queue memory alive, and may be kept without limit. An endpoint keeps the final statuses
-/// of its last 64 generations: a ticket of an older generation reports [`Status::Unknown`].
+/// A handle of one queued operation. It keeps the endpoint's queue memory alive. An endpoint keeps the final statuses
+/// of its last 64 generations: a ticket of an older generation reports [`Status::Unknown`]. Within a generation the status is exact for the last 2^31
+/// operations of a queue: a ticket that is older may report a failure of later operations as its own.
 #[derive(Clone)]
 pub struct Ticket {
     subject: Subject,

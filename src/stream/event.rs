@@ -242,9 +242,22 @@ pub(crate) struct StreamPosition {
     pub(crate) position: u64,
 }
 
+#[cfg(feature = "cuda")]
+impl PartialEq for StreamPosition {
+    fn eq(&self, other: &StreamPosition) -> bool {
+        Arc::ptr_eq(&self.progress, &other.progress) && self.position == other.position
+    }
+}
+
 impl StreamPosition {
     pub(crate) fn is_reached(&self) -> bool {
         self.progress.reached(self.position)
+    }
+
+    /// As [`Progress::is_settled`].
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_settled(&self) -> bool {
+        self.progress.is_settled(self.position)
     }
 
     /// Why the work before the mark is known not to be done.

@@ -63,9 +63,19 @@ impl EndpointShared {
 
     /// Records a failure, unless the generation that it was found in is over.
     pub(in crate::endpoint) fn fail_in(&self, epoch: u32, wr_id: Option<u64>, cause: Cause) {
+        self.fail_if(wr_id, cause, || self.epoch.load(Ordering::Relaxed) == epoch);
+    }
+
+    /// Records a failure if `decide` says so. Returns whether it did. A thread that sees what `decide` has changed finds the failure.
+    pub(super) fn fail_if(
+        &self,
+        wr_id: Option<u64>,
+        cause: Cause,
+        decide: impl FnOnce() -> bool,
+    ) -> bool {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.epoch.load(Ordering::Relaxed) != epoch {
-            return;
+        if !decide() {
+            return false;
         }
         if failure.is_none() {
             *failure = Some(WorkError::new(self.qp.qpn(), wr_id, cause));
@@ -76,6 +86,7 @@ impl EndpointShared {
         self.has_failed.store(true, Ordering::SeqCst);
         drop(failure);
         self.activate();
+        true
     }
 
     /// Records the failure that a flush of that generation reports. The caller has reaped fully.

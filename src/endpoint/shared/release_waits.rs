@@ -123,7 +123,12 @@ impl EndpointShared {
         while next != queued && queue.is_cancelled(next) {
             next = next.wrapping_add(1);
         }
-        next.wrapping_add(1)
+        // A launch that was refused has begun requests that no stream has.
+        if next == queued {
+            next
+        } else {
+            next.wrapping_add(1)
+        }
     }
 
     /// [`EndpointShared::shut_down`] of an endpoint that has failed, if the watchdog has not done it yet. Waits until it is done, which is bounded.

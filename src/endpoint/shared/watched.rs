@@ -105,13 +105,11 @@ impl EndpointShared {
         self.register_with_proxy();
     }
 
-    /// The deadline that has passed, if one has, and the number of the oldest work request in its queue.
-    fn overdue(&self, now_ns: u64) -> Option<(Duration, Option<u64>)> {
+    /// Fails the endpoint if a deadline has passed, with the number of the oldest work request in its queue.
+    fn fail_overdue(&self, now_ns: u64) {
         for queue in &self.queues {
-            let overdue = |timeout_ns| {
-                let wr_id = queue.oldest_wr_id(self.doorbells_stored(queue.side));
-                (Duration::from_nanos(timeout_ns), wr_id)
-            };
+            let wr_id = || queue.oldest_wr_id(self.doorbells_stored(queue.side));
+            let cause = |timeout_ns| Cause::Deadline(Duration::from_nanos(timeout_ns));
             for index in queue.under_way() {
                 let record = queue.record(index);
                 // A wait whose completion is there is over, though its stream has not seen it yet.
@@ -120,20 +118,23 @@ impl EndpointShared {
                 }
                 let started = record.wait_started_ns.load(Ordering::Relaxed);
                 let timeout = record.wait_timeout_ns.load(Ordering::Relaxed);
+                // A stream that finds its wait decided reports the deadline, and no consequence of it.
                 if started != 0
                     && now_ns.saturating_sub(started) > timeout
-                    && queue.set_wait(index, Wait::Failed)
+                    && self.fail_if(wr_id(), cause(timeout), || {
+                        queue.set_wait(index, Wait::Failed)
+                    })
                 {
-                    return Some(overdue(timeout));
+                    return;
                 }
             }
             let timeout = queue.turn_timeout_ns;
             let since = queue.turn_waits.since_ns();
             if since.is_some_and(|since| now_ns.saturating_sub(since) > timeout) {
-                return Some(overdue(timeout));
+                self.fail(wr_id(), cause(timeout));
+                return;
             }
         }
-        None
     }
 }
 
@@ -149,10 +150,8 @@ impl Watched for EndpointShared {
             return PollResult::Waiting;
         };
         self.look_for_failure();
-        if !self.has_failed.load(Ordering::Acquire)
-            && let Some((timeout, wr_id)) = self.overdue(now)
-        {
-            self.fail(wr_id, Cause::Deadline(timeout));
+        if !self.has_failed.load(Ordering::Acquire) {
+            self.fail_overdue(now);
         }
         if !self.has_failed.load(Ordering::Acquire)
             && self.is_dropped.load(Ordering::Acquire)
