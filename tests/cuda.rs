@@ -1445,6 +1445,58 @@ fn a_context_is_taken_up_and_time_is_measured_while_another_stream_is_captured()
     }
 }
 
+/// Work on the legacy default stream goes on while the application captures a stream that is ordered with it, and does not break that capture.
+#[test]
+fn a_capture_beside_the_legacy_default_stream_is_left_alone() {
+    let _alone = alone();
+    let test = "a_capture_beside_the_legacy_default_stream_is_left_alone";
+    let Some(context) = context(test) else {
+        return;
+    };
+    let bench = Bench::new();
+    let per_thread = std::ptr::without_provenance_mut(2);
+    // SAFETY: refused, and not used.
+    let refused = unsafe { CudaStream::from_raw(&context, per_thread, "per thread") };
+    assert!(matches!(refused, Err(Error::State { .. })), "{refused:?}");
+    let global = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    for (round, mode) in [global, relaxed].into_iter().enumerate() {
+        // SAFETY: the default stream is as old as the context.
+        let stream = unsafe { CudaStream::from_raw(&context, std::ptr::null_mut(), "legacy") };
+        let stream = stream.unwrap();
+        let place = 64 * round as u64;
+        let equal = Condition::GreaterOrEqual(1);
+        let wait = stream_wait_value32(&stream, &bench.region, place, equal, SOON).unwrap();
+        let mut blocking = std::ptr::null_mut();
+        let mut graph = std::ptr::null_mut();
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the context is current; a stream of it, which is captured for a while, and a graph without nodes.
+        let [begun, asked, ended] = unsafe {
+            assert_eq!(sys::cuCtxSetCurrent(context.raw()), OK);
+            assert_eq!(sys::cuStreamCreate(&mut blocking, 0), OK);
+            let begun = sys::cuStreamBeginCapture_v2(blocking, mode);
+            // Some hundred turns of the threads that look after streams.
+            std::thread::sleep(Duration::from_millis(500));
+            let asked = sys::cuStreamIsCapturing(blocking, &mut status);
+            [begun, asked, sys::cuStreamEndCapture(blocking, &mut graph)]
+        };
+        assert_eq!((begun, asked, ended), (OK, OK, OK), "{mode:?}");
+        assert_eq!(
+            status,
+            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE
+        );
+        assert!(!wait.is_over());
+        bench.region.store_u32(place, 1).unwrap();
+        assert_eq!(wait.wait(SOON), Ok(()));
+        assert_eq!(stream.synchronize(SOON), Ok(()));
+        // SAFETY: nothing is queued on it, and no one else has the graph.
+        unsafe {
+            assert_eq!(sys::cuGraphDestroy(graph), OK);
+            assert_eq!(sys::cuStreamDestroy_v2(blocking), OK);
+        }
+    }
+}
+
 #[test]
 fn a_context_destroyed_with_work_queued_is_an_error_for_everyone() {
     let _alone = alone();

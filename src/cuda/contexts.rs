@@ -14,6 +14,19 @@ use crate::{Error, Result, StateKind};
 /// `CU_STREAM_LEGACY` of `cuda.h`.
 const LEGACY: usize = 1;
 
+/// # Errors
+/// [`Error::State`] for `CU_STREAM_PER_THREAD`: the threads of this library would use streams of their own by that handle.
+pub(super) fn check_stream(raw: CUstream) -> Result<()> {
+    if raw.addr() != PER_THREAD {
+        return Ok(());
+    }
+    Err(Error::state(
+        StateKind::Unsupported,
+        "use of a CUDA stream",
+        "the per-thread default stream differs between threads; create a stream with cudaStreamCreate",
+    ))
+}
+
 impl CudaContext {
     /// The primary context of that device, which the runtime API and frameworks use. It is retained until the last handle is dropped.
     ///
@@ -82,14 +95,7 @@ impl CudaContext {
         load()?;
         match raw.addr() {
             0 | LEGACY => return Self::current(),
-            PER_THREAD => {
-                return Err(Error::state(
-                    StateKind::Unsupported,
-                    "use of a CUDA stream",
-                    "the per-thread default stream differs between threads; create a stream with cudaStreamCreate",
-                ));
-            }
-            _ => {}
+            _ => check_stream(raw)?,
         }
         let mut context = std::ptr::null_mut();
         // SAFETY: a stream, by the caller's promise; writes one handle.

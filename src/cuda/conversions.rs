@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{self as theirs, CudaSlice, CudaViewMut, DevicePtr, sys};
 
+use super::capture::RelaxedCapture;
 use super::context::CudaContext;
 use super::driver::check;
 use super::memory::DeviceBuffer;
@@ -168,6 +169,8 @@ impl DeviceBuffer {
 
 /// The address of memory, after the work that `cudarc` has queued on it.
 fn settled<T>(memory: &impl DevicePtr<T>, stream: &theirs::CudaStream) -> Result<sys::CUdeviceptr> {
+    // The wait would invalidate captures of other threads.
+    let _relaxed = RelaxedCapture::new();
     let (ptr, reads) = memory.device_ptr(stream);
     drop(reads);
     let synchronised = stream.synchronize();

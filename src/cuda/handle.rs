@@ -7,6 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUstream};
 
 use super::context::CudaContext;
+use super::contexts::check_stream;
 use super::driver::check;
 use super::state::StreamState;
 use super::watch::{release, start};
@@ -38,6 +39,7 @@ impl CudaStreamHandle {
         name: String,
     ) -> Result<CudaStreamHandle> {
         start()?;
+        check_stream(raw)?;
         Self::over(context, raw, false, name)
     }
 

@@ -90,6 +90,13 @@ pub(super) fn release_elsewhere(stream: Arc<StreamState>) {
     drop_elsewhere(Box::new(DeferredRelease(Some(stream))));
 }
 
+/// Whether the driver refused a call because a stream is being captured: this one, or for the legacy default stream any that is ordered with it.
+fn is_of_a_capture(error: &Error) -> bool {
+    let codes = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED as u32
+        ..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD as u32;
+    matches!(error, Error::Cuda { code, .. } if codes.contains(code))
+}
+
 /// Whether a refusal is of one call alone: the driver was short of memory, or the call came from a host function.
 fn says_nothing(error: &Error) -> bool {
     [
@@ -230,8 +237,9 @@ impl StreamState {
     /// Takes note of a driver's error. One that the context does not recover from ends the stream. Of the locks that `look` takes, the caller may hold
     /// only `asking`.
     pub(super) fn note(&self, error: &Error) {
-        if is(error, CUresult::CUDA_ERROR_NOT_PERMITTED) {
-            // A host function, of the application's maybe, has called the driver by way of this library: that says nothing of the stream.
+        if is(error, CUresult::CUDA_ERROR_NOT_PERMITTED) || is_of_a_capture(error) {
+            // A host function, of the application's maybe, has called the driver by way of this library, or there is a capture: that says nothing of
+            // the stream. A query of the legacy default stream would invalidate the captures of all blocking streams.
             return;
         }
         if is(error, CUresult::CUDA_ERROR_INVALID_HANDLE) {

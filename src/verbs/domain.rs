@@ -187,12 +187,13 @@ impl MemoryRegion {
     }
 }
 
-/// A protection domain for one queue pair, with a thread domain: to libmlx5 that means a UAR register that no other queue pair uses. On a
-/// shared one, its lock would be libmlx5's, and our stores would tear others' doorbells.
+/// A protection domain for one queue pair, with a thread domain: to libmlx5 that means a UAR register that no other queue pair uses. Only where the
+/// host has none of that kind do queue pairs share one.
 #[derive(Debug)]
 pub(super) struct ThreadDomainUar {
     parent: NonNull<rdma_sys::ibv_pd>,
-    _thread: ThreadDomain,
+    /// `None` if the queue pair uses the register of the context, and `parent` is the domain itself.
+    thread: Option<ThreadDomain>,
     _domain: Arc<Domain>,
 }
 
@@ -219,16 +220,29 @@ impl ThreadDomainUar {
     /// [`Error::System`] of the verbs call.
     pub(super) fn new(domain: &Arc<Domain>) -> Result<ThreadDomainUar> {
         // SAFETY: an open context.
-        let thread = ThreadDomain(object("ibv_alloc_td", || unsafe {
+        let thread = object("ibv_alloc_td", || unsafe {
             doorbell_dv_sys::doorbell_dv_alloc_td(domain.context.raw().as_ptr())
-        })?);
+        });
+        let thread = match thread {
+            Ok(thread) => ThreadDomain(thread),
+            // The host cannot map registers write-combining, so the kernel gives none of that kind, and libmlx5 asks for no other here
+            // (`MLX5_IB_METHOD_UAR_OBJ_ALLOC`, `mlx5_alloc_td`). Queue pairs then share the context's register: doorbells are single stores of 8 bytes.
+            Err(Error::System { errno, .. }) if errno == libc::EOPNOTSUPP => {
+                return Ok(ThreadDomainUar {
+                    parent: domain.pd,
+                    thread: None,
+                    _domain: Arc::clone(domain),
+                });
+            }
+            Err(error) => return Err(error),
+        };
         // SAFETY: live objects of one context.
         let parent = object("ibv_alloc_parent_domain", || unsafe {
             doorbell_dv_sys::doorbell_dv_alloc_parent_domain(domain.pd.as_ptr(), thread.0.as_ptr())
         })?;
         Ok(ThreadDomainUar {
             parent,
-            _thread: thread,
+            thread: Some(thread),
             _domain: Arc::clone(domain),
         })
     }
@@ -240,6 +254,9 @@ impl ThreadDomainUar {
 
 impl Drop for ThreadDomainUar {
     fn drop(&mut self) {
+        if self.thread.is_none() {
+            return;
+        }
         // SAFETY: allocated in `new`, freed once, before the thread domain and the domain that it is made of. The result is 0 when the
         // queue pair is gone, and it is: it stands before this in the same object.
         release("ibv_dealloc_pd", || unsafe {

@@ -170,7 +170,15 @@ impl GidTable {
 
 type GidEntry = (u8, doorbell_dv_gid, GidInterface);
 
-/// The first address of IPv4 without a VLAN, or else the first of IPv6, or else the same of a VLAN.
+/// Whether no router forwards it: fe80::/10, or 169.254/16 as an IPv4 address. The kernel has entries of the former on every port, with addresses or without
+/// (`ib_cache_gid_set_default_gid`).
+fn is_link_local(raw: &[u8; 16]) -> bool {
+    let ipv4 = &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 169, 254];
+    (raw[0] == 0xfe && raw[1] & 0xc0 == 0x80) || raw.starts_with(ipv4)
+}
+
+/// An address that routers forward before one that they do not; of these one without a VLAN before one with it, and IPv4 before IPv6. As NCCL's
+/// `validGid` and `linkLocalGid`.
 fn choose_roce(entries: &[GidEntry]) -> Option<Gid> {
     let is_ipv4 = |gid: &doorbell_dv_gid| {
         gid.raw
@@ -180,7 +188,10 @@ fn choose_roce(entries: &[GidEntry]) -> Option<Gid> {
     let best = entries
         .iter()
         .filter(fits)
-        .min_by_key(|(_, gid, interface)| (*interface == GidInterface::Vlan, !is_ipv4(gid)));
+        .min_by_key(|(_, gid, interface)| {
+            let is_vlan = *interface == GidInterface::Vlan;
+            (is_link_local(&gid.raw), is_vlan, !is_ipv4(gid))
+        });
     best.map(|&(index, gid, _)| Gid {
         index,
         raw: gid.raw,
@@ -197,7 +208,9 @@ mod tests {
         let mut ipv4 = [0; 16];
         ipv4[10..].copy_from_slice(&[0xff, 0xff, 127, 0, 0, 1]);
         let mut local = [0; 16];
-        local[0] = 0xfe;
+        local[..2].copy_from_slice(&[0xfe, 0x80]);
+        let mut global = [0; 16];
+        global[..2].copy_from_slice(&[0x20, 0x01]);
         let entry = |index, type_, raw, interface| {
             let gid = doorbell_dv_gid {
                 raw,
@@ -213,11 +226,14 @@ mod tests {
             entry(2, ROCE_V2, local, Vlan),
             entry(3, ROCE_V2, ipv4, Vlan),
             entry(4, ROCE_V2, local, Here),
-            entry(5, ROCE_V2, ipv4, Here),
+            entry(5, ROCE_V2, global, Here),
+            entry(6, ROCE_V2, ipv4, Here),
         ];
         for (len, expected) in [
+            (7, Some(6)),
             (6, Some(5)),
-            (5, Some(4)),
+            // An address of the link alone is of no use across a router, so one of a VLAN comes before it.
+            (5, Some(3)),
             (4, Some(3)),
             (3, Some(2)),
             (2, None),

@@ -17,8 +17,12 @@ pub(super) const ALLOC_ATTRIBUTES: &[Spec] = &[
 #[allow(unsafe_code)] // hands the device a page of the file
 pub(super) fn allocate(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
-    // MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF or _NC: both kinds of register are alike here.
-    call.arguments.number(DRIVER + 1, 1)?;
+    // MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF or _NC. Both kinds of register are alike here, but a host that cannot map registers write-combining has none of the
+    // first kind (kernel, `MLX5_IB_METHOD_UAR_OBJ_ALLOC`: `wc_support`).
+    let is_blueflame = call.arguments.number(DRIVER + 1, 1)? == 0;
+    if is_blueflame && call.context.port.function.no_blueflame {
+        return Err(libc::EOPNOTSUPP);
+    }
     let page = call.tables.pages.take_uar()?;
     let at = call.tables.pages.uar(page);
     // SAFETY: a page of the mapping, which outlives the client of the context, and is given back after the number is freed.
