@@ -94,9 +94,14 @@ impl StoreClient {
         state.failure()
     }
 
-    /// Sends message to another rank.
+    /// Sends a message to another rank.
     pub(super) fn send_to_rank(&self, to: u32, bytes: &[u8], deadline: &Deadline) -> Result<()> {
         self.send(&Message::Forward { to, bytes }.to_bytes()?, deadline)
+    }
+
+    /// The same from the thread that reads, which is the one that notes the end of the store: it does not wait for the reason.
+    pub(super) fn answer_rank(&self, to: u32, bytes: &[u8], deadline: &Deadline) -> Result<()> {
+        self.write(&Message::Forward { to, bytes }.to_bytes()?, deadline)
     }
 
     /// Sends a request and waits for its answer.
@@ -154,17 +159,20 @@ impl StoreClient {
     }
 
     fn send(&self, bytes: &[u8], deadline: &Deadline) -> Result<()> {
+        self.write(bytes, deadline).map_err(|error| match error {
+            Error::Timeout { .. } => error,
+            // The end of the store is reported as the end of a rank, once the reader has read up to that point.
+            _ => self.wait_for_failure(CANCEL).unwrap_or(error),
+        })
+    }
+
+    fn write(&self, bytes: &[u8], deadline: &Deadline) -> Result<()> {
         let _turn = self.turn(deadline)?;
         deadline
             .write_all(&self.stream, bytes, "send to the group's store")
             .inspect_err(|_| {
                 // Half of a message may be written: nothing can follow it. The reader notes the end, and its reason.
                 let _ = self.stream.shutdown(Shutdown::Both);
-            })
-            .map_err(|error| match error {
-                Error::Timeout { .. } => error,
-                // The end of the store is reported as the end of a rank, once the reader has read up to that point.
-                _ => self.wait_for_failure(CANCEL).unwrap_or(error),
             })
     }
 

@@ -112,8 +112,17 @@ impl Mesh {
         if !state.links.contains_key(&peer) {
             let endpoint = self.make(&mut state)?;
             let message = PeerMessage::Address(endpoint.address());
-            client.send_to_rank(peer, &message.to_bytes(), &deadline)?;
             state.links.insert(peer, PeerState::Offered(endpoint));
+            drop(state);
+            // Without the lock, which the reader needs to note the end of the store: that is what ends a send that fails.
+            let sent = client.send_to_rank(peer, &message.to_bytes(), &deadline);
+            state = self.state();
+            if let Err(error) = sent {
+                if matches!(state.links.get(&peer), Some(PeerState::Offered(_))) {
+                    state.links.remove(&peer);
+                }
+                return Err(error);
+            }
         }
         loop {
             if let Some(failure) = client.failure() {
@@ -220,7 +229,7 @@ impl Mesh {
 
 fn answer(client: &StoreClient, peer: u32, message: &PeerMessage<'_>) -> Result<()> {
     let deadline = Deadline::new("answer to a rank of the group", ANSWER);
-    client.send_to_rank(peer, &message.to_bytes(), &deadline)
+    client.answer_rank(peer, &message.to_bytes(), &deadline)
 }
 
 /// The mesh as the store's reader sees it.
@@ -254,5 +263,48 @@ impl Watcher for MeshWatcher {
         // before the notification.
         drop(self.0.state());
         self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::group::message::Message;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Instant;
+
+    /// Twenty ranks offer endpoints, and then the store ends. Their messages are read before the end is, and none of them can be answered.
+    #[test]
+    fn the_end_of_the_store_is_noted_at_once_behind_messages_that_cannot_be_answered() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let config = EndpointConfig::default();
+        let theirs = Endpoint::new(&domain, &config).unwrap();
+        let offer = PeerMessage::Address(theirs.address()).to_bytes();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut store, _) = listener.accept().unwrap();
+        for from in 2..22 {
+            let delivery = Message::Delivery {
+                from,
+                bytes: &offer,
+            };
+            store.write_all(&delivery.to_bytes().unwrap()).unwrap();
+        }
+        drop(store);
+        let client = StoreClient::new(1, 32, stream.try_clone().unwrap());
+        let mesh = Arc::new(Mesh::new(&domain, &config));
+        let begun = Instant::now();
+        client.read(stream, &MeshWatcher(mesh));
+        assert!(
+            begun.elapsed() < Duration::from_secs(10),
+            "{:?}",
+            begun.elapsed()
+        );
+        assert!(matches!(
+            client.failure(),
+            Some(Error::Rank { rank: 0, .. })
+        ));
     }
 }
