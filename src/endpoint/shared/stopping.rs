@@ -30,7 +30,7 @@ static STOPS: Workers = Workers::new("doorbell-stops", 2);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Command {
     Fail,
-    Quiesced,
+    Quiesce,
 }
 
 impl EndpointShared {
@@ -75,7 +75,7 @@ impl EndpointShared {
                 let flushes = error.is_none();
                 (Phase::Failed { since_ns, flushes }, error)
             }
-            Command::Quiesced => match self.qp.quiesce() {
+            Command::Quiesce => match self.qp.quiesce() {
                 Ok(resets_records) => {
                     let rung = self.stop_state.lock().rung;
                     let quiesce = Quiesced {
@@ -94,7 +94,7 @@ impl EndpointShared {
             // The endpoint is no longer watched, and nothing waits for the flushed completions.
             state.phase = Phase::Quiescing;
             drop(state);
-            return self.issue(Command::Quiesced);
+            return self.issue(Command::Quiesce);
         }
         let kept = match phase {
             Phase::Quiet(_) => state.kept.take(),
@@ -174,12 +174,12 @@ impl EndpointShared {
                     return Stopped::NotYet;
                 }
                 self.stop_state.lock().phase = Phase::Quiescing;
-                self.spawn_command(Command::Quiesced);
+                self.spawn_command(Command::Quiesce);
                 return Stopped::NotYet;
             }
             // The device may have gone on in between, with work that a stream has discarded.
             Phase::Quiet(_) if !state.errors.is_empty() => return Stopped::Unresponsive,
-            Phase::Quiet(quiesce) => return Stopped::Yes(quiesce),
+            Phase::Quiet(quiesced) => return Stopped::Yes(quiesced),
             Phase::Refused => longest_ns = 0,
         }
         if now.saturating_sub(state.asked_ns) < longest_ns {
@@ -198,7 +198,7 @@ impl EndpointShared {
             }
             Phase::Failed { .. } => {
                 state.phase = Phase::Quiescing;
-                Some(Command::Quiesced)
+                Some(Command::Quiesce)
             }
             _ => None,
         };
@@ -223,7 +223,7 @@ impl EndpointShared {
                     state.asked_ns = now_ns();
                     state.phase = Phase::Quiescing;
                     drop(state);
-                    self.spawn_command(Command::Quiesced);
+                    self.spawn_command(Command::Quiesce);
                 }
                 Phase::Refused => return Err(self.not_stopped(&state)),
                 _ if now_ns().saturating_sub(begin_ns) > STOP_NS => {
