@@ -32,7 +32,14 @@ fn initialise() -> Result<()> {
         return no("libcuda.so.1 cannot be loaded: there is no NVIDIA driver here".into());
     }
     // SAFETY: the first call of the driver; it takes no flags.
-    check("cuInit", unsafe { sys::cuInit(0) })?;
+    let started = unsafe { sys::cuInit(0) };
+    if started == CUresult::CUDA_ERROR_STUB_LIBRARY {
+        return no(
+            "libcuda.so is the stub of the CUDA toolkit, which only programs are linked with: take its folder `stubs` out of LD_LIBRARY_PATH"
+                .into(),
+        );
+    }
+    check("cuInit", started)?;
     let mut version = 0;
     // SAFETY: writes one int.
     check("cuDriverGetVersion", unsafe {

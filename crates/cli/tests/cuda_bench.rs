@@ -92,6 +92,21 @@ fn rows_of_either_loop_have_the_devices_time() {
     }
 }
 
+/// A container may have the toolkit's stub before the driver on the search path.
+#[test]
+fn a_stub_in_the_place_of_the_driver_is_named() {
+    if has_no_driver("a_stub_in_the_place_of_the_driver_is_named") {
+        return;
+    }
+    // CUDA_ERROR_STUB_LIBRARY
+    let output = run_with_faults("bench loop --stream cuda", "cuInit:34");
+    let error = text(&output.stderr);
+    assert!(
+        error.contains("stub") && error.contains("LD_LIBRARY_PATH"),
+        "{error}"
+    );
+}
+
 #[test]
 fn messages_lie_in_the_gpus_memory_if_they_are_to() {
     let test = "messages_lie_in_the_gpus_memory_if_they_are_to";
