@@ -260,7 +260,7 @@ fn what_is_not_there_is_refused_and_not_touched() {
     refused(
         long.register(&domain, Access::ALL),
         &long,
-        &["behind the end of its file"],
+        &["beyond the end of its file"],
     );
     let enough = Map::new(2 * PAGE, RW, libc::MAP_SHARED, Some(&short));
     assert!(enough.register(&domain, Access::ALL).is_ok());
