@@ -112,17 +112,9 @@ impl Mesh {
         if !state.links.contains_key(&peer) {
             let endpoint = self.make(&mut state)?;
             let message = PeerMessage::Address(endpoint.address());
+            // With the lock: the peer must have the address before it hears that this side is connected.
+            client.send_to_rank(peer, &message.to_bytes(), &deadline)?;
             state.links.insert(peer, PeerState::Offered(endpoint));
-            drop(state);
-            // Without the lock, which the reader needs to note the end of the store: that is what ends a send that fails.
-            let sent = client.send_to_rank(peer, &message.to_bytes(), &deadline);
-            state = self.state();
-            if let Err(error) = sent {
-                if matches!(state.links.get(&peer), Some(PeerState::Offered(_))) {
-                    state.links.remove(&peer);
-                }
-                return Err(error);
-            }
         }
         loop {
             if let Some(failure) = client.failure() {
