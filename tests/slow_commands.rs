@@ -114,6 +114,132 @@ fn a_command_that_hangs_delays_the_deadline_of_no_other_endpoint() {
     }
 }
 
+/// The thread that keeps the deadlines processes the completion of a request, and with the request goes the last handle of its region.
+#[test]
+fn a_deregistration_that_hangs_delays_the_deadline_of_no_other_endpoint() {
+    let test = "a_deregistration_that_hangs_delays_the_deadline_of_no_other_endpoint";
+    let Some(device) = faulty(test) else { return };
+    let _limit = Limit::new(test, STEP);
+    let timeout = Duration::from_millis(200);
+    let mut used = Pair::new(&device, &EndpointConfig::default());
+    let mut other = Pair::new(&device, &patient(timeout));
+    let (from, to, received) = (used.region(64), used.region(64), other.region(64));
+    let streams = [rig::stream("used"), rig::stream("other")];
+    let (go, gate) = rig::gate();
+    streams[0].launch(gate).unwrap();
+    let sent = {
+        let slices = [from.slice(0, 64).unwrap()];
+        let work = Work::write(&slices, to.remote().slice(0, 64).unwrap());
+        used.a.stream_queue_send(&streams[0], &work).unwrap()
+    };
+    drop(from);
+    device.set_faults(hang(CommandKind::Deregister));
+    go.store(true, std::sync::atomic::Ordering::Release);
+    // No other thread looks at the endpoint.
+    std::thread::sleep(Duration::from_millis(100));
+    let begin = Instant::now();
+    let late = wait_for_nothing(&mut other.a, &received, &streams[1]);
+    let _ = streams[1].synchronize(SOON);
+    let took = begin.elapsed();
+    assert!(
+        took < timeout + LATE,
+        "a deadline of {timeout:?} after {took:?}"
+    );
+    assert!(matches!(settled(&late), Status::Failed(_)));
+    device.set_faults(Faults::default());
+    assert_eq!(settled(&sent), Status::Complete);
+}
+
+/// A stream of a GPU cannot skip what is queued behind a wait that fails, so the endpoints of all of it are stopped before. A host stream discards it. Either
+/// way all devices are waited for at the same time.
+#[test]
+fn endpoints_behind_a_failed_wait_are_stopped_together() {
+    const BEHIND: usize = 12;
+    let test = "endpoints_behind_a_failed_wait_are_stopped_together";
+    let Some(device) = faulty(test) else { return };
+    let _limit = Limit::new(test, STEP);
+    let timeout = Duration::from_millis(200);
+    let mut first = Pair::new(&device, &patient(timeout));
+    let mut behind: Vec<_> = (0..BEHIND)
+        .map(|_| Pair::new(&device, &EndpointConfig::default()))
+        .collect();
+    let region = first.region(64);
+    let regions: Vec<_> = (behind.iter())
+        .map(|pair| (pair.region(64), pair.region(64)))
+        .collect();
+    let stream = rig::stream("many");
+    // Less than the device may take to stop.
+    let command = STOPPED_IN / 2;
+    device.set_faults(Faults {
+        commands_ns: command.as_nanos() as u64,
+        ..Faults::default()
+    });
+    let begin = Instant::now();
+    let wait = wait_for_nothing(&mut first.a, &region, &stream);
+    let sends: Vec<_> = (behind.iter_mut().zip(&regions))
+        .map(|(pair, (from, to))| {
+            let slices = [from.slice(0, 64).unwrap()];
+            let work = Work::write(&slices, to.remote().slice(0, 64).unwrap());
+            pair.a.stream_queue_send(&stream, &work).unwrap()
+        })
+        .collect();
+    let _ = stream.synchronize(SOON);
+    let took = begin.elapsed();
+    // They go to ERR at the same time, then the first endpoint to ERR and to RESET.
+    assert!(took < timeout + command * 3 + LATE, "{took:?}");
+    assert!(matches!(settled(&wait), Status::Failed(_)), "{wait:?}");
+    for send in &sends {
+        let status = settled(send);
+        assert!(!matches!(status, Status::Complete), "{status:?}");
+    }
+    device.set_faults(Faults::default());
+}
+
+/// Endpoints that wait for each other are stopped one after the other. The first is given up meanwhile, so that its own wait ends. It begins again only
+/// when nothing is left that would stop it.
+#[test]
+fn a_reset_does_not_overtake_the_order_to_stop_the_streams() {
+    const CHAIN: usize = 7;
+    let test = "a_reset_does_not_overtake_the_order_to_stop_the_streams";
+    let Some(device) = faulty(test) else { return };
+    let _limit = Limit::new(test, STEP);
+    let timeout = Duration::from_millis(200);
+    let forever = patient(Duration::from_secs(600));
+    let mut chain: Vec<_> = (0..=CHAIN)
+        .map(|at| {
+            let config = if at == 0 { patient(timeout) } else { forever };
+            Pair::new(&device, &config)
+        })
+        .collect();
+    let regions: Vec<_> = chain.iter().map(|pair| pair.region(128)).collect();
+    let remotes: Vec<_> = chain.iter().map(|pair| pair.region(64)).collect();
+    let streams: Vec<_> = (0..CHAIN).map(|_| rig::stream("chain")).collect();
+    // On each stream a wait of one endpoint, and behind it a send of the next one.
+    for (at, stream) in streams.iter().enumerate().rev() {
+        wait_for_nothing(&mut chain[at].a, &regions[at], stream);
+        let slices = [regions[at + 1].slice(64, 64).unwrap()];
+        let work = Work::write(&slices, remotes[at + 1].remote().slice(0, 64).unwrap());
+        chain[at + 1].a.stream_queue_send(stream, &work).unwrap();
+    }
+    device.set_faults(Faults {
+        commands_ns: (STOPPED_IN - Duration::from_millis(200)).as_nanos() as u64,
+        ..Faults::default()
+    });
+    let _ = streams[0].synchronize(SOON);
+    let again = chain[0].a.reset();
+    if again.is_ok() {
+        device.set_faults(Faults::default());
+        chain[0].b.reset().unwrap();
+        chain[0].connect();
+        std::thread::sleep(STOPPED_IN);
+        assert_eq!(chain[0].a.failure(), None);
+    }
+    device.set_faults(Faults::default());
+    for stream in &streams {
+        let _ = stream.synchronize(SOON);
+    }
+}
+
 /// Each endpoint whose peer is gone is given the time to flush, and none waits for another's.
 #[test]
 fn waits_of_many_endpoints_whose_peers_are_gone_end_at_their_deadline() {

@@ -1,22 +1,12 @@
-//! Drops that may block, done by a thread that no other thread waits for.
+//! Drops that may block, done by threads that no other thread waits for.
 
-use std::sync::OnceLock;
-use std::sync::mpsc::{Sender, channel};
+use super::Workers;
 
-/// Drops the object in a separate thread. For objects whose drop may block: memory that a GPU has mapped is unregistered only when the GPU is done,
-/// which may wait for the very thread that would wait for it.
+/// A drop that blocks keeps one of them, and no other drop waiting.
+static DROPS: Workers = Workers::new("doorbell-ends", 16);
+
+/// Drops the object in a separate thread. For objects whose drop may block: the device has to execute a command, which may hang, or memory that a
+/// GPU has mapped is unregistered only when the GPU is done, which may wait for the very thread that would wait for it.
 pub(crate) fn drop_elsewhere(what: Box<dyn Send>) {
-    static DROPPER: OnceLock<Option<Sender<Box<dyn Send>>>> = OnceLock::new();
-    let dropper = DROPPER.get_or_init(|| {
-        let (sender, receiver) = channel::<Box<dyn Send>>();
-        std::thread::Builder::new()
-            .name("doorbell-ends".into())
-            .spawn(move || receiver.into_iter().for_each(drop))
-            .ok()
-            .map(|_| sender)
-    });
-    // Without a thread it is dropped here.
-    if let Some(sender) = dropper {
-        let _ = sender.send(what);
-    }
+    DROPS.run(Box::new(move || drop(what)));
 }

@@ -478,12 +478,16 @@ impl Region {
         &self.inner.targets
     }
 
-    /// Drops the handle in a thread that must not wait for a GPU. (Dropping mapped memory may wait.) The key is invalid when this returns.
+    /// Drops the handle in a thread that other threads rely on. Deregistration is a command of the device, and freeing mapped memory may wait for a
+    /// GPU, so another thread does both. Only the memory of an application is deregistered here: the application may free it when this returns.
     pub(crate) fn drop_deferred(self) {
-        if let Some(mut last) = Arc::into_inner(self.inner)
-            && !last.attachments.is_empty()
-        {
-            last.end();
+        if let Some(mut last) = Arc::into_inner(self.inner) {
+            if matches!(last.own, OwnedMemory::Nothing) {
+                last.end();
+                if last.attachments.is_empty() {
+                    return;
+                }
+            }
             drop_elsewhere(Box::new(last));
         }
     }

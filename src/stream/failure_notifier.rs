@@ -1,6 +1,6 @@
 //! The streams that are told of an owner's failure before any wait for the owner is released.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,14 +21,37 @@ pub(crate) trait FailureListener: Send + Sync {
 
 type FailureCallback = Arc<dyn FailureListener>;
 
-/// Runs `stop`, which gives up owners and streams that wait for each other, while no other thread does so. When this returns, all of them have been
-/// given up.
+/// A device that was told to transmit nothing more for an owner.
+pub(crate) trait EndingDevice: Send + Sync {
+    /// Waits until the device has confirmed it, at most as long as a device may take.
+    fn wait(&self);
+}
+
+/// The devices that this thread has told so and not waited for. It waits for all of them at the same time, so the number of devices that do not
+/// answer adds no time.
+struct Ending {
+    /// The thread is in [`stopping`].
+    is_stopping: Cell<bool>,
+    /// The thread called [`defer_waits`].
+    is_deferring: Cell<bool>,
+    devices: RefCell<Vec<Arc<dyn EndingDevice>>>,
+}
+
+thread_local! {
+    static ENDING: Ending = const {
+        Ending {
+            is_stopping: Cell::new(false),
+            is_deferring: Cell::new(false),
+            devices: RefCell::new(Vec::new()),
+        }
+    };
+}
+
+/// Runs `stop`, which gives up owners and streams that wait for each other, while no other thread does so. When the outermost call returns, all of
+/// them have been given up, and their devices were waited for.
 pub(crate) fn stopping<R>(stop: impl FnOnce() -> R) -> R {
-    thread_local! {
-        static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
-    }
     static ONE: Mutex<()> = Mutex::new(());
-    if IS_INSIDE.replace(true) {
+    if ENDING.with(|ending| ending.is_stopping.replace(true)) {
         return stop();
     }
     /// Also where an owner panics.
@@ -36,13 +59,53 @@ pub(crate) fn stopping<R>(stop: impl FnOnce() -> R) -> R {
 
     impl Drop for Leave {
         fn drop(&mut self) {
-            IS_INSIDE.set(false);
+            ENDING.with(|ending| ending.is_stopping.set(false));
         }
     }
 
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let _leave = Leave;
-    stop()
+    let leave = Leave;
+    let before = ending();
+    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let result = stop();
+    // Other threads stop other owners meanwhile.
+    drop(one);
+    await_ending(before);
+    drop(leave);
+    result
+}
+
+/// From here on [`await_or_defer`] does not wait on this thread, which calls [`await_ending`] before it executes anything of an owner.
+pub(crate) fn defer_waits() {
+    ENDING.with(|ending| ending.is_deferring.set(true));
+}
+
+/// The number of devices that this thread has begun to end, and not waited for.
+pub(crate) fn ending() -> usize {
+    ENDING.with(|ending| ending.devices.borrow().len())
+}
+
+/// Waits for the device: in [`stopping`] at its end, and on a thread that defers waits when that thread waits for all.
+pub(crate) fn await_or_defer(device: Arc<dyn EndingDevice>) {
+    let waits = ENDING.with(|ending| {
+        if ending.is_stopping.get() || ending.is_deferring.get() {
+            ending.devices.borrow_mut().push(device);
+            None
+        } else {
+            Some(device)
+        }
+    });
+    if let Some(device) = waits {
+        device.wait();
+    }
+}
+
+/// Waits for all devices but the `first` ones of [`ending`].
+pub(crate) fn await_ending(first: usize) {
+    if ending() <= first {
+        return;
+    }
+    let devices = ENDING.with(|ending| ending.devices.borrow_mut().split_off(first));
+    devices.iter().for_each(|device| device.wait());
 }
 
 /// The streams that are to be told of an owner's failure, each as long as it has programs of the owner.

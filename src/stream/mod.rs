@@ -49,7 +49,9 @@ pub use event::Event;
 pub(crate) use event::{Dependent, ExternalProgress, Progress, Record, StreamPosition};
 pub use execute_program::execute;
 pub use executor::{Executor, SealedExecutor, Submission};
-pub(crate) use failure_notifier::{FailureListener, stopping};
+pub(crate) use failure_notifier::{
+    EndingDevice, FailureListener, await_ending, await_or_defer, ending, stopping,
+};
 #[cfg(feature = "cuda")]
 pub(crate) use fault::Fault;
 pub use fault::StreamFailure;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::backoff::{Awake, Backoff, Spin, set_min_timer_slack};
 use super::event::{Event, Progress, Record, StreamPosition};
+use super::failure_notifier::{await_ending, defer_waits};
 use super::fault::{Fault, StreamFailure};
 use super::host_closure::HostClosure;
 use super::lock::Lock;
@@ -144,6 +145,7 @@ impl Queued {
 /// The thread of a stream.
 pub(super) fn run(shared: &StreamShared, mut consumer: Consumer<Queued>) {
     CURRENT.set(shared.id);
+    defer_waits();
     set_min_timer_slack();
     let awake = Awake::new();
     let mut shares_core = false;
@@ -152,6 +154,7 @@ pub(super) fn run(shared: &StreamShared, mut consumer: Consumer<Queued>) {
             shared.step(&mut consumer);
             continue;
         }
+        await_ending(0);
         // The queue is looked at after the flag, so what was queued before the last handle went is seen.
         if shared.closing.load(Ordering::Acquire) && consumer.is_empty() {
             return;
@@ -244,6 +247,10 @@ impl StreamShared {
     fn perform(&self, queued: &mut Queued, position: u64) -> Option<Event> {
         let aborted = || position < self.aborted.load(Ordering::Acquire);
         let discards = self.fault.is_sticky() || aborted();
+        if !discards {
+            // The doorbells of requests that were discarded are not to be rung by what is executed now.
+            await_ending(0);
+        }
         match &mut queued.item {
             Item::Nothing => {}
             Item::HostClosure => {

@@ -44,7 +44,7 @@ pub(super) struct EndpointShared {
     /// Before the memory that it is about.
     attachments: Attachments,
     /// Before the queue pair.
-    doorbell_probe: proxy_doorbells::DoorbellProbe,
+    _doorbell_probe: proxy_doorbells::DoorbellProbe,
     /// Before the rest, so that the queue pair is destroyed before the regions that its work names are released.
     pub(super) qp: Box<dyn NicQueuePair>,
     pub(super) domain: ProtectionDomain,
@@ -68,7 +68,7 @@ pub(super) struct EndpointShared {
     has_failed: AtomicBool,
     /// Set when the device does nothing more for this generation, or was given up because it cannot be stopped.
     is_shut_down: AtomicBool,
-    stop_state: DeviceStop,
+    stop_state: Arc<DeviceStop>,
     /// The streams that wait for this endpoint are being stopped.
     is_stopping: AtomicBool,
     /// Counts lives: each reset starts a new one. Changes under the lock of `failure`.
@@ -149,11 +149,10 @@ impl Drop for EndpointRef {
     }
 }
 
-/// Drops a progress thread's reference. If it is the last one, another thread runs the destructor, which may block.
+/// Drops a progress thread's reference. If it is the last one, another thread runs the destructor: it issues commands of the device, and may have to wait
+/// for a GPU.
 fn end_elsewhere(shared: Arc<EndpointShared>) {
-    if let Some(last) = Arc::into_inner(shared)
-        && (!last.attachments.is_empty() || last.doorbell_probe.is_some())
-    {
+    if let Some(last) = Arc::into_inner(shared) {
         drop_elsewhere(Box::new(last));
     }
 }
@@ -261,7 +260,7 @@ impl EndpointShared {
         let seen_words = [seen.dword(0)?, seen.dword(4)?];
         let shared = Arc::new_cyclic(|weak| EndpointShared {
             attachments: Attachments::default(),
-            doorbell_probe,
+            _doorbell_probe: doorbell_probe,
             qp,
             domain: domain.clone(),
             targets,
@@ -277,7 +276,7 @@ impl EndpointShared {
             failure: Mutex::default(),
             has_failed: AtomicBool::new(false),
             is_shut_down: AtomicBool::new(false),
-            stop_state: DeviceStop::new(),
+            stop_state: Arc::new(DeviceStop::new()),
             is_stopping: AtomicBool::new(false),
             epoch: AtomicU32::new(0),
             ended: AtomicU32::new(0),

@@ -4,11 +4,13 @@
 #[cfg(feature = "cuda")]
 use std::any::Any;
 use std::ptr::NonNull;
+use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
 use super::EndpointShared;
+use super::stop_state::DeviceStop;
 use crate::Cause;
 #[cfg(feature = "cuda")]
 use crate::bytecode::Role;
@@ -16,7 +18,7 @@ use crate::bytecode::{TargetId, Targets};
 use crate::endpoint::QueueKind;
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::queue::Wait;
-use crate::stream::{Attachments, Outcome, Owner, StreamFailure};
+use crate::stream::{Attachments, Outcome, Owner, StreamFailure, await_or_defer};
 
 /// The cookie that an executor hands back: it names the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,8 +143,11 @@ unsafe impl Owner for EndpointShared {
             }
             self.fail(None, Cause::Discarded);
             if !cookie.is_wait {
-                // At once: the next doorbell of the queue would release this request, too, because doorbell records count.
-                self.stop_transmitting();
+                // Before the stream executes anything else: the next doorbell of the queue would release this request, too, because doorbell
+                // records count.
+                if self.begin_error(self.epoch.load(Ordering::Acquire)) {
+                    await_or_defer(Arc::<DeviceStop>::clone(&self.stop_state));
+                }
             }
         }
         self.on_streams.leave();
@@ -174,7 +179,7 @@ unsafe impl Owner for EndpointShared {
     fn give_up(&self, generation: u32) {
         self.fail_in(generation, None, Cause::Discarded);
         if self.is_in(generation) {
-            self.stop();
+            self.stop(generation);
         }
     }
 

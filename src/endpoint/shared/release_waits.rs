@@ -1,15 +1,15 @@
 //! What is done to an endpoint that has failed: the device is stopped, and then waits are released.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use super::EndpointShared;
-use super::stop_state::{POLL_INTERVAL, Quiesced, Stopped};
+use super::stop_state::{DeviceStop, POLL_INTERVAL, Quiesced, Stopped};
 use crate::Cause;
 use crate::endpoint::QueueKind;
 use crate::endpoint::queue::QueueState;
 use crate::proxy::drop_elsewhere;
-use crate::stream::stopping;
+use crate::stream::{await_ending, await_or_defer, ending, stopping};
 
 impl EndpointShared {
     /// The endpoint was dropped, and tickets or streams still have handles. Nothing is received any more, and every ticket ends.
@@ -24,26 +24,26 @@ impl EndpointShared {
         self.stop_transmitting();
     }
 
-    /// After a failure, and before any wait of this endpoint ends: moves the queue pair to error, so that doorbells transmit nothing. Streams that cannot
-    /// skip what is queued have the endpoints behind these waits given up first, since the flush of the queue pair may end a wait.
-    pub(super) fn stop(&self) {
-        let is_first = stopping(|| {
+    /// After a failure of that generation, and before any wait of this endpoint ends: moves the queue pair to error, so that doorbells transmit nothing.
+    /// Streams that cannot skip what is queued have the endpoints behind these waits given up first, since the flush of the queue pair may end a wait.
+    pub(super) fn stop(&self, generation: u32) {
+        stopping(|| {
             if self.is_stopping.swap(true, Ordering::Relaxed) {
                 // A stream of these waits for this endpoint, too. The first call goes on.
-                return false;
+                return;
             }
             let this = std::ptr::from_ref(self).addr();
+            let before = ending();
             let streams = self.attachments.failure_notifier().fail_queued_after(this);
             if !streams.is_empty() {
                 drop_elsewhere(Box::new(streams));
             }
+            await_ending(before);
+            if self.begin_error(generation) {
+                await_or_defer(Arc::<DeviceStop>::clone(&self.stop_state));
+            }
             self.is_stopping.store(false, Ordering::Relaxed);
-            true
         });
-        if is_first {
-            // Other endpoints are stopped while this one waits for the device, unless this one is given up because of another one.
-            self.stop_transmitting();
-        }
     }
 
     /// After a failure: ends everything that waits for the endpoint. Goes as far as possible without waiting, and returns whether it is done. The

@@ -7,9 +7,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::Error;
+use crate::endpoint::clock::now_ns;
+use crate::stream::EndingDevice;
 
 /// How often a thread that waits for a device to stop checks that.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_micros(20);
+
+/// How long a device may take for both commands, and to flush in between, before its endpoint is given up.
+pub(super) const STOP: Duration = Duration::from_secs(2);
+pub(super) const STOP_NS: u64 = STOP.as_nanos() as u64;
 
 /// A device that executes nothing more.
 #[derive(Debug, Clone, Copy)]
@@ -142,5 +148,19 @@ impl DeviceStop {
         let kept = std::mem::replace(&mut *self.lock(), StopState::new()).kept;
         // The caller has another handle.
         drop(kept.and_then(RetainedEndpoint::release));
+    }
+}
+
+impl EndingDevice for DeviceStop {
+    fn wait(&self) {
+        let mut state = self.lock();
+        while matches!(state.phase, Phase::Failing)
+            && let Some(left_ns) = (state.asked_ns.saturating_add(STOP_NS)).checked_sub(now_ns())
+            && left_ns > 0
+        {
+            let left = Duration::from_nanos(left_ns);
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 }

@@ -5,19 +5,20 @@
 //! operations and waits end all the same, and everything that the device may write is kept until RESET succeeds, if it ever does.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use super::stop_state::{Phase, Quiesced, RetainedEndpoint, StopState, Stopped, StreamsStop};
+use super::stop_state::{
+    Phase, Quiesced, RetainedEndpoint, STOP_NS, StopState, Stopped, StreamsStop,
+};
 use super::{EndpointShared, end_elsewhere};
 use crate::endpoint::clock::now_ns;
 use crate::proxy::Workers;
+use crate::stream::EndingDevice;
 use crate::{Error, Result, StateKind};
 
-/// How long a device may take for both commands, and to flush in between, before its endpoint is given up.
-const STOP: Duration = Duration::from_secs(2);
-const STOP_NS: u64 = STOP.as_nanos() as u64;
-/// The time limit until the first command is issued, if streams of GPUs are stopped first: that is done for one endpoint at a time.
+/// The time limit until the first command is issued, if streams of GPUs are stopped first. Endpoints that wait for each other in a chain are stopped one
+/// after the other.
 const STOP_STREAMS_NS: u64 = 5 * STOP_NS;
 /// How long a device may take to flush what was rung.
 const FLUSH_NS: u64 = 20_000_000;
@@ -110,24 +111,26 @@ impl EndpointShared {
     /// The endpoint has failed: from here on no doorbell transmits and nothing is received, though completions may come until the breakdown. That is so
     /// when this returns, unless the device has failed the command or not answered it in time.
     pub(super) fn stop_transmitting(&self) {
-        // This takes no generation lock: a caller may hold a stream's locks, and the watchdog waits for these under the generation lock. No
-        // generation begins while a stream has work of this one.
+        if self.begin_error(self.epoch.load(Ordering::Acquire)) {
+            self.stop_state.wait();
+        }
+    }
+
+    /// The first half of [`EndpointShared::stop_transmitting`], of that generation: issues the command. Returns whether the device is still to answer.
+    pub(super) fn begin_error(&self, generation: u32) -> bool {
+        // This takes no generation lock: a caller may hold a stream's locks, and the watchdog waits for these under the generation lock.
         let mut state = self.stop_state.lock();
+        if !self.is_in(generation) {
+            return false;
+        }
         if matches!(state.phase, Phase::Working) {
             state.phase = Phase::Failing;
             state.asked_ns = now_ns();
             drop(state);
             self.spawn_command(Command::Fail);
-            state = self.stop_state.lock();
+            return true;
         }
-        while matches!(state.phase, Phase::Failing)
-            && let Some(left_ns) = (state.asked_ns.saturating_add(STOP_NS)).checked_sub(now_ns())
-            && left_ns > 0
-        {
-            let left = Duration::from_nanos(left_ns);
-            let waited = self.stop_state.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
+        matches!(state.phase, Phase::Failing)
     }
 
     /// Goes on with stopping the device, as far as that goes without waiting. The caller holds the generation.
@@ -141,8 +144,9 @@ impl EndpointShared {
             StreamsStop::NotAsked if self.attachments().failure_notifier().has_listeners() => {
                 state.streams = StreamsStop::Asked { since_ns: now };
                 drop(state);
-                self.order(&STOPS, |this| {
-                    this.stop();
+                let generation = self.epoch.load(Ordering::Acquire);
+                self.order(&STOPS, move |this| {
+                    this.stop(generation);
                     this.stop_state.lock().streams = StreamsStop::Done;
                     this.go_on();
                 });
@@ -217,8 +221,10 @@ impl EndpointShared {
         let begin_ns = now_ns();
         loop {
             let mut state = self.stop_state.lock();
+            // The thread that stops them would act on the next generation.
+            let stops_streams = matches!(state.streams, StreamsStop::Asked { .. });
             match state.phase {
-                Phase::Quiet(_) => return Ok(()),
+                Phase::Quiet(_) if !stops_streams => return Ok(()),
                 Phase::Refused if state.asked_ns < begin_ns => {
                     state.asked_ns = now_ns();
                     state.phase = Phase::Quiescing;
@@ -246,6 +252,9 @@ impl EndpointShared {
             Phase::Failing => found.push(silent_for("ERR")),
             Phase::Quiescing => found.push(silent_for("RESET")),
             _ => {}
+        }
+        if matches!(state.streams, StreamsStop::Asked { .. }) {
+            found.push("the GPU streams that wait for it are still being stopped".to_owned());
         }
         let reason = format!(
             "the device was not stopped: {}. It may still access the memory of this endpoint's work requests, which therefore stays registered \
