@@ -39,6 +39,7 @@ impl Qp {
             return Err(ScatterError::Source);
         }
         self.responder.late = Some(LatePacket {
+            psn: header.psn,
             bytes,
             place,
             until_ns: context.now_ns.saturating_add(late_ns),
@@ -107,7 +108,8 @@ impl Qp {
                     AckCode::OperationalError
                 }
             };
-            return self.refuse_done(context, code);
+            // Requests that overtook it are not acknowledged, and neither is it.
+            return self.refuse_psn(context, late.psn, code);
         }
         if let Some(ended) = self.responder.ended.take() {
             self.complete_message(context, &ended);

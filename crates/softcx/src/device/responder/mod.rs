@@ -70,6 +70,9 @@ impl Qp {
     #[cold]
     fn refuse_by_fault(&mut self, context: &mut DeviceParts, code: u8) {
         self.place_late(context);
+        if !self.is_receiving() {
+            return;
+        }
         match AckCode::parse(code) {
             None | Some(AckCode::Ack) => {}
             Some(code @ (AckCode::SequenceError | AckCode::ReceiverNotReady(_))) => {
@@ -111,6 +114,10 @@ impl Qp {
     fn refuse(&mut self, context: &mut DeviceParts, code: AckCode) {
         // The answer acknowledges what came before.
         self.place_late(context);
+        if !self.is_receiving() {
+            // What was late is refused instead.
+            return;
+        }
         self.answer(PacketKind::Ack, self.responder.expected_psn, code, 0);
         let qpn = self.parts.qpn;
         match code {
@@ -128,9 +135,14 @@ impl Qp {
 
     /// Refuses what was the last request, though it was carried out so far, and is in error.
     pub(crate) fn refuse_done(&mut self, context: &mut DeviceParts, code: AckCode) {
+        let last = psn_add(self.responder.expected_psn, 0xff_ffff);
+        self.refuse_psn(context, last, code);
+    }
+
+    /// Refuses the request of an earlier packet, and is in error. The answer acknowledges what came before that packet, and nothing else.
+    fn refuse_psn(&mut self, context: &mut DeviceParts, psn: u32, code: AckCode) {
         self.responder.owes_ack = false;
         if self.parts.transport == Transport::Rc {
-            let psn = psn_add(self.responder.expected_psn, 0xff_ffff);
             self.answer(PacketKind::Ack, psn, code, 0);
         }
         self.enter_error(context);

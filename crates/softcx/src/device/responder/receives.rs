@@ -21,10 +21,14 @@ impl Qp {
             if self.parts.transport == Transport::Rc {
                 // The answer acknowledges what came before.
                 self.place_late(context);
-                let psn = self.responder.expected_psn;
-                self.answer(PacketKind::Ack, psn, AckCode::OperationalError, 0);
             }
-            self.enter_error(context);
+            if self.is_receiving() {
+                if self.parts.transport == Transport::Rc {
+                    let psn = self.responder.expected_psn;
+                    self.answer(PacketKind::Ack, psn, AckCode::OperationalError, 0);
+                }
+                self.enter_error(context);
+            }
             taken = None;
         }
         if let (Some((index, _)), Some(trace)) = (taken, &mut context.trace) {

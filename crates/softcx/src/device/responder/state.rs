@@ -75,6 +75,7 @@ pub(super) enum Arriving {
 /// A packet that has arrived and is not placed.
 #[derive(Debug)]
 pub(super) struct LatePacket {
+    pub(super) psn: u32,
     pub(super) bytes: Vec<u8>,
     pub(super) place: LateTarget,
     pub(super) until_ns: u64,
