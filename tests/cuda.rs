@@ -25,7 +25,7 @@ use doorbell::{
 use doorbell_wire::bytecode::{Program, Role, Target, TargetId, Targets};
 use rig::gpu::{Bench, alone, config, context};
 use rig::{Limit, Pair, Random, SOON, by_kernel, device, from_env, queueing};
-use standin::{Fault, LACKS, is_standin, lacking};
+use standin::{Fault, LACKS, is_standin, lacking, with_setting};
 use waived::waived;
 
 const BOUND: Duration = Duration::from_secs(60);
@@ -692,6 +692,79 @@ fn memory_that_the_driver_allocated_is_used_as_it_is() {
         // SAFETY: allocated above; nobody uses it any more.
         unsafe { sys::cuMemFreeHost(start) }.result().unwrap();
     }
+}
+
+/// The memory operations of streams do not take it, and it moves while a NIC accesses it.
+#[test]
+fn managed_memory_is_refused_by_its_name() {
+    let _alone = alone();
+    let test = "managed_memory_is_refused_by_its_name";
+    let _limit = Limit::new(test, BOUND);
+    let Some(context) = context(test) else {
+        return;
+    };
+    let stream = new_stream(&context, test);
+    let bench = Bench::new();
+    let mut start = 0;
+    {
+        let _entered = Current::enter(&context);
+        let attach = sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL as u32;
+        // SAFETY: writes one address.
+        unsafe { sys::cuMemAllocManaged(&mut start, 8192, attach) }
+            .result()
+            .unwrap();
+    }
+    let inside = NonNull::new((start as *mut u8).wrapping_add(64)).unwrap();
+    // SAFETY: memory that is freed after the region was dropped.
+    let region = unsafe { Region::register(&bench.pair.domain, inside, 64, Access::ALL) }.unwrap();
+    let refused = stream_write_value32(&stream, &region, 0, 9).unwrap_err();
+    assert!(refused.to_string().contains("managed memory"), "{refused}");
+    drop(region);
+    stream.synchronize(SOON).unwrap();
+    let _entered = Current::enter(&context);
+    // SAFETY: allocated above; nobody uses it any more.
+    unsafe { sys::cuMemFree_v2(start) }.result().unwrap();
+}
+
+/// With confidential computing a GPU accesses no memory of the host, so nothing of this library works on its streams.
+#[test]
+fn confidential_computing_is_named_as_the_cause() {
+    let _alone = alone();
+    let test = "confidential_computing_is_named_as_the_cause";
+    let _limit = Limit::new(test, BOUND);
+    if !is_standin() {
+        return waived(test, "a real device has the mode that it has");
+    }
+    if with_setting(test, "DOORBELL_CUDA_STANDIN_HAS", "confidential") {
+        return;
+    }
+    let context = CudaContext::primary(0).unwrap();
+    let has = context.capabilities();
+    assert!(!has.memops && !has.kernels && !has.gpudirect, "{has:?}");
+    let findings = context.findings().join("\n");
+    let refused = CudaStream::new(&context, test).unwrap_err().to_string();
+    for text in [findings, refused] {
+        assert!(text.contains("confidential computing"), "{text}");
+    }
+    // Memory that the driver allocates is no way round it.
+    let mut start = std::ptr::null_mut();
+    {
+        let _entered = Current::enter(&context);
+        // SAFETY: writes one address.
+        unsafe { sys::cuMemAllocHost_v2(&mut start, 4096) }
+            .result()
+            .unwrap();
+    }
+    let bench = Bench::new();
+    let inside = NonNull::new(start.cast::<u8>()).unwrap();
+    // SAFETY: memory that is freed after the region was dropped.
+    let region = unsafe { Region::register(&bench.pair.domain, inside, 64, Access::ALL) }.unwrap();
+    let refused = region.device_address(&context).unwrap_err();
+    assert!(refused.to_string().contains("managed memory"), "{refused}");
+    drop(region);
+    let _entered = Current::enter(&context);
+    // SAFETY: allocated above; nobody uses it any more.
+    unsafe { sys::cuMemFreeHost(start) }.result().unwrap();
 }
 
 /// Pages that stay registered make the next registration of their addresses fail.

@@ -184,6 +184,17 @@ impl CudaContext {
         module.as_ref().map_err(Error::clone)
     }
 
+    /// Whether the driver registers host memory for the device. True if it does not say.
+    pub(super) fn registers_host_memory(&self) -> bool {
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED;
+        let mut value = 1;
+        // SAFETY: writes one int.
+        let asked = check("cuDeviceGetAttribute", unsafe {
+            sys::cuDeviceGetAttribute(&mut value, attribute, self.device())
+        });
+        asked.is_err() || value != 0
+    }
+
     /// Its device.
     pub(super) fn device(&self) -> CUdevice {
         self.inner.device

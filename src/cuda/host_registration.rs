@@ -16,9 +16,9 @@ use super::capture::RelaxedCapture;
 use super::context::{CudaContext, unless_short_of_memory};
 use super::deferred_free;
 use super::driver::{check, is};
-use crate::Result;
 use crate::proxy::drop_elsewhere;
 use crate::stream::Attachments;
+use crate::{Error, Result, StateKind};
 
 /// For every context, and with an address on the device.
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
@@ -95,8 +95,8 @@ impl HostRegistration {
     /// be unregistered.
     ///
     /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda): memory that cannot be registered, such as the registers of a card where the driver does not map them.
-    /// [`Error::State`](crate::Error::State): such pages are still registered after [`PATIENCE`].
+    /// [`Error::Cuda`]: memory that cannot be registered, such as the registers of a card where the driver does not map them.
+    /// [`Error::State`]: such pages are still registered after [`PATIENCE`].
     ///
     /// # Safety
     /// The memory is mapped, and stays so as long as this lives.
@@ -206,9 +206,7 @@ impl HostRegistration {
             })?;
             let offset = device.wrapping_sub(run.pages.start as u64);
             if *found.get_or_insert(offset) != offset {
-                return Err(crate::Error::state(
-                    crate::StateKind::Memory,
-                    "map memory to a GPU",
+                return Err(not_mappable(
                     "its parts were registered separately and have unrelated addresses on the GPU",
                 ));
             }
@@ -268,7 +266,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Waits until none of these pages is registered for other memory.
 ///
 /// # Errors
-/// [`Error::State`](crate::Error::State) if that takes longer than [`PATIENCE`].
+/// [`Error::State`] if that takes longer than [`PATIENCE`].
 fn clear(pages: Range<usize>) -> Result<MutexGuard<'static, Known>> {
     let deadline = Instant::now() + PATIENCE;
     let overlaps = |other: &Range<usize>| other.start < pages.end && pages.start < other.end;
@@ -289,9 +287,7 @@ fn clear(pages: Range<usize>) -> Result<MutexGuard<'static, Known>> {
         let woken = LEFT.wait_timeout(known, Duration::from_millis(1));
         drop(woken.unwrap_or_else(PoisonError::into_inner));
         if Instant::now() > deadline {
-            return Err(crate::Error::state(
-                crate::StateKind::Memory,
-                "map memory to a GPU",
+            return Err(not_mappable(
                 "its pages are still registered for memory that was freed while CUDA streams had work; synchronise the streams before, or keep that memory",
             ));
         }
@@ -325,16 +321,22 @@ impl PinnedRun {
 
 /// The offset of a span that the driver has mapped already: the application has allocated it (`cuMemHostAlloc`, which `cudaMallocHost` calls), and
 /// the driver refuses to register it, or it has registered it. `None` for any other memory.
+///
+/// # Errors
+/// [`Error::State`] for managed memory, which is no target of a stream's memory operations.
 fn known_to_driver(context: &CudaContext, start: usize, len_bytes: usize) -> Result<Option<u64>> {
     use sys::CUpointer_attribute as Attribute;
-    let (mut kind, mut first, mut range_bytes, mut device) = (0_u32, 0_u64, 0_u64, 0);
+    let (mut kind, mut managed) = (0_u32, 0_u32);
+    let (mut first, mut range_bytes, mut device) = (0_u64, 0_u64, 0);
     let mut attributes = [
         Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
     ];
     let mut values = [
         (&raw mut kind).cast(),
+        (&raw mut managed).cast(),
         (&raw mut first).cast(),
         (&raw mut range_bytes).cast(),
     ];
@@ -348,6 +350,12 @@ fn known_to_driver(context: &CudaContext, start: usize, len_bytes: usize) -> Res
             start as u64,
         )
     });
+    if asked.is_ok() && managed != 0 {
+        return Err(not_mappable(
+            "it is managed memory, which streams do not take as the target of stores and waits, and which moves between host and GPU. With \
+             confidential computing, whatever cudaMallocHost allocates is managed memory",
+        ));
+    }
     if asked.is_err() || kind != sys::CUmemorytype::CU_MEMORYTYPE_HOST as u32 {
         return Ok(None);
     }
@@ -359,6 +367,10 @@ fn known_to_driver(context: &CudaContext, start: usize, len_bytes: usize) -> Res
     let ahead = device.wrapping_sub(first);
     let is_whole = ahead <= range_bytes && len_bytes as u64 <= range_bytes - ahead;
     Ok((found.is_ok() && is_whole).then(|| device.wrapping_sub(start as u64)))
+}
+
+fn not_mappable(reason: &str) -> Error {
+    Error::state(StateKind::Memory, "map memory to a GPU", reason)
 }
 
 /// The run with the page at that address.
@@ -406,6 +418,12 @@ fn register(
         Ok(()) => return Ok(run(pages, true)),
         Err(error) => error,
     };
+    if is(&whole, CUresult::CUDA_ERROR_NOT_SUPPORTED) && !context.registers_host_memory() {
+        return Err(not_mappable(
+            "the driver registers no memory of the host for this GPU (CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED is 0), as with confidential \
+             computing. Its streams and kernels cannot ring a NIC or wait for one: use a host stream",
+        ));
+    }
     if !is(&whole, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) {
         return Err(whole);
     }

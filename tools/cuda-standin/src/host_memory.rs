@@ -14,32 +14,42 @@ use crate::{capture, current, device};
 /// PORTABLE, DEVICEMAP, WRITECOMBINED.
 const ALLOC_FLAGS: u32 = 0x7;
 const DEVICEMAP: u32 = 0x2;
+const ATTACH_GLOBAL: u32 = 0x1;
+const ATTACH_HOST: u32 = 0x2;
 pub const IOMEMORY: u32 = 0x4;
 const READ_ONLY: u32 = 0x8;
 /// PORTABLE, DEVICEMAP, IOMEMORY, READ_ONLY.
 const REGISTER_FLAGS: u32 = 0xf;
 
-fn allocate(pointer: &Out<*mut c_void>, len: usize, flags: u32) -> CudaResult {
+/// What `cuMemHostAlloc` gives. With confidential computing that is managed memory (a moderator in NVIDIA's developer forum, topic 261009).
+fn kind_of_allocated() -> BlockKind {
+    if settings().has("confidential") {
+        BlockKind::Managed
+    } else {
+        BlockKind::Allocated
+    }
+}
+
+fn allocate(
+    pointer: &Out<*mut c_void>,
+    len: usize,
+    flags: u32,
+    allowed: u32,
+    kind: BlockKind,
+) -> CudaResult {
     let context = current::context()?;
     context.pass();
     capture::check_safe()?;
-    valid(!pointer.is_null() && len > 0 && flags & !ALLOC_FLAGS == 0)?;
+    valid(!pointer.is_null() && len > 0 && flags & !allowed == 0)?;
     let rights = libc::PROT_READ | libc::PROT_WRITE;
-    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a new mapping where the kernel finds a place.
-    let found = unsafe { libc::mmap(null_mut(), len, rights, kind, -1, 0) };
+    let found = unsafe { libc::mmap(null_mut(), len, rights, private, -1, 0) };
     if found == libc::MAP_FAILED {
         return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     }
     let start = found as u64;
-    let block = MemoryBlock::new(
-        BlockKind::Allocated,
-        start,
-        len as u64,
-        start,
-        flags,
-        context,
-    );
+    let block = MemoryBlock::new(kind, start, len as u64, start, flags, context);
     memory::insert(block, |_| Ok(()))?;
     pointer.put(found)
 }
@@ -154,17 +164,23 @@ fn register(pointer: *mut c_void, len: usize, flags: u32) -> CudaResult {
 
 cuda! {
     fn cuMemAllocHost_v2(pointer: Out<*mut c_void>, len: usize) {
-        allocate(&pointer, len, 0)
+        allocate(&pointer, len, 0, ALLOC_FLAGS, kind_of_allocated())
     }
 
     fn cuMemHostAlloc(pointer: Out<*mut c_void>, len: usize, flags: u32) {
-        allocate(&pointer, len, flags)
+        allocate(&pointer, len, flags, ALLOC_FLAGS, kind_of_allocated())
+    }
+
+    // ATTACH_GLOBAL or ATTACH_HOST. It has one address, here and on the device.
+    fn cuMemAllocManaged(pointer: Out<*mut c_void>, len: usize, flags: u32) {
+        valid(flags == ATTACH_GLOBAL || flags == ATTACH_HOST)?;
+        allocate(&pointer, len, flags, ATTACH_GLOBAL | ATTACH_HOST, BlockKind::Managed)
     }
 
     fn cuMemFreeHost(pointer: *mut c_void) {
         let context = current::context()?;
         capture::check_safe()?;
-        let block = memory::remove(BlockKind::Allocated, pointer as u64);
+        let block = memory::remove(kind_of_allocated(), pointer as u64);
         give_back(&*block.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?);
         context.life.check()
     }
@@ -193,7 +209,7 @@ cuda! {
         valid(!device_pointer.is_null() && flags == 0)?;
         let address = pointer as u64;
         let block = memory::find_host(address).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        valid(block.kind == BlockKind::Allocated || block.flags & DEVICEMAP != 0)?;
+        valid(block.kind != BlockKind::Registered || block.flags & DEVICEMAP != 0)?;
         // CAN_MAP_HOST_MEMORY.
         valid(device::attribute(context.device, 19) == 1)?;
         device_pointer.put(block.start + (address - block.host))
@@ -201,7 +217,7 @@ cuda! {
 
     fn cuMemHostGetFlags(flags: Out<u32>, pointer: *mut c_void) {
         current::context()?;
-        let block = memory::find_host(pointer as u64).filter(|block| block.kind == BlockKind::Allocated);
+        let block = memory::find_host(pointer as u64).filter(|block| block.kind == kind_of_allocated());
         // Mapped it always is.
         flags.put(block.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.flags | DEVICEMAP)
     }

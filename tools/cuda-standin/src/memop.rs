@@ -80,6 +80,14 @@ fn check_address(address: u64, wide: bool) -> CudaResult {
     let len = if wide { 8 } else { 4 };
     valid(address.is_multiple_of(len))?;
     let place = memory::device_place(address, len).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    // CUDA driver API, stream memory operations: "None of the operations accepts pointers to managed memory buffers".
+    let managed = memory::BlockKind::Managed;
+    valid(
+        !place
+            .block
+            .as_ref()
+            .is_some_and(|block| block.kind == managed),
+    )?;
     valid(!(is_io(&place) && settings().lacks("iomemops")))
 }
 

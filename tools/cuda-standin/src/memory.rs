@@ -10,7 +10,7 @@ use crate::call::{CUresult, CudaResult, Out, cuda, valid};
 use crate::context::Context;
 use crate::reservation::{self, PhysicalPages};
 use crate::settings::settings;
-use crate::{capture, current};
+use crate::{capture, current, host_memory};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum BlockKind {
@@ -19,6 +19,8 @@ pub enum BlockKind {
     Allocated,
     /// The program's own, by cuMemHostRegister.
     Registered,
+    /// By cuMemAllocManaged, or with confidential computing by the calls of `Allocated`.
+    Managed,
 }
 
 pub struct MemoryBlock {
@@ -188,9 +190,9 @@ pub fn forget(context: &Context) {
     });
     for block in gone
         .iter()
-        .filter(|block| block.kind == BlockKind::Allocated)
+        .filter(|block| matches!(block.kind, BlockKind::Allocated | BlockKind::Managed))
     {
-        crate::host_memory::give_back(block);
+        host_memory::give_back(block);
     }
 }
 
@@ -221,11 +223,14 @@ cuda! {
         pointer.put(start)
     }
 
-    // Only what cuMemAlloc gave, and only once.
+    // Only what cuMemAlloc or cuMemAllocManaged gave, and only once.
     fn cuMemFree_v2(pointer: CUdeviceptr) {
         let context = current::context()?;
         capture::check_safe()?;
-        remove(BlockKind::Device, pointer).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        if remove(BlockKind::Device, pointer).is_none() {
+            let block = remove(BlockKind::Managed, pointer);
+            host_memory::give_back(&*block.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?);
+        }
         context.life.check()
     }
 

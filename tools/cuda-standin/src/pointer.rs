@@ -79,9 +79,10 @@ fn value(attribute: u32, pointer: u64, block: Option<&MemoryBlock>) -> Option<Cu
     } else if is(A::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS) {
         // READWRITE.
         Ok(Value::Word(if block.is_some() { 3 } else { 0 }))
-    } else if is(A::CU_POINTER_ATTRIBUTE_IS_MANAGED)
-        || is(A::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE)
-    {
+    } else if is(A::CU_POINTER_ATTRIBUTE_IS_MANAGED) {
+        let is_managed = |block: &MemoryBlock| block.kind == BlockKind::Managed;
+        Ok(Value::Word(u32::from(block.is_some_and(is_managed))))
+    } else if is(A::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) {
         Ok(Value::Word(0))
     } else if is(A::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES)
         || is(A::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE)

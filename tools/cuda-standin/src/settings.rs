@@ -13,7 +13,8 @@
 //!   `kernels` (an image with code for them: CUDA_ERROR_NO_BINARY_FOR_GPU).
 //! - `DOORBELL_CUDA_STANDIN_HAS`: words in the same way, of what they have. `dmabuf`: a handle for an address range can be had; it is a memfd,
 //!   which can be mapped. `reuse`: an address that was freed is given out again. `iomemory`: registers of a card can be registered, as by an
-//!   administrator; otherwise that is CUDA_ERROR_NOT_PERMITTED.
+//!   administrator; otherwise that is CUDA_ERROR_NOT_PERMITTED. `confidential`: confidential computing. The devices lack `hostregister` and `gdr`,
+//!   and host memory of the driver is managed memory.
 //! - `DOORBELL_CUDA_STANDIN_FAULTS`, `DOORBELL_CUDA_STANDIN_SEED`: see `fault`.
 
 use std::sync::OnceLock;
@@ -33,7 +34,9 @@ pub struct Settings {
 
 impl Settings {
     pub fn lacks(&self, what: &str) -> bool {
-        self.lacks.iter().any(|word| word == what)
+        // The GPU cannot access memory of a confidential virtual machine, and nobody else can access memory of the GPU.
+        (self.has("confidential") && matches!(what, "hostregister" | "gdr"))
+            || self.lacks.iter().any(|word| word == what)
     }
 
     pub fn has(&self, what: &str) -> bool {
