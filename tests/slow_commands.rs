@@ -5,11 +5,13 @@
 mod rig;
 mod waived;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use doorbell::{
     CommandKind, CommandKinds, Device, Endpoint, EndpointConfig, Error, Executor, Faults,
-    QueueKind, Region, RemoteSlice, Status, Ticket, Work,
+    HostStream, QueueKind, Region, RemoteSlice, Status, Ticket, Work,
 };
 use rig::{Limit, Pair, SOON, device, has_no_queue};
 use waived::waived;
@@ -134,7 +136,7 @@ fn a_deregistration_that_hangs_delays_the_deadline_of_no_other_endpoint() {
     };
     drop(from);
     device.set_faults(hang(CommandKind::Deregister));
-    go.store(true, std::sync::atomic::Ordering::Release);
+    go.store(true, Ordering::Release);
     // No other thread looks at the endpoint.
     std::thread::sleep(Duration::from_millis(100));
     let begin = Instant::now();
@@ -193,6 +195,44 @@ fn endpoints_behind_a_failed_wait_are_stopped_together() {
         assert!(!matches!(status, Status::Complete), "{status:?}");
     }
     device.set_faults(Faults::default());
+}
+
+/// A host stream waits for the devices of what it discards before it executes anything else. What it would execute is discarded if it is aborted
+/// meanwhile.
+#[test]
+fn an_abort_while_a_stream_waits_for_devices_discards_what_is_queued() {
+    let test = "an_abort_while_a_stream_waits_for_devices_discards_what_is_queued";
+    let Some(device) = faulty(test) else { return };
+    let _limit = Limit::new(test, STEP);
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let (from, to) = (pair.region(64), pair.region(64));
+    let stream = HostStream::new("aborted").unwrap();
+    let (go, gate) = rig::gate();
+    stream.launch(gate).unwrap();
+    let slices = [from.slice(0, 64).unwrap()];
+    let work = Work::write(&slices, to.remote().slice(0, 64).unwrap());
+    let sent = pair.a.stream_queue_send(&stream, &work).unwrap();
+    stream.abort();
+    let has_run = Arc::new(AtomicBool::new(false));
+    let mark = Arc::clone(&has_run);
+    stream
+        .launch(move || mark.store(true, Ordering::SeqCst))
+        .unwrap();
+    device.set_faults(Faults {
+        commands_ns: (STOPPED_IN / 2).as_nanos() as u64,
+        ..Faults::default()
+    });
+    go.store(true, Ordering::Release);
+    while pair.a.failure().is_none() {
+        std::thread::yield_now();
+    }
+    // Within the second that the device takes.
+    std::thread::sleep(Duration::from_millis(100));
+    stream.abort();
+    let _ = stream.synchronize(SOON);
+    assert!(!has_run.load(Ordering::SeqCst));
+    device.set_faults(Faults::default());
+    assert!(!matches!(settled(&sent), Status::Complete));
 }
 
 /// Endpoints that wait for each other are stopped one after the other. The first is given up meanwhile, so that its own wait ends. It begins again only
@@ -324,7 +364,7 @@ fn a_device_that_does_not_stop_makes_no_ticket_wrong() {
         let early: Vec<_> = (tickets.iter())
             .map(|ticket| (round % 2 == 0).then(|| settled(ticket)))
             .collect();
-        go.store(true, std::sync::atomic::Ordering::Release);
+        go.store(true, Ordering::Release);
         let _ = streams[1].synchronize(SOON);
         std::thread::sleep(Duration::from_millis(20));
         for (at, ticket) in tickets.iter().enumerate() {

@@ -378,6 +378,11 @@ impl fmt::Debug for DeviceBuffer {
 pub(crate) struct HeldBuffer(Option<DeviceBuffer>);
 
 impl HeldBuffer {
+    /// Whether the memory stays until this is dropped. Otherwise its owner may free it when the last handle is gone.
+    pub(crate) fn is_of_library(&self) -> bool {
+        (self.0.as_ref()).is_some_and(|buffer| !matches!(buffer.memory.owner, FreedBy::Somebody))
+    }
+
     /// As [`DeviceBuffer::copy_failure`].
     pub(crate) fn copy_failure(&self) -> Option<Error> {
         self.0.as_ref()?.copy_failure()

@@ -17,6 +17,8 @@ const IDLE: Duration = Duration::from_secs(1);
 pub(crate) struct Workers {
     name: &'static str,
     most: usize,
+    /// Threads that stay without work.
+    least: usize,
     state: Mutex<WorkersState>,
     come: Condvar,
 }
@@ -40,6 +42,7 @@ impl Workers {
         Workers {
             name,
             most,
+            least: 0,
             state: Mutex::new(WorkersState {
                 jobs: VecDeque::new(),
                 threads: 0,
@@ -47,6 +50,12 @@ impl Workers {
             }),
             come: Condvar::new(),
         }
+    }
+
+    /// Once there is a thread, one stays: a job that may wait for its caller then never runs in its caller for want of a thread.
+    pub(crate) const fn keep_one(mut self) -> Workers {
+        self.least = 1;
+        self
     }
 
     fn lock(&self) -> MutexGuard<'_, WorkersState> {
@@ -97,7 +106,7 @@ impl Workers {
             let (now, time) = waited.unwrap_or_else(PoisonError::into_inner);
             state = now;
             state.idle -= 1;
-            if time.timed_out() && state.jobs.is_empty() {
+            if time.timed_out() && state.jobs.is_empty() && state.threads > self.least {
                 state.threads -= 1;
                 return;
             }

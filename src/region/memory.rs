@@ -10,7 +10,7 @@ use crate::bytecode::{Role, Target, Targets};
 #[cfg(feature = "cuda")]
 use crate::cuda::HeldBuffer;
 use crate::nic::{Access, Pages, RegisteredMemory};
-use crate::proxy::drop_elsewhere;
+use crate::proxy::execute_elsewhere;
 use crate::region::element::{Element, bytes_of, bytes_of_mut};
 use crate::region::huge::{HugePages, PageSize};
 use crate::region::mapping::{self, Backing};
@@ -40,6 +40,19 @@ pub(super) enum OwnedMemory {
     Device {
         held: HeldBuffer,
     },
+}
+
+impl OwnedMemory {
+    /// Whether the memory stays until the region is dropped. Otherwise the application may free it, or use it for something else, as soon as the last
+    /// handle is gone.
+    fn is_of_library(&self) -> bool {
+        match self {
+            OwnedMemory::Nothing => false,
+            OwnedMemory::Pages { .. } | OwnedMemory::Huge(_) => true,
+            #[cfg(feature = "cuda")]
+            OwnedMemory::Device { held } => held.is_of_library(),
+        }
+    }
 }
 
 struct Registered {
@@ -83,6 +96,8 @@ impl Registered {
 
 /// Memory registered with a device. Clones are handles of the same region; it is deregistered, and its memory freed, when
 /// the last handle is gone, and work requests, queued programs and the like hold one until the device is done with them.
+/// If that handle is a work request's, memory that the library allocated is deregistered by another thread, shortly after the completion.
+/// [`Region::deregister`] ends a peer's access before it returns.
 ///
 /// The device, and through it a peer, may write the memory at any time. Therefore no Rust reference to it is ever given
 /// out: [`Region::read`] and [`Region::write`] copy, and what they copy while a transfer is under way is as torn as with
@@ -482,13 +497,13 @@ impl Region {
     /// GPU, so another thread does both. Only the memory of an application is deregistered here: the application may free it when this returns.
     pub(crate) fn drop_deferred(self) {
         if let Some(mut last) = Arc::into_inner(self.inner) {
-            if matches!(last.own, OwnedMemory::Nothing) {
+            if !last.own.is_of_library() {
                 last.end();
                 if last.attachments.is_empty() {
                     return;
                 }
             }
-            drop_elsewhere(Box::new(last));
+            execute_elsewhere(Box::new(last));
         }
     }
 

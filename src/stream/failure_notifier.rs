@@ -27,74 +27,56 @@ pub(crate) trait EndingDevice: Send + Sync {
     fn wait(&self);
 }
 
-/// The devices that this thread has told so and not waited for. It waits for all of them at the same time, so the number of devices that do not
-/// answer adds no time.
-struct Ending {
-    /// The thread is in [`stopping`].
-    is_stopping: Cell<bool>,
-    /// The thread called [`defer_waits`].
-    is_deferring: Cell<bool>,
-    devices: RefCell<Vec<Arc<dyn EndingDevice>>>,
-}
-
 thread_local! {
-    static ENDING: Ending = const {
-        Ending {
-            is_stopping: Cell::new(false),
-            is_deferring: Cell::new(false),
-            devices: RefCell::new(Vec::new()),
-        }
-    };
+    /// The thread is in [`stopping`].
+    static IS_STOPPING: Cell<bool> = const { Cell::new(false) };
+    /// The thread called [`defer_waits`].
+    static IS_DEFERRING: Cell<bool> = const { Cell::new(false) };
+    /// The devices that this thread has told so and not waited for. It waits for all of them at the same time, so the number of devices that do not
+    /// answer adds no time. Not accessible while the thread ends, where a destructor of the application may still abort a stream.
+    static ENDING: RefCell<Vec<Arc<dyn EndingDevice>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Runs `stop`, which gives up owners and streams that wait for each other, while no other thread does so. When the outermost call returns, all of
 /// them have been given up, and their devices were waited for.
 pub(crate) fn stopping<R>(stop: impl FnOnce() -> R) -> R {
     static ONE: Mutex<()> = Mutex::new(());
-    if ENDING.with(|ending| ending.is_stopping.replace(true)) {
+    if IS_STOPPING.replace(true) {
         return stop();
     }
-    /// Also where an owner panics.
-    struct Leave;
+    /// Also where an owner panics. With the number of devices that were not waited for before.
+    struct Leave(usize);
 
     impl Drop for Leave {
         fn drop(&mut self) {
-            ENDING.with(|ending| ending.is_stopping.set(false));
+            await_ending(self.0);
+            IS_STOPPING.set(false);
         }
     }
 
-    let leave = Leave;
-    let before = ending();
-    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let result = stop();
-    // Other threads stop other owners meanwhile.
-    drop(one);
-    await_ending(before);
-    drop(leave);
-    result
+    let _leave = Leave(ending());
+    // Released before the wait: other threads stop other owners meanwhile.
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    stop()
 }
 
 /// From here on [`await_or_defer`] does not wait on this thread, which calls [`await_ending`] before it executes anything of an owner.
 pub(crate) fn defer_waits() {
-    ENDING.with(|ending| ending.is_deferring.set(true));
+    IS_DEFERRING.set(true);
 }
 
 /// The number of devices that this thread has begun to end, and not waited for.
 pub(crate) fn ending() -> usize {
-    ENDING.with(|ending| ending.devices.borrow().len())
+    ENDING
+        .try_with(|devices| devices.borrow().len())
+        .unwrap_or(0)
 }
 
 /// Waits for the device: in [`stopping`] at its end, and on a thread that defers waits when that thread waits for all.
 pub(crate) fn await_or_defer(device: Arc<dyn EndingDevice>) {
-    let waits = ENDING.with(|ending| {
-        if ending.is_stopping.get() || ending.is_deferring.get() {
-            ending.devices.borrow_mut().push(device);
-            None
-        } else {
-            Some(device)
-        }
-    });
-    if let Some(device) = waits {
+    let waits_later = IS_STOPPING.get() || IS_DEFERRING.get();
+    let push = |devices: &RefCell<Vec<_>>| devices.borrow_mut().push(Arc::clone(&device));
+    if !waits_later || ENDING.try_with(push).is_err() {
         device.wait();
     }
 }
@@ -104,8 +86,8 @@ pub(crate) fn await_ending(first: usize) {
     if ending() <= first {
         return;
     }
-    let devices = ENDING.with(|ending| ending.devices.borrow_mut().split_off(first));
-    devices.iter().for_each(|device| device.wait());
+    let devices = ENDING.try_with(|devices| devices.borrow_mut().split_off(first));
+    devices.iter().flatten().for_each(|device| device.wait());
 }
 
 /// The streams that are to be told of an owner's failure, each as long as it has programs of the owner.

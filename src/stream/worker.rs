@@ -246,11 +246,13 @@ impl StreamShared {
     /// Gives the event to wake when the entry is done with.
     fn perform(&self, queued: &mut Queued, position: u64) -> Option<Event> {
         let aborted = || position < self.aborted.load(Ordering::Acquire);
-        let discards = self.fault.is_sticky() || aborted();
-        if !discards {
+        let discards = || self.fault.is_sticky() || aborted();
+        if !discards() {
             // The doorbells of requests that were discarded are not to be rung by what is executed now.
             await_ending(0);
         }
+        // The stream may have been aborted during that wait.
+        let discards = discards();
         match &mut queued.item {
             Item::Nothing => {}
             Item::HostClosure => {

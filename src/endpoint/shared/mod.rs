@@ -28,7 +28,7 @@ use crate::endpoint::words::{ProgressPage, WordPair};
 use crate::endpoint::{EndpointConfig, PathReport, QueueKind};
 use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
 use crate::nic::{NicQueuePair, Queues};
-use crate::proxy::{PollMembership, ProgressThread, drop_elsewhere};
+use crate::proxy::{PollMembership, ProgressThread, execute_elsewhere};
 use crate::region::ProtectionDomain;
 use crate::stream::Attachments;
 use crate::{Error, Result, WorkError};
@@ -153,7 +153,7 @@ impl Drop for EndpointRef {
 /// for a GPU.
 fn end_elsewhere(shared: Arc<EndpointShared>) {
     if let Some(last) = Arc::into_inner(shared) {
-        drop_elsewhere(Box::new(last));
+        execute_elsewhere(Box::new(last));
     }
 }
 

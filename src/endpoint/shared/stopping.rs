@@ -4,6 +4,7 @@
 //! A device that has not confirmed RESET may still write completions, and the memory of its work requests. The endpoint is then given up: its
 //! operations and waits end all the same, and everything that the device may write is kept until RESET succeeds, if it ever does.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
@@ -146,9 +147,13 @@ impl EndpointShared {
                 drop(state);
                 let generation = self.epoch.load(Ordering::Acquire);
                 self.order(&STOPS, move |this| {
-                    this.stop(generation);
+                    // A reset waits for this mark, so it is set although an owner panics.
+                    let stopped = catch_unwind(AssertUnwindSafe(|| this.stop(generation)));
                     this.stop_state.lock().streams = StreamsStop::Done;
                     this.go_on();
+                    if let Err(panicked) = stopped {
+                        resume_unwind(panicked);
+                    }
                 });
                 return Stopped::NotYet;
             }
@@ -198,6 +203,7 @@ impl EndpointShared {
         let command = match state.phase {
             Phase::Working => {
                 state.phase = Phase::Failing;
+                state.asked_ns = now_ns();
                 Some(Command::Fail)
             }
             Phase::Failed { .. } => {
