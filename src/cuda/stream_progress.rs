@@ -85,7 +85,7 @@ impl ExternalProgress for Arc<Count> {
 }
 
 impl FailureListener for Count {
-    fn sound(&self) {
+    fn owner_failed(&self) {
         self.words.note(STATUS_WORK);
     }
 

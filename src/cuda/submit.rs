@@ -520,7 +520,7 @@ mod tests {
         let refused = state.queue_by(
             |state, queue| state.prepare(queue, std::slice::from_ref(&waiting).iter()),
             |state, queue| {
-                failure_notifier.sound();
+                failure_notifier.notify();
                 state.enter(queue).map(drop)
             },
         );

@@ -172,7 +172,7 @@ impl DeviceQueueState {
 }
 
 impl FailureListener for DeviceQueueState {
-    fn sound(&self) {
+    fn owner_failed(&self) {
         let _ = self.control.status.compare_exchange(
             0,
             STATUS_WORK,

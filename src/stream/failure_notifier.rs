@@ -10,7 +10,7 @@ use super::lock::Lock;
 /// A stream that has programs of an owner.
 pub(crate) trait FailureListener: Send + Sync {
     /// The owner has failed. Called in the thread that has found the failure, under its locks: it must not wait.
-    fn sound(&self);
+    fn owner_failed(&self);
 
     /// The waits of the owner, which is known by its address, are about to end without success: gives up the owners of all that is queued behind
     /// the first of them. Called within [`stopping`].
@@ -104,21 +104,21 @@ impl FailureNotifier {
     }
 
     /// A program of the owner is about to be queued on that stream. Where the owner has failed already, it is told at once.
-    pub(crate) fn enter(&self, stream: u64, ring: impl FnOnce() -> FailureCallback) {
+    pub(crate) fn enter(&self, stream: u64, listener: impl FnOnce() -> FailureCallback) {
         let mut streams = self.streams();
         let at = match streams.iter().position(|(of, ..)| *of == stream) {
             Some(at) => at,
             None => {
-                streams.push((stream, 0, ring()));
+                streams.push((stream, 0, listener()));
                 streams.len() - 1
             }
         };
-        let Some((_, count, ring)) = streams.get_mut(at) else {
+        let Some((_, count, listener)) = streams.get_mut(at) else {
             return;
         };
         *count += 1;
         if self.has_failed.load(Ordering::Relaxed) {
-            ring.sound();
+            listener.owner_failed();
         }
     }
 
@@ -141,12 +141,14 @@ impl FailureNotifier {
     }
 
     /// The owner has failed, and nothing that waits for it knows yet.
-    pub(crate) fn sound(&self) {
+    pub(crate) fn notify(&self) {
         let streams = self.streams();
         // Under the lock, which orders it against streams that enter. SeqCst: orders it before the
         // looks of `fail_queued_after` at what streams have entered.
         self.has_failed.store(true, Ordering::SeqCst);
-        streams.iter().for_each(|(_, _, ring)| ring.sound());
+        streams
+            .iter()
+            .for_each(|(_, _, listener)| listener.owner_failed());
     }
 
     /// Whether the owner has failed. A stream asks after it has entered what waits for the owner.
@@ -159,7 +161,7 @@ impl FailureNotifier {
     /// for a GPU.
     pub(crate) fn fail_queued_after(&self, owner: usize) -> Vec<FailureCallback> {
         let streams: Vec<FailureCallback> = (self.streams().iter())
-            .map(|(_, _, ring)| Arc::clone(ring))
+            .map(|(_, _, listener)| Arc::clone(listener))
             .collect();
         streams
             .iter()
@@ -191,10 +193,10 @@ mod tests {
 
     use super::*;
 
-    struct Hears(Arc<AtomicU32>);
+    struct Counts(Arc<AtomicU32>);
 
-    impl FailureListener for Hears {
-        fn sound(&self) {
+    impl FailureListener for Counts {
+        fn owner_failed(&self) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
 
@@ -209,7 +211,7 @@ mod tests {
         let heard = [(); 2].map(|()| Arc::new(AtomicU32::new(0)));
         let enter = |stream: usize| {
             let heard = Arc::clone(&heard[stream]);
-            failure_notifier.enter(stream as u64, || Arc::new(Hears(heard)));
+            failure_notifier.enter(stream as u64, || Arc::new(Counts(heard)));
         };
         let counts = || [0, 1].map(|at: usize| heard[at].load(Ordering::SeqCst));
         enter(0);
@@ -218,7 +220,7 @@ mod tests {
         failure_notifier.leave(1);
         failure_notifier.leave(0);
         assert_eq!(counts(), [0, 0]);
-        failure_notifier.sound();
+        failure_notifier.notify();
         assert_eq!(counts(), [1, 0]);
         failure_notifier.fail_queued_after(0);
         // A stream that enters late is told at once; after a reset none is.

@@ -59,7 +59,7 @@ enum dbl_stop {
 
 /*
  * The control block that a stream and the host share, in host memory. Each writer has its own cache lines.
- * cuda/stream_words.rs is the host's side.
+ * src/cuda/stream_words.rs is the host's side.
  */
 struct dbl_control {
 	/* Written by the host. */

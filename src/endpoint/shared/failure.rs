@@ -81,7 +81,7 @@ impl EndpointShared {
             *failure = Some(WorkError::new(self.qp.qpn(), wr_id, cause));
         }
         // Before any thread that could release a wait learns of the failure.
-        self.attachments.failure_notifier().sound();
+        self.attachments.failure_notifier().notify();
         // SeqCst, for the watchdog that is about to stop watching.
         self.has_failed.store(true, Ordering::SeqCst);
         drop(failure);

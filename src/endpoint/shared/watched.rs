@@ -45,7 +45,7 @@ impl EndpointShared {
             if found.flushed {
                 flushed.set(Some(epoch));
                 // Already here, and not only with the failure: streams may wait until this is counted.
-                self.attachments.failure_notifier().sound();
+                self.attachments.failure_notifier().notify();
             } else {
                 self.fail_in(epoch, found.wr_id, found.cause);
             }
