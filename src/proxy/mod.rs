@@ -11,7 +11,7 @@ mod poll_membership;
 mod progress_thread;
 mod workers;
 
-pub(crate) use deferred_drop::{drop_elsewhere, execute_elsewhere};
+pub(crate) use deferred_drop::{await_executed, drop_elsewhere, execute_elsewhere};
 pub(crate) use pace::Pace;
 pub(crate) use placement::Placement;
 pub(crate) use poll_membership::PollMembership;

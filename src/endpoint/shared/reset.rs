@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use super::EndpointShared;
 use super::status::GenerationEnd;
-use super::stop_state::POLL_INTERVAL;
+use super::stop_state::{POLL_INTERVAL, STOP};
 use crate::endpoint::QueueKind;
 use crate::endpoint::queue::QueueState;
 use crate::nic::Queues;
+use crate::proxy::await_executed;
 use crate::{Cause, Error, Result, StateKind};
 
 /// The number of generations whose final statuses are kept.
@@ -74,6 +75,8 @@ impl EndpointShared {
         self.has_failed.store(false, Ordering::Release);
         self.is_shut_down.store(false, Ordering::Release);
         self.stop_state.start_over();
+        // What work of the generation held is deregistered by threads that nobody waits for. A peer of the next generation is not to reach it.
+        await_executed(STOP);
         Ok(())
     }
 
