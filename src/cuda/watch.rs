@@ -97,6 +97,9 @@ fn is_of_a_capture(error: &Error) -> bool {
     matches!(error, Error::Cuda { code, .. } if codes.contains(code))
 }
 
+/// The other handle of the legacy default stream, beside null (cuda.h).
+const CU_STREAM_LEGACY: usize = 1;
+
 /// Whether a refusal is of one call alone: the driver was short of memory, or the call came from a host function.
 fn says_nothing(error: &Error) -> bool {
     [
@@ -218,10 +221,12 @@ impl StreamState {
     }
 
     /// Looks for errors that no count shows, such as a destroyed context. `cuStreamQuery` would invalidate a capture that another thread begins
-    /// just before it, so most turns only ask about a capture, which reports most errors, too.
+    /// just before it, so most turns only ask about a capture, which reports most errors, too. A query of the legacy default stream would invalidate
+    /// the captures of all blocking streams, so that one is never queried here.
     fn check_for_error(&self) {
         let looks = self.looks.fetch_add(1, Ordering::Relaxed);
-        if looks.is_multiple_of(8) {
+        let is_legacy = matches!(self.raw.addr(), 0 | CU_STREAM_LEGACY);
+        if looks.is_multiple_of(8) && !is_legacy {
             let _ = self.is_idle();
             return;
         }
