@@ -10,7 +10,7 @@ use std::time::Duration;
 pub(crate) type WorkerJob = Box<dyn FnOnce() + Send>;
 
 /// How long a thread without work is kept.
-const IDLE: Duration = Duration::from_millis(100);
+const IDLE: Duration = Duration::from_secs(1);
 
 /// Some threads, started as they are needed, and the jobs that wait for one.
 #[derive(Debug)]
