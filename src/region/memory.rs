@@ -405,6 +405,57 @@ impl Region {
         self.read(offset, bytes_of_mut(values))
     }
 
+    /// Numbers where they lie in the region, from the byte `offset` on, in host byte order: what [`Region::read_values`] copies, without the copy.
+    ///
+    /// ```
+    /// # #[cfg(feature = "softcx")]
+    /// # fn main() -> doorbell::Result<()> {
+    /// use doorbell::{Access, Device, Region};
+    ///
+    /// let domain = Device::open("softcx")?.protection_domain();
+    /// let [received, sums] = [(); 2].map(|()| Region::alloc(&domain, 4096, Access::ALL));
+    /// let (received, sums) = (received?, sums?);
+    /// received.write_values(0, &[1.5_f32, 2.5])?;
+    /// // SAFETY: no work request uses the regions, and there is no other slice of them.
+    /// let (received, sums) = unsafe { (received.values::<f32>(0, 2)?, sums.values_mut::<f32>(0, 2)?) };
+    /// for (sum, value) in sums.iter_mut().zip(received) {
+    ///     *sum += value;
+    /// }
+    /// assert_eq!(sums, [1.5, 2.5]);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "softcx"))]
+    /// # fn main() {}
+    /// ```
+    ///
+    /// # Safety
+    /// While the slice is in use, nothing writes these bytes: no peer, device or stream, no other call of this process. A receive or read into them
+    /// has completed, and its ticket or wait has been observed.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; [`Error::Alignment`] if the address is not a multiple of the size of a number; [`Error::State`] if the CPU cannot
+    /// access the memory.
+    pub unsafe fn values<T: Element>(&self, offset: u64, len: usize) -> Result<&[T]> {
+        let at = self.aligned("len", offset, values_bytes::<T>(len))?;
+        // SAFETY: aligned and within the region, which lives as long as `self`. Any bytes are a value, and the caller promises that they do not change.
+        Ok(unsafe { std::slice::from_raw_parts(at, len) })
+    }
+
+    /// Numbers where they lie in the region, to be written: as [`Region::values`].
+    ///
+    /// # Safety
+    /// While the slice is in use, nothing else reads or writes these bytes: no peer, device or stream, no other call of this process. A send or write
+    /// from them has completed.
+    ///
+    /// # Errors
+    /// As [`Region::values`].
+    #[allow(clippy::mut_from_ref)] // a region is shared memory: the caller promises that the slice is the only access
+    pub unsafe fn values_mut<T: Element>(&self, offset: u64, len: usize) -> Result<&mut [T]> {
+        let at = self.aligned("len", offset, values_bytes::<T>(len))?;
+        // SAFETY: as in `values`, and the caller promises that there is no other access.
+        Ok(unsafe { std::slice::from_raw_parts_mut(at, len) })
+    }
+
     /// Sets `len_bytes` to one value.
     ///
     /// # Errors
@@ -431,17 +482,23 @@ impl Region {
             .all(|i| unsafe { AtomicU8::from_ptr(at.add(i)) }.load(Ordering::Relaxed) == expected))
     }
 
-    fn word(&self, offset: u64) -> Result<&AtomicU32> {
-        let at = self.host("offset", offset, 4)?;
-        if !(at as usize).is_multiple_of(4) {
+    /// The address of numbers that are accessed where they lie.
+    fn aligned<T>(&self, argument: &'static str, offset: u64, len_bytes: u64) -> Result<*mut T> {
+        let at = self.host(argument, offset, len_bytes)?.cast::<T>();
+        if !at.is_aligned() {
             return Err(Error::Alignment {
                 argument: "offset",
                 value: offset,
-                align: 4,
+                align: align_of::<T>() as u64,
             });
         }
+        Ok(at)
+    }
+
+    fn word(&self, offset: u64) -> Result<&AtomicU32> {
+        let at = self.aligned("offset", offset, 4)?;
         // SAFETY: aligned and within the region, which lives as long as `self`; accesses by the device are as by atomics.
-        Ok(unsafe { AtomicU32::from_ptr(at.cast()) })
+        Ok(unsafe { AtomicU32::from_ptr(at) })
     }
 
     /// Loads a 32-bit word with acquire order: what a peer or a stream stored before it is visible afterwards.
@@ -531,6 +588,11 @@ impl fmt::Debug for Region {
             .field("registered", &self.is_registered())
             .finish()
     }
+}
+
+/// The length of numbers. A length that does not fit is larger than any region.
+fn values_bytes<T>(len: usize) -> u64 {
+    (len as u64).saturating_mul(size_of::<T>() as u64)
 }
 
 /// Copies into memory that others may read or write at the same time: by relaxed atomics, words where they are aligned.
@@ -646,6 +708,40 @@ mod tests {
             ),
             "{refused:?}"
         );
+    }
+
+    #[test]
+    fn numbers_are_accessed_in_place_only_where_they_are_aligned_and_inside() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let region = Region::alloc(&domain, 64, Access::ALL).unwrap();
+        // SAFETY: no work request uses the region, and one slice is used at a time.
+        unsafe {
+            region
+                .values_mut::<f64>(16, 6)
+                .unwrap()
+                .copy_from_slice(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+            assert_eq!(region.values::<f64>(56, 1).unwrap(), [6.0]);
+            assert_eq!(region.values::<u8>(63, 1).unwrap().len(), 1);
+            assert!(region.values::<f64>(64, 0).unwrap().is_empty());
+            assert!(matches!(
+                region.values::<f64>(4, 1),
+                Err(Error::Alignment {
+                    value: 4,
+                    align: 8,
+                    ..
+                })
+            ));
+            for (offset, len) in [(16, 7), (64, 1), (0, usize::MAX), (8, usize::MAX / 8)] {
+                let refused = region.values_mut::<f64>(offset, len);
+                assert!(
+                    matches!(refused, Err(Error::OutOfBounds { .. })),
+                    "{offset} {len}: {refused:?}"
+                );
+            }
+        }
+        let mut value = [0.0_f64];
+        region.read_values(16, &mut value).unwrap();
+        assert_eq!(value, [1.0]);
     }
 
     #[test]
