@@ -197,6 +197,39 @@ fn endpoints_behind_a_failed_wait_are_stopped_together() {
     device.set_faults(Faults::default());
 }
 
+/// A GPU cannot skip what is queued behind a wait. So an abort ends the wait after the devices behind it have stopped, also where the wait's own device
+/// stops sooner.
+#[test]
+fn an_abort_transmits_nothing_that_is_queued_behind_a_wait() {
+    let test = "an_abort_transmits_nothing_that_is_queued_behind_a_wait";
+    let Some(fast) = faulty(test) else { return };
+    let Some(slow) = faulty(test) else { return };
+    let _limit = Limit::new(test, STEP);
+    let mut waiting = Pair::new(&fast, &EndpointConfig::default());
+    let mut behind = Pair::new(&slow, &EndpointConfig::default());
+    let into = waiting.region(64);
+    let (from, to) = (behind.region(64), behind.region(64));
+    from.fill(0, 64, 7).unwrap();
+    let stream = rig::stream("aborted");
+    slow.set_faults(Faults {
+        commands_ns: (STOPPED_IN / 2).as_nanos() as u64,
+        ..Faults::default()
+    });
+    let wait = wait_for_nothing(&mut waiting.a, &into, &stream);
+    let slices = [from.slice(0, 64).unwrap()];
+    let work = Work::write(&slices, to.remote().slice(0, 64).unwrap());
+    let sent = behind.a.stream_queue_send(&stream, &work).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    stream.abort();
+    let _ = stream.synchronize(SOON);
+    for ticket in [&wait, &sent] {
+        let status = settled(ticket);
+        assert!(!matches!(status, Status::Complete), "{status:?}");
+    }
+    assert!(to.is_filled_with(0, 64, 0).unwrap(), "it was transmitted");
+    slow.set_faults(Faults::default());
+}
+
 /// A host stream waits for the devices of what it discards before it executes anything else. What it would execute is discarded if it is aborted
 /// meanwhile.
 #[test]

@@ -135,6 +135,17 @@ impl Stream {
         }
     }
 
+    /// Gives up what is queued.
+    pub fn abort(&self) {
+        match self {
+            Stream::Host(stream) => stream.abort(),
+            #[cfg(feature = "cuda")]
+            Stream::Cuda(stream) => stream.abort(),
+            #[cfg(feature = "cuda")]
+            Stream::Triggered(stream) => stream.kernels.abort(),
+        }
+    }
+
     fn executor(&self) -> &dyn Executor {
         match self {
             Stream::Host(stream) => stream,
