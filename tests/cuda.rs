@@ -1570,6 +1570,42 @@ fn a_capture_beside_the_legacy_default_stream_is_left_alone() {
     }
 }
 
+/// A capture may begin between two calls of the library that are about the same stream.
+#[test]
+fn a_capture_of_a_stream_with_work_is_left_alone() {
+    let _alone = alone();
+    let test = "a_capture_of_a_stream_with_work_is_left_alone";
+    let Some(context) = context(test) else {
+        return;
+    };
+    let bench = Bench::new();
+    let stream = CudaStream::new(&context, "captured").unwrap();
+    let equal = Condition::GreaterOrEqual(1);
+    let wait = stream_wait_value32(&stream, &bench.region, 0, equal, SOON).unwrap();
+    // The call that invalidates a capture takes effect late, so that one begins just before. On a real driver the capture is only tried.
+    let _late = is_standin().then(|| Fault::new(test, "cuStreamQuery:delay=200000"));
+    for _ in 0..12 {
+        let mut graph = std::ptr::null_mut();
+        let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // Some turns of the threads that look after streams, in one of which the capture begins.
+        std::thread::sleep(Duration::from_millis(90));
+        // SAFETY: the context is current; the stream is captured for a while, and the graph has no nodes.
+        let [begun, ended] = unsafe {
+            assert_eq!(sys::cuCtxSetCurrent(context.raw()), OK);
+            let begun = sys::cuStreamBeginCapture_v2(stream.raw(), relaxed);
+            std::thread::sleep(Duration::from_millis(220));
+            [begun, sys::cuStreamEndCapture(stream.raw(), &mut graph)]
+        };
+        assert_eq!((begun, ended), (OK, OK));
+        // SAFETY: no one else has the graph.
+        assert_eq!(unsafe { sys::cuGraphDestroy(graph) }, OK);
+    }
+    assert!(!wait.is_over());
+    bench.region.store_u32(0, 1).unwrap();
+    assert_eq!(wait.wait(SOON), Ok(()));
+    assert_eq!(stream.synchronize(SOON), Ok(()));
+}
+
 #[test]
 fn a_context_destroyed_with_work_queued_is_an_error_for_everyone() {
     let _alone = alone();

@@ -4,14 +4,15 @@
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult, CUstream_st};
 
 use super::capabilities::{Capabilities, Probed};
 use super::capture::RelaxedCapture;
-use super::driver::{check, is};
+use super::driver::{check, create_stream, is};
 use super::module::KernelModule;
 use crate::{Error, Result, StateKind};
 
@@ -39,6 +40,8 @@ struct ContextInner {
     promised: Capabilities,
     probed: OnceLock<Probed>,
     module: OnceLock<Result<KernelModule>>,
+    /// A stream without work, see [`CudaContext::check_health`]. Null until it is needed.
+    idle_stream: AtomicPtr<CUstream_st>,
     /// The `cudarc` object that owns the context, if there is one.
     cudarc_owner: Option<Arc<cudarc::driver::CudaContext>>,
 }
@@ -64,6 +67,7 @@ impl ContextInner {
             promised: Capabilities::default(),
             probed: OnceLock::new(),
             module: OnceLock::new(),
+            idle_stream: AtomicPtr::default(),
             cudarc_owner,
         };
         inner.name = name(device)?;
@@ -75,11 +79,19 @@ impl ContextInner {
 
 impl Drop for ContextInner {
     fn drop(&mut self) {
-        // A context that was destroyed has taken its modules with it.
-        if let Some(Ok(module)) = self.module.get()
+        let idle_stream = *self.idle_stream.get_mut();
+        let module = self.module.get().and_then(|module| module.as_ref().ok());
+        // A context that was destroyed has taken its modules and streams with it.
+        if (module.is_some() || !idle_stream.is_null())
             && let Ok(_entered) = push(self.raw)
         {
-            module.unload();
+            if let Some(module) = module {
+                module.unload();
+            }
+            if !idle_stream.is_null() {
+                // SAFETY: made by `check_health`, and used by nothing else.
+                let _ = unsafe { sys::cuStreamDestroy_v2(idle_stream) };
+            }
         }
         if self.primary {
             // SAFETY: retained once for this object. The driver refuses while it is unloaded at the end of the process, which is no error.
@@ -237,6 +249,35 @@ impl CudaContext {
             });
         }
         push(self.inner.raw)
+    }
+
+    /// Asks the driver for an error that the context does not recover from, such as that of a kernel. It queries a stream of its own: a query of a
+    /// stream of the application invalidates a capture that another thread has begun since this one looked.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] with that error, or that of one call.
+    pub(super) fn check_health(&self) -> Result<()> {
+        let _entered = self.enter_relaxed()?;
+        let mut stream = self.inner.idle_stream.load(Ordering::Acquire);
+        if stream.is_null() {
+            let made = create_stream()?;
+            let before = self.inner.idle_stream.compare_exchange(
+                std::ptr::null_mut(),
+                made,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+            stream = before.map_or_else(
+                |other| {
+                    // SAFETY: made here, and used by nothing else.
+                    let _ = unsafe { sys::cuStreamDestroy_v2(made) };
+                    other
+                },
+                |_null| made,
+            );
+        }
+        // SAFETY: a stream of the context.
+        check("cuStreamQuery", unsafe { sys::cuStreamQuery(stream) })
     }
 
     /// A guard for calls that name a stream of this context. Enters the context at once if `always`, or if it was not the current one when this thread

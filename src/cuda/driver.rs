@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::sys::{self, CUresult, CUstream};
 
 use crate::{Error, Result, StateKind};
 
@@ -110,4 +110,17 @@ fn failed(call: &'static str, result: CUresult) -> Error {
 /// Whether an error is this result of a driver function.
 pub(super) fn is(error: &Error, result: CUresult) -> bool {
     matches!(error, Error::Cuda { code, .. } if *code == result as u32)
+}
+
+/// A new stream of the current context, which does not synchronize with the legacy default stream. The caller destroys it.
+///
+/// # Errors
+/// [`Error::Cuda`].
+pub(super) fn create_stream() -> Result<CUstream> {
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: writes one handle.
+    check("cuStreamCreate", unsafe {
+        sys::cuStreamCreate(&mut raw, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32)
+    })?;
+    Ok(raw)
 }

@@ -4,11 +4,11 @@
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUstream};
+use cudarc::driver::sys::CUstream;
 
 use super::context::CudaContext;
 use super::contexts::check_stream;
-use super::driver::check;
+use super::driver::create_stream;
 use super::state::StreamState;
 use super::watch::{release, start};
 use crate::Result;
@@ -23,11 +23,7 @@ impl CudaStreamHandle {
     pub(super) fn new(context: &CudaContext, name: String) -> Result<CudaStreamHandle> {
         start()?;
         let entered = context.enter()?;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: writes one handle, which `StreamState` destroys.
-        check("cuStreamCreate", unsafe {
-            sys::cuStreamCreate(&mut raw, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32)
-        })?;
+        let raw = create_stream()?;
         drop(entered);
         Self::over(context, raw, true, name)
     }

@@ -11,7 +11,7 @@ use cudarc::driver::sys::{self, CUresult, CUstream, CUstreamWaitValue_flags as F
 use super::capabilities::{Capabilities, Probed};
 use super::capture::RelaxedCapture;
 use super::context::CudaContext;
-use super::driver::{check, is};
+use super::driver::{check, create_stream, is};
 use super::kernel_words::KernelWords;
 use super::memops::{MemOp, store_dword, store_qword, wait};
 use super::stream_words::StreamWords;
@@ -85,14 +85,9 @@ impl<'a> ProbeStream<'a> {
     fn new(context: &'a CudaContext) -> Result<ProbeStream<'a>> {
         let _entered = context.enter()?;
         let words = StreamWords::new(context)?;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: writes one handle, which `ProbeStream` destroys.
-        check("cuStreamCreate", unsafe {
-            sys::cuStreamCreate(&mut raw, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32)
-        })?;
         Ok(ProbeStream {
             context,
-            stream: raw,
+            stream: create_stream()?,
             words: ManuallyDrop::new(words),
             hangs: Cell::new(false),
         })

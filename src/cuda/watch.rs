@@ -97,9 +97,6 @@ fn is_of_a_capture(error: &Error) -> bool {
     matches!(error, Error::Cuda { code, .. } if codes.contains(code))
 }
 
-/// The other handle of the legacy default stream, beside null (cuda.h).
-const CU_STREAM_LEGACY: usize = 1;
-
 /// Whether a refusal is of one call alone: the driver was short of memory, or the call came from a host function.
 fn says_nothing(error: &Error) -> bool {
     [
@@ -163,8 +160,8 @@ impl StreamState {
             }
             turns = turns.wrapping_add(1);
             if backoff.has_slept() && turns.is_multiple_of(16) {
-                // An error that does not end the stream, such as a capture that has begun, does not mean that the work is done.
-                let _ = self.is_idle();
+                // An error that does not end the stream does not mean that the work is done.
+                self.check_for_error();
                 if self.ended.load(Ordering::Acquire) || self.fault.is_final() {
                     break;
                 }
@@ -220,20 +217,16 @@ impl StreamState {
         self.asked.leave(|| self.has_work())
     }
 
-    /// Looks for errors that no count shows, such as a destroyed context. `cuStreamQuery` would invalidate a capture that another thread begins
-    /// just before it, so most turns only ask about a capture, which reports most errors, too. A query of the legacy default stream would invalidate
-    /// the captures of all blocking streams, so that one is never queried here.
+    /// Looks for errors that no count shows: those of the stream, such as that it was destroyed, which the question about a capture reports, and at every
+    /// eighth turn those of the context. It never queries the stream. That would invalidate a capture that another thread begins just before it, and
+    /// a query of the legacy default stream those of all blocking streams.
     fn check_for_error(&self) {
         let looks = self.looks.fetch_add(1, Ordering::Relaxed);
-        let is_legacy = matches!(self.raw.addr(), 0 | CU_STREAM_LEGACY);
-        if looks.is_multiple_of(8) && !is_legacy {
-            let _ = self.is_idle();
-            return;
-        }
-        let asked = self
-            .context
-            .enter()
-            .and_then(|_entered| is_captured(self.raw));
+        let asked = if looks.is_multiple_of(8) {
+            self.context.check_health()
+        } else {
+            (self.context.enter()).and_then(|_entered| is_captured(self.raw).map(drop))
+        };
         if let Err(error) = asked {
             self.note(&error);
         }
@@ -258,19 +251,9 @@ impl StreamState {
     /// Whether the driver still executes queued work, as far as it says. An error that the context does not recover from is
     /// returned by every later call, too; any other error concerns one call.
     fn goes_on(&self) -> bool {
-        let _entered = match self.context.enter() {
-            Ok(entered) => entered,
-            Err(error) => return says_nothing(&error),
-        };
-        let _relaxed = RelaxedCapture::new();
-        if is_captured(self.raw).is_ok_and(|captured| captured) {
-            return true;
-        }
-        // SAFETY: a stream of the context.
-        let query = check("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw) });
-        match query {
+        match self.context.check_health() {
             Ok(()) => true,
-            Err(error) => is(&error, CUresult::CUDA_ERROR_NOT_READY) || says_nothing(&error),
+            Err(error) => says_nothing(&error) || is_of_a_capture(&error),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! `DOORBELL_CUDA_STANDIN_FAULTS` holds rules separated by `;`, each `NAME:WHAT[,nth=N][,ppm=P]`. NAME is the exported name of a
 //! function (`cuMemAlloc_v2`), `*` for all of them but those that name errors, or `task` for what a stream's thread does. WHAT is the number of the error, which
-//! for a task the context keeps; or `delay=US`, for a task: microseconds that its thread sleeps first. `nth=N` is the N-th such call
+//! for a task the context keeps; or `delay=US`: microseconds that the thread sleeps first. `nth=N` is the N-th such call
 //! from now and that alone; `ppm=P` is P of a million, drawn from `DOORBELL_CUDA_STANDIN_SEED`; without either it is every one.
 
 use std::cell::RefCell;
@@ -144,6 +144,7 @@ fn failure(name: &str) -> CudaResult {
 }
 
 pub fn of_call(name: &str) -> CudaResult {
+    delay(name);
     failure(name)
 }
 
@@ -152,7 +153,11 @@ pub fn of_task() -> CudaResult {
 }
 
 pub fn delay_task() {
-    if let Some(What::Delay(time)) = drawn("task", true) {
+    delay("task");
+}
+
+fn delay(name: &str) {
+    if let Some(What::Delay(time)) = drawn(name, true) {
         std::thread::sleep(time);
     }
 }
