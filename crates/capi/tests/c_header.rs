@@ -213,7 +213,7 @@ fn header_and_rust_define_the_same() {
 
 /// What `cargo cinstall` calls the library is what it is.
 #[test]
-fn cargo_c_is_told_the_same_version() {
+fn cargo_c_metadata_has_the_crate_version() {
     let manifest = fs::read_to_string(root().join("crates/capi/Cargo.toml")).unwrap();
     let (_, library) = manifest
         .split_once("[package.metadata.capi.library]")
@@ -316,7 +316,7 @@ fn thread_rules(text: &str, function: &str) -> Vec<String> {
 /// Any thread may make any call, says doorbell.h, unless the call's comment has a line `Threads:`. Calls that end a handle have one, and
 /// so have those with a handle of a type that other calls may use one at a time only.
 #[test]
-fn every_exception_to_the_rule_about_threads_is_said() {
+fn header_documents_every_thread_safety_exception() {
     let (text, header) = (interface_text(), header());
     // Functions, with their parameters that are handles, or lists of such: (name, type).
     let functions: Vec<(&String, Vec<(&str, &str)>)> = header
@@ -392,7 +392,7 @@ fn codes_have_names() {
 
 /// Every function that takes pointers, called with nothing but null pointers and zeros.
 #[test]
-fn no_function_follows_a_null_pointer() {
+fn null_pointers_are_never_dereferenced() {
     let mut program = String::from(PROLOGUE);
     let first_name = format!("result == {}", doorbell_rs::Device::list()[0].len());
     for (name, signature) in &header().functions {
@@ -429,11 +429,11 @@ fn no_function_follows_a_null_pointer() {
 
 /// Every function that takes a handle, called with a pointer that is not a handle, and with memory for everything else.
 #[test]
-fn no_function_follows_a_handle_that_is_none() {
+fn invalid_handles_are_never_dereferenced() {
     if !cfg!(debug_assertions) {
         // Release builds do not look, by design.
         return waived::waived(
-            "no_function_follows_a_handle_that_is_none",
+            "invalid_handles_are_never_dereferenced",
             "this is a release build, which does not look handles up",
         );
     }
@@ -839,7 +839,7 @@ fn rust_type(tokens: &[String]) -> String {
 // ---------------------------------------------------------------------------------------- that the readers find what differs
 
 #[test]
-fn types_are_read_with_every_const() {
+fn type_parsers_handle_const_and_nested_pointers() {
     for (c, rust) in [
         ("const char *name", "name: *const c_char"),
         (

@@ -17,7 +17,7 @@ const DEBUG_LIBRARY: &str = if cfg!(debug_assertions) {
 };
 
 #[test]
-fn every_call_does_what_it_says() {
+fn c_calls_have_their_documented_effects() {
     let program = build(
         &root().join("crates/capi/tests/c/operations.c"),
         "operations",
@@ -27,7 +27,7 @@ fn every_call_does_what_it_says() {
 }
 
 #[test]
-fn misuse_is_an_error_and_breaks_nothing() {
+fn misuse_returns_errors_and_breaks_nothing() {
     let source = root().join("crates/capi/tests/c/misuse.c");
     let program = build(&source, "misuse", &[DEBUG_LIBRARY]);
     assert_eq!(run(&mut Command::new(program)), "done\n");
@@ -44,7 +44,7 @@ fn rarely_used_c_calls_work() {
 }
 
 #[test]
-fn groups_meet_and_fail_as_a_whole() {
+fn groups_connect_and_fail_as_a_whole() {
     let program = build(&root().join("crates/capi/tests/c/groups.c"), "groups", &[]);
     let mut command = Command::new(program);
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("DOORBELL_MASTER")) {
@@ -85,7 +85,7 @@ fn a_group_is_joined_from_the_environment() {
 }
 
 #[test]
-fn registrations_stay_and_memory_bounces() {
+fn registration_caches_and_bounce_buffers_work() {
     let has_cuda = format!("-DWITH_CUDA={}", u32::from(cfg!(feature = "cuda")));
     let program = build(
         &root().join("crates/capi/tests/c/caches.c"),
@@ -97,7 +97,7 @@ fn registrations_stay_and_memory_bounces() {
 
 /// With `DOORBELL_TEST_CM`, the IP address of the device, all of it; `scripts/test rxe` has one.
 #[test]
-fn rdma_cm_connects_or_says_why_not() {
+fn rdma_cm_connects_or_reports_the_reason() {
     let has_verbs = format!("-DWITH_VERBS={}", u32::from(cfg!(feature = "verbs")));
     let program = build(
         &root().join("crates/capi/tests/c/cm.c"),
@@ -108,7 +108,7 @@ fn rdma_cm_connects_or_says_why_not() {
     match std::env::var("DOORBELL_TEST_CM") {
         Ok(address) => drop(command.arg(address)),
         Err(_) => waived::waived(
-            "rdma_cm_connects_or_says_why_not, connections",
+            "rdma_cm_connects_or_reports_the_reason, connections",
             "no DOORBELL_TEST_CM, the IP address of a device that rdma_cm knows",
         ),
     }
@@ -141,8 +141,8 @@ fn cuda_calls_work_or_report_the_missing_feature() {
 
 /// What kernels of the application execute; the kernel is the one of that name that the stand-in for the driver has.
 #[test]
-fn kernels_execute_what_a_c_program_has_prepared() {
-    let test = "kernels_execute_what_a_c_program_has_prepared";
+fn kernels_execute_triggers_of_a_c_program() {
+    let test = "kernels_execute_triggers_of_a_c_program";
     let source = root().join("crates/capi/tests/c/kernels.c");
     let has_cuda = format!("-DWITH_CUDA={}", u32::from(cfg!(feature = "cuda")));
     let has_standin = std::env::var_os("DOORBELL_CUDA_STANDIN").is_some();

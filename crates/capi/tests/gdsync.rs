@@ -90,22 +90,19 @@ fn programs_of_libgdsync_transfer() {
 }
 
 #[test]
-fn what_goes_wrong_is_an_errno_or_a_completion_in_error() {
-    builds_and_runs(
-        "what_goes_wrong_is_an_errno_or_a_completion_in_error",
-        "errors",
-    );
+fn errors_are_errnos_or_error_completions() {
+    builds_and_runs("errors_are_errnos_or_error_completions", "errors");
 }
 
 #[test]
-fn memory_is_registered_by_its_first_use_if_a_program_wants_that() {
-    builds_and_runs("memory_is_registered_by_its_first_use", "on_use");
+fn memory_is_registered_on_first_use_on_request() {
+    builds_and_runs("memory_is_registered_on_first_use_on_request", "on_use");
 }
 
 /// What kernels execute. The kernel is the one of that name that the stand-in for the driver has; elsewhere only what is refused is seen.
 #[test]
-fn kernels_ring_what_a_program_has_prepared() {
-    let test = "kernels_ring_what_a_program_has_prepared";
+fn kernels_ring_prepared_operations() {
+    let test = "kernels_ring_prepared_operations";
     if std::env::var_os("DOORBELL_CUDA_STANDIN").is_none() {
         waived::waived(test, "the kernel that executes a trigger is the stand-in's");
     }

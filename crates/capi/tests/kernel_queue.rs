@@ -81,8 +81,8 @@ fn kernel_queue_counts_wrap() {
 }
 
 #[test]
-fn queues_of_any_depth_are_full_again_and_again() {
-    let name = "queues_of_any_depth_are_full_again_and_again";
+fn queues_of_every_depth_fill_repeatedly() {
+    let name = "queues_of_every_depth_fill_repeatedly";
     let operations = if other_build().is_none() {
         (operations() / 250).clamp(8_000, 40_000)
     } else {
@@ -96,8 +96,8 @@ fn queues_of_any_depth_are_full_again_and_again() {
 /// Ten million operations, unless `DOORBELL_OPERATIONS` says another number: the NIC's counts of 16 bits wrap again and again. No operation is
 /// lost, doubled or torn, and the threads have no data race.
 #[test]
-fn many_threads_lose_double_and_tear_nothing() {
-    let test = "many_threads_lose_double_and_tear_nothing";
+fn operations_of_many_threads_are_not_lost_doubled_or_torn() {
+    let test = "operations_of_many_threads_are_not_lost_doubled_or_torn";
     if !has("cc") {
         return waived::waived(test, "cc is not installed");
     }

@@ -209,7 +209,7 @@ fn keys(row: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn loops_and_pingpongs_in_one_process_give_rows_and_every_byte_is_right() {
+fn loop_and_pingpong_in_one_process_report_rows() {
     for test in ["loop", "pingpong"] {
         for op in ["write", "send"] {
             for validate in ["", "--validate"] {
@@ -230,7 +230,7 @@ fn loops_and_pingpongs_in_one_process_give_rows_and_every_byte_is_right() {
 }
 
 #[test]
-fn two_processes_do_the_same() {
+fn loop_and_pingpong_in_two_processes_report_rows() {
     for test in ["loop", "pingpong"] {
         for op in ["write", "send"] {
             for validate in ["", "--validate"] {
@@ -250,7 +250,7 @@ fn two_processes_do_the_same() {
 }
 
 #[test]
-fn a_table_names_what_it_was_taken_on() {
+fn table_header_names_parameters_host_and_device() {
     let line = format!("{} --sizes 8 --kernel-us 0 {QUICK}", bench("loop"));
     let table = text(run(&line));
     let lines: Vec<&str> = table.lines().collect();
@@ -347,7 +347,7 @@ fn a_plot_that_cannot_be_written_is_refused_before_measuring() {
 }
 
 #[test]
-fn disasm_shows_what_rings_and_what_waits() {
+fn disasm_shows_work_requests_doorbells_and_waits() {
     let plain = text(run(&format!("disasm --device {}", device())));
     for said in [
         "== send of 64 bytes",
@@ -414,7 +414,7 @@ fn info_lists_devices_streams_paths_and_features() {
 }
 
 #[test]
-fn info_on_one_device_names_no_other() {
+fn info_with_a_device_lists_only_that_device() {
     let device = device();
     let info = text(run(&format!("info --device {device}")));
     let devices = info.split_once("devices\n").unwrap().1;
@@ -429,7 +429,7 @@ fn info_on_one_device_names_no_other() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_named() {
+fn unknown_device_error_names_it_and_the_alternatives() {
     let listen = "bench pingpong --listen 127.0.0.1:0";
     for line in ["bench loop", listen, "disasm", "info"] {
         // Where there are other devices, perhaps, and where libibverbs finds no RDMA at all.
@@ -462,7 +462,7 @@ fn a_device_that_is_not_there_is_named() {
 }
 
 #[test]
-fn help_and_version_are_no_errors() {
+fn help_and_version_exit_with_success() {
     assert!(text(run("--version")).starts_with("doorbell "));
     assert!(text(run("bench loop --help")).contains("--kernel-us"));
 }
@@ -506,7 +506,7 @@ fn a_closed_pipe_ends_the_command_quietly_by_sigpipe() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_in_one_line() {
+fn invalid_arguments_give_a_one_line_error() {
     for (line, named) in [
         ("frobnicate", "frobnicate"),
         ("bench loop --sizes 0", "--sizes"),
@@ -536,7 +536,7 @@ fn what_makes_no_sense_is_refused_in_one_line() {
 }
 
 #[test]
-fn connecting_to_nobody_ends_by_its_deadline() {
+fn connect_without_a_listener_ends_by_its_deadline() {
     // A port that is taken and on which nobody listens any more. Another process could take a free port at any moment.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -557,7 +557,7 @@ fn connecting_to_nobody_ends_by_its_deadline() {
 }
 
 #[test]
-fn a_stranger_does_not_keep_a_peer_from_being_served() {
+fn foreign_connection_does_not_block_the_peer() {
     let (other, address) = Running::listen(&bench("loop"));
     let mut stranger = std::net::TcpStream::connect(&address).unwrap();
     std::io::Write::write_all(&mut stranger, b"GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -573,7 +573,7 @@ fn a_stranger_does_not_keep_a_peer_from_being_served() {
 
 /// A relay between the two processes makes the one that measures say that it runs on another host.
 #[test]
-fn the_software_device_across_hosts_is_refused_with_a_cure() {
+fn softcx_across_hosts_is_refused_with_a_remedy() {
     use doorbell::{Channel, Listener};
     let (other, address) = Running::listen("bench loop");
     let relay = Listener::bind("127.0.0.1:0").unwrap();

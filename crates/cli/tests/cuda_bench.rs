@@ -65,8 +65,8 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn rows_of_either_loop_have_the_devices_time() {
-    if has_no_driver("rows_of_either_loop_have_the_devices_time") {
+fn rows_of_both_tests_report_gpu_time() {
+    if has_no_driver("rows_of_both_tests_report_gpu_time") {
         return;
     }
     for line in [
@@ -94,8 +94,8 @@ fn rows_of_either_loop_have_the_devices_time() {
 
 /// A container may have the toolkit's stub before the driver on the search path.
 #[test]
-fn a_stub_in_the_place_of_the_driver_is_named() {
-    if has_no_driver("a_stub_in_the_place_of_the_driver_is_named") {
+fn error_names_the_stub_driver_library() {
+    if has_no_driver("error_names_the_stub_driver_library") {
         return;
     }
     // CUDA_ERROR_STUB_LIBRARY
@@ -108,8 +108,8 @@ fn a_stub_in_the_place_of_the_driver_is_named() {
 }
 
 #[test]
-fn messages_lie_in_the_gpus_memory_if_they_are_to() {
-    let test = "messages_lie_in_the_gpus_memory_if_they_are_to";
+fn memory_option_places_messages_in_gpu_memory() {
+    let test = "memory_option_places_messages_in_gpu_memory";
     if has_no_driver(test) {
         return;
     }
@@ -131,8 +131,8 @@ fn messages_lie_in_the_gpus_memory_if_they_are_to() {
 }
 
 #[test]
-fn batches_of_the_loop_go_as_graphs() {
-    let test = "batches_of_the_loop_go_as_graphs";
+fn loop_batches_are_launched_as_graphs() {
+    let test = "loop_batches_are_launched_as_graphs";
     if has_no_driver(test) {
         return;
     }
@@ -168,8 +168,8 @@ fn batches_of_the_loop_go_as_graphs() {
 }
 
 #[test]
-fn a_graph_is_recorded_once_for_a_case_and_launched_once_for_a_batch() {
-    let test = "a_graph_is_recorded_once_for_a_case_and_launched_once_for_a_batch";
+fn graph_is_recorded_once_per_case_and_launched_once_per_batch() {
+    let test = "graph_is_recorded_once_per_case_and_launched_once_per_batch";
     if has_no_driver(test) {
         return;
     }
@@ -205,8 +205,8 @@ fn a_graph_is_recorded_once_for_a_case_and_launched_once_for_a_batch() {
 }
 
 #[test]
-fn kernels_ring_by_themselves() {
-    let test = "kernels_ring_by_themselves";
+fn trigger_kernel_option_rings_from_kernels() {
+    let test = "trigger_kernel_option_rings_from_kernels";
     if has_no_driver(test) {
         return;
     }
@@ -239,8 +239,10 @@ fn kernels_ring_by_themselves() {
 }
 
 #[test]
-fn no_kernel_rings_on_the_sync_path() {
-    if has_no_driver("no_kernel_rings_on_the_sync_path") || !device().starts_with("softcx") {
+fn trigger_kernel_option_is_refused_on_the_sync_path() {
+    if has_no_driver("trigger_kernel_option_is_refused_on_the_sync_path")
+        || !device().starts_with("softcx")
+    {
         return;
     }
     let line = format!("bench loop {QUICK} --stream cuda --trigger kernel");
@@ -254,8 +256,8 @@ fn no_kernel_rings_on_the_sync_path() {
 }
 
 #[test]
-fn kernels_make_their_work_requests() {
-    let test = "kernels_make_their_work_requests";
+fn trigger_build_option_builds_work_requests_in_kernels() {
+    let test = "trigger_build_option_builds_work_requests_in_kernels";
     if has_no_driver(test) {
         return;
     }
@@ -281,8 +283,8 @@ fn kernels_make_their_work_requests() {
 
 /// One launch a step, which is the step's kernel and rings; no operation of a stream between but the counts of batches.
 #[test]
-fn a_step_whose_kernel_rings_is_one_launch() {
-    let test = "a_step_whose_kernel_rings_is_one_launch";
+fn step_with_trigger_kernel_is_one_launch() {
+    let test = "step_with_trigger_kernel_is_one_launch";
     if has_no_driver(test) {
         return;
     }

@@ -192,7 +192,7 @@ fn is_instrumented() -> bool {
 }
 
 #[test]
-fn exit_codes_and_deaths_come_through_as_a_shell_has_them() {
+fn exit_codes_and_signals_are_reported_as_by_a_shell() {
     for door in doors() {
         for (program, expected) in [
             (&["true"][..], 0),
@@ -226,7 +226,7 @@ fn signals_reach_the_program() {
 }
 
 #[test]
-fn the_supervisor_stays_for_what_the_program_left_behind() {
+fn supervisor_stays_until_orphaned_processes_end() {
     let script = "(sleep 0.3; stat -c %F /dev/infiniband/uverbs0) & exit 3";
     let (code, text) = outcome(run(&[], &["sh", "-c", script]));
     assert_eq!((code, text.as_str()), (3, "character special file\n"));
@@ -244,7 +244,7 @@ fn the_supervisor_stays_for_what_the_program_left_behind() {
 const DOORBELL: &str = env!("CARGO_BIN_EXE_doorbell");
 
 #[test]
-fn a_run_within_a_run_is_that_run_if_it_asks_for_nothing_else() {
+fn nested_run_with_same_options_joins_the_outer_run() {
     let look = "echo $SYSFS_PATH; stat -c %F /dev/infiniband/uverbs0; exit 7";
     let fabric = fabric();
     for options in [
@@ -278,7 +278,7 @@ fn a_run_within_a_run_is_that_run_if_it_asks_for_nothing_else() {
 }
 
 #[test]
-fn a_run_within_a_run_that_asks_for_something_else_is_told_what_is_there() {
+fn nested_run_with_other_options_is_refused() {
     let fabric = fabric();
     let there = format!("--fabric {fabric}, not other");
     for (option, value, said) in [
@@ -306,7 +306,7 @@ fn a_run_within_a_run_that_asks_for_something_else_is_told_what_is_there() {
 
 /// What a program inherits from its environment and the provider obeys.
 #[test]
-fn a_variable_that_would_change_the_work_requests_is_refused_by_its_name() {
+fn provider_variable_that_changes_work_requests_is_refused() {
     let info = [DOORBELL, "info", "--device", "mlx5_0"];
     let with = |variable: &'static str| {
         let mut inner = vec!["env", variable];
@@ -371,7 +371,7 @@ fn a_static_program_finds_the_device_by_every_name() {
 }
 
 #[test]
-fn both_doors_answer_every_look_at_a_path_alike() {
+fn both_doors_answer_path_calls_alike() {
     let Some(client) = path_client() else {
         return waived("softcx_doors", "no C compiler or C library headers");
     };
@@ -444,7 +444,7 @@ fn with_own_shared_memory(setup: &str, run: &Command) -> Option<(i32, String)> {
 }
 
 #[test]
-fn shared_memory_without_room_is_an_error_that_names_it() {
+fn full_shared_memory_error_names_the_file() {
     for door in doors() {
         // For the table of the fabric; then for the description of the device.
         for size in ["4k", "24k"] {
@@ -487,7 +487,7 @@ fn a_folder_of_another_user_in_shared_memory_is_refused_by_name() {
 
 /// Programs that are usually there.
 #[test]
-fn scripts_see_the_device_by_both_doors() {
+fn shell_scripts_see_the_device_through_both_doors() {
     for door in doors() {
         for (script, expected) in [
             ("ls /dev/infiniband", "uverbs0\n"),
@@ -527,7 +527,7 @@ fn scripts_see_the_device_by_both_doors() {
 }
 
 #[test]
-fn odd_programs_are_served_as_any_other() {
+fn unusual_programs_are_served() {
     let Some(client) = client() else {
         return waived(
             "softcx_doors",
@@ -548,7 +548,7 @@ fn odd_programs_are_served_as_any_other() {
 }
 
 #[test]
-fn deaths_at_any_point_of_a_call_leave_nothing_behind() {
+fn clients_killed_during_calls_leave_nothing_behind() {
     let Some(client) = client() else {
         return waived(
             "softcx_doors",
@@ -667,7 +667,7 @@ fn resources(process: u32) -> Resources {
 }
 
 #[test]
-fn a_killed_client_gives_back_what_it_held() {
+fn killed_client_releases_its_resources() {
     let Some(client) = client() else {
         return waived(
             "softcx_doors",
@@ -694,7 +694,7 @@ fn a_killed_client_gives_back_what_it_held() {
 }
 
 #[test]
-fn what_a_run_shows_goes_with_it_even_if_it_is_killed() {
+fn device_tree_is_removed_even_after_a_killed_run() {
     let shown = |running: &mut Running| PathBuf::from(running.line());
     let script = ["sh", "-c", "echo $SYSFS_PATH; read go"];
     let mut running = Running::start(run(&[], &script));

@@ -147,8 +147,8 @@ fn every_status_can_be_injected() {
 }
 
 #[test]
-fn a_forked_child_has_what_a_kernel_would_leave_it() {
-    let test = "a_forked_child_has_what_a_kernel_would_leave_it";
+fn forked_child_has_what_a_kernel_driver_would_leave() {
+    let test = "forked_child_has_what_a_kernel_driver_would_leave";
     let Some(program) = verbs_program(test, "verbs/forked.c") else {
         return;
     };
@@ -182,8 +182,8 @@ const GIVEN_UP: u32 = 3;
 
 /// Also of two that end at once, each with the other still in the table when it looks.
 #[test]
-fn a_program_that_ends_leaves_no_table_whatever_its_threads_do() {
-    let test = "a_program_that_ends_leaves_no_table_whatever_its_threads_do";
+fn exiting_program_leaves_no_fabric_table() {
+    let test = "exiting_program_leaves_no_fabric_table";
     let Some(program) = verbs_program(test, "verbs/leaving.c") else {
         return;
     };
@@ -224,8 +224,8 @@ fn a_client_killed_in_mid_flood_leaves_the_others_unharmed() {
 const STOPS: u32 = 3;
 
 #[test]
-fn a_stopped_process_holds_nobody_up() {
-    let test = "a_stopped_process_holds_nobody_up";
+fn stopped_process_blocks_no_other_process() {
+    let test = "stopped_process_blocks_no_other_process";
     let Some(program) = verbs_program(test, "verbs/stopped.c") else {
         return;
     };
