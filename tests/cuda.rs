@@ -51,10 +51,10 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 }
 
 #[test]
-fn without_a_driver_or_a_device_there_is_an_error_and_no_more() {
+fn context_without_a_driver_or_device_is_an_error() {
     let _alone = alone();
     let error = CudaContext::primary(10_000).unwrap_err();
-    let expected = match context("without_a_driver") {
+    let expected = match context("context_without_a_driver_or_device_is_an_error") {
         Some(_) => matches!(
             error,
             Error::Range {
@@ -68,9 +68,9 @@ fn without_a_driver_or_a_device_there_is_an_error_and_no_more() {
 }
 
 #[test]
-fn sixty_four_sends_take_one_call_of_the_driver() {
+fn batch_of_64_sends_takes_one_driver_call() {
     let _alone = alone();
-    let test = "sixty_four_sends_take_one_call_of_the_driver";
+    let test = "batch_of_64_sends_takes_one_driver_call";
     let Some(context) = context(test) else { return };
     let stream = new_stream(&context, "batch");
     let mut bench = Bench::new();
@@ -104,9 +104,9 @@ fn sixty_four_sends_take_one_call_of_the_driver() {
 }
 
 #[test]
-fn what_the_driver_refuses_is_not_queued() {
+fn work_refused_by_the_driver_is_not_queued() {
     let _alone = alone();
-    let test = "what_the_driver_refuses_is_not_queued";
+    let test = "work_refused_by_the_driver_is_not_queued";
     let Some(context) = context(test) else { return };
     let stream = new_stream(&context, "refused");
     let mut bench = Bench::new();
@@ -164,9 +164,9 @@ fn what_the_driver_refuses_is_not_queued() {
 }
 
 #[test]
-fn a_refused_wait_for_an_event_passes_no_failure_on() {
+fn refused_event_wait_propagates_no_failure() {
     let _alone = alone();
-    let test = "a_refused_wait_for_an_event_passes_no_failure_on";
+    let test = "refused_event_wait_propagates_no_failure";
     let Some(context) = context(test) else { return };
     let (failing, stream) = (new_stream(&context, "failing"), new_stream(&context, test));
     let mut bench = Bench::new();
@@ -198,9 +198,9 @@ fn a_refused_wait_for_an_event_passes_no_failure_on() {
 }
 
 #[test]
-fn a_stream_that_waits_for_its_own_record_behind_a_failure_fails() {
+fn waiting_for_own_record_behind_a_failure_fails() {
     let _alone = alone();
-    let test = "a_stream_that_waits_for_its_own_record_behind_a_failure_fails";
+    let test = "waiting_for_own_record_behind_a_failure_fails";
     let Some(context) = context(test) else { return };
     let stream = new_stream(&context, "own");
     let bench = Bench::new();
@@ -219,9 +219,9 @@ fn a_stream_that_waits_for_its_own_record_behind_a_failure_fails() {
 }
 
 #[test]
-fn a_batch_that_breaks_off_in_the_middle_is_done_to_there_and_everyone_hears_of_it() {
+fn partly_queued_batch_fails_the_operations_not_queued() {
     let _alone = alone();
-    let test = "a_batch_that_breaks_off_in_the_middle";
+    let test = "partly_queued_batch_fails_the_operations_not_queued";
     let Some(context) = context(test) else { return };
     let mut bench = Bench::new();
     let stream = new_stream(&context, "broken");
@@ -277,9 +277,9 @@ fn a_batch_that_breaks_off_in_the_middle_is_done_to_there_and_everyone_hears_of_
 }
 
 #[test]
-fn a_deadline_ends_a_wait_and_the_word_has_its_value_back() {
+fn deadline_ends_a_wait_and_restores_the_word() {
     let _alone = alone();
-    let Some(context) = context("a_deadline_ends_a_wait") else {
+    let Some(context) = context("deadline_ends_a_wait_and_restores_the_word") else {
         return;
     };
     let stream = new_stream(&context, "late");
@@ -318,9 +318,9 @@ fn a_deadline_ends_a_wait_and_the_word_has_its_value_back() {
 
 /// Another wait for the same word may see the value that the library stores in order to end a wait.
 #[test]
-fn a_wait_that_the_end_of_another_may_have_ended_is_not_complete() {
+fn wait_that_saw_a_substitute_value_is_unknown() {
     let _alone = alone();
-    let Some(context) = context("a_wait_that_the_end_of_another_may_have_ended") else {
+    let Some(context) = context("wait_that_saw_a_substitute_value_is_unknown") else {
         return;
     };
     let streams = ["given up", "beside it"].map(|name| new_stream(&context, name));
@@ -405,7 +405,7 @@ fn a_call_blocked_on_a_full_stream_returns_when_the_wait_ends() {
 }
 
 #[test]
-fn a_deadline_does_not_run_while_work_of_others_is_before_the_wait() {
+fn deadline_does_not_run_behind_application_work() {
     let _alone = alone();
     let test = "deadline_behind_work";
     let limit = Limit::new(test, BOUND);
@@ -441,7 +441,7 @@ fn a_deadline_does_not_run_while_work_of_others_is_before_the_wait() {
 }
 
 #[test]
-fn an_error_of_one_call_does_not_end_a_stream_that_goes_on() {
+fn failed_driver_call_does_not_end_the_stream() {
     let _alone = alone();
     let test = "error_of_one_call";
     let _limit = Limit::new(test, BOUND);
@@ -476,9 +476,9 @@ fn an_error_of_one_call_does_not_end_a_stream_that_goes_on() {
 
 /// A driver that is short of memory refuses a thread its context, again and again: the stream goes on, and is asked again.
 #[test]
-fn a_thread_without_the_context_takes_no_stream_for_dead() {
+fn failed_context_push_does_not_end_the_stream() {
     let _alone = alone();
-    let test = "a_thread_without_the_context";
+    let test = "failed_context_push_does_not_end_the_stream";
     let _limit = Limit::new(test, BOUND);
     let Some(context) = context(test) else {
         return;
@@ -524,9 +524,9 @@ fn standin_card(test: &str) -> Option<(Device, bool)> {
 /// Whether a GPU may store to a card's doorbell registers is the driver's to say: without privilege it may not, and a proxy rings, unless the path is
 /// asked for.
 #[test]
-fn a_card_whose_registers_no_gpu_reaches_is_rung_by_a_proxy() {
+fn proxy_rings_if_registers_cannot_be_mapped() {
     let _alone = alone();
-    let test = "a_card_whose_registers_no_gpu_reaches";
+    let test = "proxy_rings_if_registers_cannot_be_mapped";
     let Some(context) = context(test) else {
         return;
     };
@@ -572,9 +572,9 @@ fn a_card_whose_registers_no_gpu_reaches_is_rung_by_a_proxy() {
 /// What a GPU stores to a card may be dropped between the two, though the driver has mapped the registers. The first endpoint rings for a NOP to find that
 /// out.
 #[test]
-fn a_card_that_no_store_of_a_gpu_reaches_is_rung_by_a_proxy() {
+fn proxy_rings_if_gpu_stores_do_not_reach_the_card() {
     let _alone = alone();
-    let test = "a_card_that_no_store_of_a_gpu_reaches_is_rung_by_a_proxy";
+    let test = "proxy_rings_if_gpu_stores_do_not_reach_the_card";
     let Some((device, may)) = standin_card(test) else {
         return;
     };
@@ -627,9 +627,9 @@ fn the_first_endpoint_on_a_card_does_not_wait_for_the_gpu() {
 /// Memory that cannot be registered is tried as registers of a device, too. The error is that of the memory, and not that a process without privilege may not
 /// map registers.
 #[test]
-fn memory_that_the_driver_does_not_register_keeps_its_own_error() {
+fn failed_registration_keeps_the_error_of_the_memory() {
     let _alone = alone();
-    let test = "memory_that_the_driver_does_not_register";
+    let test = "failed_registration_keeps_the_error_of_the_memory";
     let Some(context) = context(test) else {
         return;
     };
@@ -649,9 +649,9 @@ fn memory_that_the_driver_does_not_register_keeps_its_own_error() {
 
 /// `cudaMallocHost`, which pinned tensors are made with: memory that the driver maps already, and does not register.
 #[test]
-fn memory_that_the_driver_allocated_is_used_as_it_is() {
+fn memory_allocated_by_the_driver_is_not_registered_again() {
     let _alone = alone();
-    let test = "memory_that_the_driver_allocated";
+    let test = "memory_allocated_by_the_driver_is_not_registered_again";
     let _limit = Limit::new(test, BOUND);
     let Some(context) = context(test) else {
         return;
@@ -696,9 +696,9 @@ fn memory_that_the_driver_allocated_is_used_as_it_is() {
 
 /// The memory operations of streams do not take it, and it moves while a NIC accesses it.
 #[test]
-fn managed_memory_is_refused_by_its_name() {
+fn managed_memory_is_refused_by_name() {
     let _alone = alone();
-    let test = "managed_memory_is_refused_by_its_name";
+    let test = "managed_memory_is_refused_by_name";
     let _limit = Limit::new(test, BOUND);
     let Some(context) = context(test) else {
         return;
@@ -769,9 +769,9 @@ fn confidential_computing_is_named_as_the_cause() {
 
 /// Pages that stay registered make the next registration of their addresses fail.
 #[test]
-fn pages_are_given_back_though_the_driver_refuses_at_first() {
+fn pages_are_unregistered_after_a_refused_attempt() {
     let _alone = alone();
-    let test = "pages_are_given_back";
+    let test = "pages_are_unregistered_after_a_refused_attempt";
     let _limit = Limit::new(test, BOUND);
     let Some(context) = context(test) else {
         return;
@@ -798,7 +798,7 @@ fn pages_are_given_back_though_the_driver_refuses_at_first() {
 }
 
 #[test]
-fn a_stream_that_is_captured_while_somebody_waits_for_it_is_not_taken_for_done() {
+fn capture_during_synchronize_does_not_end_it() {
     let _alone = alone();
     let test = "captured_meanwhile";
     let _limit = Limit::new(test, BOUND);
@@ -835,7 +835,7 @@ fn a_stream_that_is_captured_while_somebody_waits_for_it_is_not_taken_for_done()
 }
 
 #[test]
-fn what_a_function_of_the_host_drops_last_is_unregistered_before_its_pages_are_used_again() {
+fn memory_dropped_in_a_host_function_is_unregistered_before_reuse() {
     let _alone = alone();
     let test = "dropped_in_a_host_function";
     let _limit = Limit::new(test, BOUND);
@@ -930,9 +930,9 @@ impl Slow {
 }
 
 #[test]
-fn work_that_is_done_keeps_nothing_of_the_applications() {
+fn finished_work_releases_application_objects() {
     let _alone = alone();
-    let test = "work_that_is_done_keeps_nothing";
+    let test = "finished_work_releases_application_objects";
     let Some(context) = context(test) else {
         return;
     };
@@ -951,9 +951,9 @@ fn work_that_is_done_keeps_nothing_of_the_applications() {
 }
 
 #[test]
-fn a_wait_whose_endpoint_fails_is_let_go_and_its_stream_goes_on() {
+fn endpoint_failure_ends_its_wait_and_the_stream_continues() {
     let _alone = alone();
-    let Some(context) = context("a_wait_whose_endpoint_fails") else {
+    let Some(context) = context("endpoint_failure_ends_its_wait_and_the_stream_continues") else {
         return;
     };
     let limit = Limit::new("endpoint fails", BOUND);
@@ -987,9 +987,9 @@ fn a_wait_whose_endpoint_fails_is_let_go_and_its_stream_goes_on() {
 }
 
 #[test]
-fn events_order_streams_of_both_kinds() {
+fn events_order_cuda_and_host_streams() {
     let _alone = alone();
-    let Some(context) = context("events_order_streams_of_both_kinds") else {
+    let Some(context) = context("events_order_cuda_and_host_streams") else {
         return;
     };
     let here = new_stream(&context, "here");
@@ -1255,9 +1255,10 @@ fn unregister(start: *mut libc::c_void) -> sys::CUresult {
 }
 
 #[test]
-fn memory_is_registered_while_it_is_needed_and_the_applications_own_stays() {
+fn memory_is_registered_while_needed_and_foreign_registrations_stay() {
     let _alone = alone();
-    let Some(context) = context("memory_is_registered_while_it_is_needed") else {
+    let Some(context) = context("memory_is_registered_while_needed_and_foreign_registrations_stay")
+    else {
         return;
     };
     let entered = Current::enter(&context);
@@ -1321,9 +1322,9 @@ fn memory_is_registered_while_it_is_needed_and_the_applications_own_stays() {
 }
 
 #[test]
-fn what_cannot_be_mapped_is_an_error_and_leaves_nothing_registered() {
+fn failed_mapping_is_an_error_and_later_work_succeeds() {
     let _alone = alone();
-    let test = "what_cannot_be_mapped_is_an_error";
+    let test = "failed_mapping_is_an_error_and_later_work_succeeds";
     let Some(context) = context(test) else { return };
     let stream = new_stream(&context, "mapped");
     let mut bench = Bench::new();
@@ -1359,9 +1360,9 @@ fn what_cannot_be_mapped_is_an_error_and_leaves_nothing_registered() {
 }
 
 #[test]
-fn a_function_of_the_host_that_panics_fails_the_stream_and_no_more() {
+fn panicking_host_function_fails_only_its_stream() {
     let _alone = alone();
-    let Some(context) = context("a_function_of_the_host_that_panics") else {
+    let Some(context) = context("panicking_host_function_fails_only_its_stream") else {
         return;
     };
     let stream = new_stream(&context, "panics");
@@ -1391,9 +1392,9 @@ fn a_function_of_the_host_that_panics_fails_the_stream_and_no_more() {
 
 /// What is queued behind a function that panics, on its stream or on one that waits for it, transmits nothing, also if somebody takes the fault at once.
 #[test]
-fn nothing_is_transmitted_behind_a_function_of_the_host_that_panics() {
+fn nothing_is_transmitted_behind_a_panicking_host_function() {
     let _alone = alone();
-    let test = "nothing_is_transmitted_behind";
+    let test = "nothing_is_transmitted_behind_a_panicking_host_function";
     let limit = Limit::new(test, BOUND);
     let Some(context) = context(test) else {
         return;
@@ -1441,9 +1442,9 @@ fn nothing_is_transmitted_behind_a_function_of_the_host_that_panics() {
 
 /// An endpoint's failure ends its waits of before a fault was taken and those of after it. What is behind the later ones transmits nothing.
 #[test]
-fn a_failure_ends_the_waits_of_before_a_taken_fault_and_those_of_after_it() {
+fn endpoint_failure_ends_waits_before_and_after_a_taken_fault() {
     let _alone = alone();
-    let test = "a_failure_ends_the_waits_of_before_a_taken_fault_and_those_of_after_it";
+    let test = "endpoint_failure_ends_waits_before_and_after_a_taken_fault";
     let Some(context) = context(test) else {
         return;
     };
@@ -1487,9 +1488,9 @@ fn a_failure_ends_the_waits_of_before_a_taken_fault_and_those_of_after_it() {
 
 /// A capture in the mode that forbids the most to every thread: neither do calls of this library invalidate it, nor does it change what they find.
 #[test]
-fn a_context_is_taken_up_and_time_is_measured_while_another_stream_is_captured() {
+fn contexts_and_timing_events_work_during_a_capture() {
     let _alone = alone();
-    let Some(context) = context("a_context_is_taken_up") else {
+    let Some(context) = context("contexts_and_timing_events_work_during_a_capture") else {
         return;
     };
     let captured = new_stream(&context, "captured");
@@ -1520,9 +1521,9 @@ fn a_context_is_taken_up_and_time_is_measured_while_another_stream_is_captured()
 
 /// Work on the legacy default stream goes on while the application captures a stream that is ordered with it, and does not break that capture.
 #[test]
-fn a_capture_beside_the_legacy_default_stream_is_left_alone() {
+fn capture_beside_the_legacy_default_stream_stays_valid() {
     let _alone = alone();
-    let test = "a_capture_beside_the_legacy_default_stream_is_left_alone";
+    let test = "capture_beside_the_legacy_default_stream_stays_valid";
     let Some(context) = context(test) else {
         return;
     };
@@ -1571,9 +1572,9 @@ fn a_capture_beside_the_legacy_default_stream_is_left_alone() {
 }
 
 #[test]
-fn a_context_destroyed_with_work_queued_is_an_error_for_everyone() {
+fn context_destroyed_with_work_queued_fails_every_wait() {
     let _alone = alone();
-    let test = "a_context_destroyed_with_work_queued";
+    let test = "context_destroyed_with_work_queued_fails_every_wait";
     if context(test).is_none() {
         return;
     }
@@ -1634,9 +1635,9 @@ fn a_context_destroyed_with_work_queued_is_an_error_for_everyone() {
 }
 
 #[test]
-fn a_stream_destroyed_with_work_queued_is_an_error_for_everyone() {
+fn stream_destroyed_with_work_queued_fails_later_calls() {
     let _alone = alone();
-    let test = "a_stream_destroyed_with_work_queued";
+    let test = "stream_destroyed_with_work_queued_fails_later_calls";
     let Some(context) = context(test) else { return };
     if !is_standin() {
         return waived(
@@ -1698,9 +1699,9 @@ fn a_stream_destroyed_with_work_queued_is_an_error_for_everyone() {
 
 /// Programs need what the device lacks: a child of this test has a driver that lacks it.
 #[test]
-fn what_the_device_lacks_is_said_and_the_proxy_path_needs_none_of_it() {
+fn missing_memory_operations_are_named_and_the_proxy_path_works() {
     let _alone = alone();
-    let test = "what_the_device_lacks_is_said_and_the_proxy_path_needs_none_of_it";
+    let test = "missing_memory_operations_are_named_and_the_proxy_path_works";
     let Some(context) = context(test) else { return };
     if !is_standin() {
         return waived(test, "a real device lacks what it lacks");
@@ -1827,9 +1828,9 @@ fn ten_thousand_calls_under_random_refusals_end_in_time() {
 
 /// The stand-in says what it is.
 #[test]
-fn nobody_takes_the_stand_in_for_a_gpu() {
+fn stand_in_identifies_itself_in_the_device_name() {
     let _alone = alone();
-    let Some(context) = context("nobody_takes_the_stand_in_for_a_gpu") else {
+    let Some(context) = context("stand_in_identifies_itself_in_the_device_name") else {
         return;
     };
     assert_eq!(context.device_name().contains("stand-in"), is_standin());

@@ -122,7 +122,7 @@ fn device_address(context: &CudaContext, region: &Region) -> sys::CUdeviceptr {
 }
 
 #[test]
-fn a_graph_of_sixty_four_sends_is_launched_until_every_counter_has_wrapped() {
+fn graph_of_64_sends_is_launched_until_every_counter_wraps() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("wraps", 256) else {
         return;
@@ -143,7 +143,7 @@ fn a_graph_of_sixty_four_sends_is_launched_until_every_counter_has_wrapped() {
 }
 
 #[test]
-fn a_launch_needs_its_operations_prepared_each_time() {
+fn every_launch_needs_its_operations_prepared() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("prepared_each_time", 64) else {
         return;
@@ -170,7 +170,7 @@ fn a_launch_needs_its_operations_prepared_each_time() {
 }
 
 #[test]
-fn the_next_launch_is_prepared_while_the_last_one_stands_still() {
+fn next_launch_is_prepared_while_the_last_is_blocked() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("prepared_ahead", 64) else {
         return;
@@ -265,7 +265,7 @@ fn place_in(stream: &CudaStream) -> sys::CUgraphNode {
 }
 
 #[test]
-fn operations_that_do_not_wait_share_a_node_and_one_that_waits_begins_another() {
+fn operations_share_a_graph_node_until_a_wait() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("shared_nodes", 64) else {
         return;
@@ -312,7 +312,7 @@ fn operations_that_do_not_wait_share_a_node_and_one_that_waits_begins_another() 
 }
 
 #[test]
-fn nodes_of_ours_and_of_the_application_make_one_graph() {
+fn library_and_application_nodes_share_a_graph() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("explicit_nodes", 64) else {
         return;
@@ -389,7 +389,7 @@ fn nodes_of_ours_and_of_the_application_make_one_graph() {
 }
 
 #[test]
-fn two_ends_answer_each_other_within_a_graph() {
+fn both_endpoints_exchange_messages_within_a_graph() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("ping_pong", 16) else {
         return;
@@ -418,7 +418,7 @@ fn two_ends_answer_each_other_within_a_graph() {
 }
 
 #[test]
-fn a_capture_is_refused_what_would_be_repeated_and_survives_being_looked_at() {
+fn capture_refuses_unrepeatable_calls_and_stays_valid() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("capture_refuses", 64) else {
         return;
@@ -470,7 +470,7 @@ fn a_capture_is_refused_what_would_be_repeated_and_survives_being_looked_at() {
 }
 
 #[test]
-fn what_cannot_be_recorded_or_launched_is_said_and_nothing_has_changed() {
+fn refused_recordings_and_launches_change_nothing() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("cannot_be_recorded", 8) else {
         return;
@@ -531,7 +531,7 @@ fn what_cannot_be_recorded_or_launched_is_said_and_nothing_has_changed() {
 }
 
 #[test]
-fn an_endpoint_that_fails_within_a_graph_lets_it_end_and_is_used_again_after_a_reset() {
+fn graph_ends_if_its_endpoint_fails_and_runs_again_after_reset() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("fails_within", 64) else {
         return;
@@ -571,7 +571,7 @@ fn an_endpoint_that_fails_within_a_graph_lets_it_end_and_is_used_again_after_a_r
 }
 
 #[test]
-fn a_deadline_within_a_graph_ends_the_wait_of_that_launch() {
+fn deadline_in_a_graph_ends_the_wait_of_that_launch() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("graph_deadline", 64) else {
         return;
@@ -598,7 +598,7 @@ fn a_deadline_within_a_graph_ends_the_wait_of_that_launch() {
 }
 
 #[test]
-fn a_graph_waits_for_its_turn_behind_another_stream_and_moves_between_streams() {
+fn graph_waits_for_earlier_streams_and_moves_between_streams() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("turns", 64) else {
         return;
@@ -658,7 +658,7 @@ fn a_graph_waits_for_its_turn_behind_another_stream_and_moves_between_streams() 
 }
 
 #[test]
-fn what_the_driver_refuses_is_not_launched_and_can_be_launched_then() {
+fn launch_refused_by_the_driver_can_be_repeated() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("driver_refuses", 64) else {
         return;
@@ -704,7 +704,7 @@ fn what_the_driver_refuses_is_not_launched_and_can_be_launched_then() {
 }
 
 #[test]
-fn a_graph_that_is_dropped_is_finished_and_so_is_a_capture() {
+fn dropped_graph_completes_and_dropped_capture_ends() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("dropped_graph", 64) else {
         return;
@@ -738,7 +738,7 @@ fn a_graph_that_is_dropped_is_finished_and_so_is_a_capture() {
 }
 
 #[test]
-fn a_graph_that_is_dropped_stays_until_all_of_it_is_done() {
+fn dropped_graph_is_destroyed_after_its_last_node() {
     const TEST: &str = "stays_until_done";
     let _alone = alone();
     if !is_standin() {
@@ -797,7 +797,7 @@ fn a_graph_that_is_dropped_stays_until_all_of_it_is_done() {
 
 /// Random graphs, launched and re-launched between operations that are queued as always: what arrives is what was sent, in order.
 #[test]
-fn random_graphs_among_queued_work_lose_and_repeat_nothing() {
+fn random_graphs_among_queued_work_execute_exactly_once() {
     let _alone = alone();
     let seed = from_env("DOORBELL_TEST_SEED", 1);
     let Some(mut bench) = Bench::new("random_graphs", 64) else {

@@ -37,10 +37,10 @@ fn with_fault<R>(test: &str, rule: &str, act: impl FnOnce() -> R) -> Option<R> {
 }
 
 #[test]
-fn a_spin_takes_its_time_in_the_order_of_its_stream() {
+fn spin_runs_in_stream_order_for_its_duration() {
     let _alone = alone();
     const TIME: Duration = Duration::from_millis(300);
-    let Some(context) = context("a_spin_takes_its_time") else {
+    let Some(context) = context("spin_runs_in_stream_order_for_its_duration") else {
         return;
     };
     let stream = CudaStream::new(&context, "spin").unwrap();
@@ -57,9 +57,10 @@ fn a_spin_takes_its_time_in_the_order_of_its_stream() {
 }
 
 #[test]
-fn what_is_queued_keeps_the_kernels_though_every_handle_is_gone() {
+fn queued_work_keeps_kernels_loaded_after_handles_are_dropped() {
     let _alone = alone();
-    let Some(context) = context("what_is_queued_keeps_the_kernels") else {
+    let Some(context) = context("queued_work_keeps_kernels_loaded_after_handles_are_dropped")
+    else {
         return;
     };
     let stream = CudaStream::new(&context, "dropped").unwrap();
@@ -73,9 +74,9 @@ fn what_is_queued_keeps_the_kernels_though_every_handle_is_gone() {
 
 /// A driver of CUDA 12 refuses what nvcc 13 makes, and there is a second image for it.
 #[test]
-fn a_driver_of_cuda_12_loads_the_kernels_that_were_made_for_it() {
+fn cuda_12_driver_loads_its_own_kernel_image() {
     let _alone = alone();
-    let test = "a_driver_of_cuda_12_loads_the_kernels_that_were_made_for_it";
+    let test = "cuda_12_driver_loads_its_own_kernel_image";
     if !is_standin() {
         return waived(test, "a real driver is of the version that it is");
     }
@@ -95,9 +96,9 @@ fn a_driver_of_cuda_12_loads_the_kernels_that_were_made_for_it() {
 
 /// Each in a child of its own: a device that lacks a memory operation, and one that has none at all.
 #[test]
-fn a_kernel_takes_the_place_of_what_the_device_lacks() {
+fn kernel_replaces_missing_memory_operations() {
     let _alone = alone();
-    let test = "a_kernel_takes_the_place_of_what_the_device_lacks";
+    let test = "kernel_replaces_missing_memory_operations";
     let Some(context) = context(test) else { return };
     if !is_standin() {
         return waived(test, "a real device lacks what it lacks");
@@ -160,9 +161,9 @@ fn a_kernel_takes_the_place_of_what_the_device_lacks() {
 }
 
 #[test]
-fn a_deadline_ends_a_wait_of_a_kernel_and_nobody_has_touched_the_word() {
+fn deadline_ends_a_kernel_wait_and_leaves_the_word_unchanged() {
     let _alone = alone();
-    let Some(context) = context("a_deadline_ends_a_wait_of_a_kernel") else {
+    let Some(context) = context("deadline_ends_a_kernel_wait_and_leaves_the_word_unchanged") else {
         return;
     };
     let stream = by_kernel(&context, "late");
@@ -215,9 +216,9 @@ fn a_deadline_ends_a_wait_of_a_kernel_and_nobody_has_touched_the_word() {
 }
 
 #[test]
-fn more_than_one_launch_takes_is_several_launches_in_order() {
+fn large_batches_are_split_into_launches_in_order() {
     let _alone = alone();
-    let Some(context) = context("more_than_one_launch_takes") else {
+    let Some(context) = context("large_batches_are_split_into_launches_in_order") else {
         return;
     };
     let stream = by_kernel(&context, "long");
@@ -274,10 +275,10 @@ fn a_launch_that_is_refused_is_not_queued() {
 
 /// What is promised and then fails is not there, and the reason is kept: in a process of its own, whose first calls fail.
 #[test]
-fn what_fails_when_it_is_tried_is_not_there() {
+fn capability_whose_probe_fails_is_reported_missing() {
     const FAULTS: &str = "DOORBELL_CUDA_STANDIN_FAULTS";
     let _alone = alone();
-    let test = "what_fails_when_it_is_tried_is_not_there";
+    let test = "capability_whose_probe_fails_is_reported_missing";
     if !is_standin() {
         return waived(test, "a real driver does not fail when it is told to");
     }
@@ -465,10 +466,10 @@ impl Drop for Copier {
 }
 
 #[test]
-fn a_kernel_behind_a_wait_sees_that_it_was_ended_by_a_failure() {
+fn kernel_behind_a_failed_wait_sees_the_status_word() {
     const WORK: i32 = -19;
     let _alone = alone();
-    let Some(context) = context("a_kernel_behind_a_wait_sees") else {
+    let Some(context) = context("kernel_behind_a_failed_wait_sees_the_status_word") else {
         return;
     };
     let copier = Copier::new(&context);

@@ -133,8 +133,8 @@ fn round(device: &Device, memory: Option<&DeviceBuffer>, calls: &mut Calls, valu
 }
 
 #[test]
-fn nothing_is_given_back_behind_a_wait() {
-    let test = "nothing_is_given_back_behind_a_wait";
+fn no_call_blocks_on_freeing_memory_behind_a_wait() {
+    let test = "no_call_blocks_on_freeing_memory_behind_a_wait";
     let _alone = alone();
     let Some(context) = context(test) else { return };
     let device = device();
@@ -185,8 +185,8 @@ fn nothing_is_given_back_behind_a_wait() {
 
 /// The driver has its pages still registered for a region that is gone, and nobody knows whether the memory is the same.
 #[test]
-fn memory_of_the_application_is_registered_again_when_no_stream_has_work() {
-    let test = "memory_of_the_application_is_registered_again_when_no_stream_has_work";
+fn application_memory_is_reregistered_when_streams_are_idle() {
+    let test = "application_memory_is_reregistered_when_streams_are_idle";
     let _alone = alone();
     let Some(_context) = context(test) else {
         return;
@@ -222,8 +222,8 @@ fn memory_of_the_application_is_registered_again_when_no_stream_has_work() {
 /// The registers of a card stay registered with the driver while a stream waits. If they were unmapped meanwhile, other memory at their addresses could not
 /// be registered.
 #[test]
-fn the_addresses_of_a_device_that_was_closed_are_not_used_again_behind_a_wait() {
-    let test = "the_addresses_of_a_device_that_was_closed_are_not_used_again_behind_a_wait";
+fn addresses_of_a_closed_device_are_not_reused_behind_a_wait() {
+    let test = "addresses_of_a_closed_device_are_not_reused_behind_a_wait";
     let _alone = alone();
     let Some(_context) = context(test) else {
         return;

@@ -330,9 +330,9 @@ fn transfers_between_gpu_and_gpu_and_host_arrive_at_every_length() {
 
 /// By lanes in shared memory, as between processes.
 #[test]
-fn two_devices_have_their_own_gpu_memory_copied_for_each_other() {
+fn transfers_between_two_devices_copy_gpu_memory() {
     let _alone = alone();
-    let test = "two_devices_have_their_own_gpu_memory_copied";
+    let test = "transfers_between_two_devices_copy_gpu_memory";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -506,9 +506,9 @@ fn atomics_on_gpu_memory_count_and_their_results_may_lie_there() {
 }
 
 #[test]
-fn what_a_region_of_gpu_memory_refuses() {
+fn gpu_memory_region_refuses_cpu_access_and_bad_keys() {
     let _alone = alone();
-    let test = "what_a_region_of_gpu_memory_refuses";
+    let test = "gpu_memory_region_refuses_cpu_access_and_bad_keys";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -590,9 +590,9 @@ fn status(error: &Error) -> Option<WcStatus> {
 }
 
 #[test]
-fn memory_of_others_is_looked_at_before_it_is_used() {
+fn foreign_device_memory_is_validated_before_use() {
     let _alone = alone();
-    let test = "memory_of_others_is_looked_at";
+    let test = "foreign_device_memory_is_validated_before_use";
     let Some(context) = context(test) else { return };
     let owner = context.alloc(8192).unwrap();
     let ptr = owner.ptr();
@@ -651,9 +651,9 @@ fn memory_of_others_is_looked_at_before_it_is_used() {
 }
 
 #[test]
-fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
+fn failed_copy_fails_only_its_work_request() {
     let _alone = alone();
-    let test = "a_copy_that_fails";
+    let test = "failed_copy_fails_only_its_work_request";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -760,9 +760,9 @@ fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
 }
 
 #[test]
-fn a_completion_comes_behind_its_copies_however_late_they_are() {
+fn completion_follows_delayed_copies() {
     let _alone = alone();
-    let test = "a_completion_comes_behind_its_copies";
+    let test = "completion_follows_delayed_copies";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -789,9 +789,9 @@ fn a_completion_comes_behind_its_copies_however_late_they_are() {
 }
 
 #[test]
-fn work_of_a_stream_sees_what_was_received_before_it_and_is_sent_when_it_is_done() {
+fn stream_work_and_transfers_of_gpu_memory_are_ordered() {
     let _alone = alone();
-    let test = "work_of_a_stream_sees_what_was_received";
+    let test = "stream_work_and_transfers_of_gpu_memory_are_ordered";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -927,9 +927,9 @@ fn gpu_copies_proceed_during_host_functions_and_captures() {
 }
 
 #[test]
-fn a_buffer_is_kept_by_what_is_queued_and_freed_after_it() {
+fn queued_work_keeps_a_buffer_until_it_completes() {
     let _alone = alone();
-    let test = "a_buffer_is_kept_by_what_is_queued";
+    let test = "queued_work_keeps_a_buffer_until_it_completes";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -974,9 +974,9 @@ fn a_buffer_is_kept_by_what_is_queued_and_freed_after_it() {
 }
 
 #[test]
-fn a_context_that_is_destroyed_fails_its_transfers_and_nothing_else() {
+fn destroyed_context_fails_only_its_own_transfers() {
     let _alone = alone();
-    let test = "a_context_that_is_destroyed";
+    let test = "destroyed_context_fails_only_its_own_transfers";
     let (Some(_), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -1049,9 +1049,9 @@ fn a_context_that_is_destroyed_fails_its_transfers_and_nothing_else() {
 
 /// Pinned memory in between, on whatever NIC.
 #[test]
-fn gpu_memory_goes_through_a_bounce_buffer_in_every_way() {
+fn bounce_buffer_transfers_gpu_memory_with_every_operation() {
     let _alone = alone();
-    let test = "gpu_memory_goes_through_a_bounce_buffer";
+    let test = "bounce_buffer_transfers_gpu_memory_with_every_operation";
     let Some(context) = context(test) else { return };
     let limit = Limit::new(test, BOUND);
     let mut random = Random(from_env("DOORBELL_TEST_SEED", 5));
@@ -1107,9 +1107,9 @@ fn gpu_memory_goes_through_a_bounce_buffer_in_every_way() {
 }
 
 #[test]
-fn a_bounce_buffer_stops_at_a_failure_in_the_middle_and_works_again() {
+fn bounce_buffer_stops_at_a_failure_and_works_again() {
     let _alone = alone();
-    let test = "a_bounce_buffer_stops_at_a_failure";
+    let test = "bounce_buffer_stops_at_a_failure_and_works_again";
     let Some(context) = context(test) else { return };
     let limit = Limit::new(test, BOUND);
     let mut pair = Pair::new(&device(), &EndpointConfig::default());
@@ -1215,9 +1215,9 @@ fn a_bounce_buffer_stops_at_a_failure_in_the_middle_and_works_again() {
 
 /// What a NIC other than softcx says to memory of a GPU. A child of this test has a driver that exports it, or lacks something.
 #[test]
-fn a_nic_reaches_gpu_memory_or_each_way_says_why_not() {
+fn nic_reaches_gpu_memory_or_every_way_reports_a_reason() {
     let _alone = alone();
-    let test = "a_nic_reaches_gpu_memory_or_each_way_says_why_not";
+    let test = "nic_reaches_gpu_memory_or_every_way_reports_a_reason";
     let Some(context) = context(test) else { return };
     let device = device();
     if device.name() == "softcx" {
@@ -1313,9 +1313,9 @@ fn a_nic_reaches_gpu_memory_or_each_way_says_why_not() {
 }
 
 #[test]
-fn contexts_streams_and_memory_of_cudarc_come_and_go() {
+fn cudarc_contexts_streams_and_memory_convert_both_ways() {
     let _alone = alone();
-    let test = "contexts_streams_and_memory_of_cudarc";
+    let test = "cudarc_contexts_streams_and_memory_convert_both_ways";
     let Some(context) = context(test) else { return };
     let _limit = Limit::new(test, BOUND);
     use cudarc::driver::{CudaContext as TheirContext, CudaSlice};
@@ -1418,9 +1418,9 @@ fn contexts_streams_and_memory_of_cudarc_come_and_go() {
 
 /// A child of this test has a driver that gives addresses out again.
 #[test]
-fn a_cache_registers_an_allocation_once_and_anew_when_it_is_another() {
+fn cache_registers_each_allocation_once() {
     let _alone = alone();
-    let test = "a_cache_registers_an_allocation_once_and_anew_when_it_is_another";
+    let test = "cache_registers_each_allocation_once";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -1542,9 +1542,9 @@ fn a_cache_registers_an_allocation_once_and_anew_when_it_is_another() {
 
 /// It takes the ten seconds that a copy is given.
 #[test]
-fn a_copy_that_does_not_end_fails_its_transfer_and_memory_made_later_works() {
+fn hanging_copy_fails_its_transfer_and_later_memory_works() {
     let _alone = alone();
-    let test = "a_copy_that_does_not_end";
+    let test = "hanging_copy_fails_its_transfer_and_later_memory_works";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };

@@ -144,9 +144,11 @@ fn kernels_post_to_a_queue_in_which_every_count_wraps() {
 }
 
 #[test]
-fn immediate_data_of_a_kernel_reaches_a_receive_of_the_host() {
+fn immediate_data_posted_by_a_kernel_reaches_the_receive() {
     let _alone = alone();
-    let Some(mut application) = Application::new("immediate_data_of_a_kernel") else {
+    let Some(mut application) =
+        Application::new("immediate_data_posted_by_a_kernel_reaches_the_receive")
+    else {
         return;
     };
     application.bench.pair.b.post_recv(5, &[]).unwrap();
@@ -162,9 +164,10 @@ fn immediate_data_of_a_kernel_reaches_a_receive_of_the_host() {
 }
 
 #[test]
-fn an_error_of_the_nic_is_a_code_and_the_endpoint_comes_back() {
+fn nic_error_is_a_kernel_code_and_reset_recovers() {
     let _alone = alone();
-    let Some(application) = Application::new("an_error_of_the_nic_is_a_code") else {
+    let Some(application) = Application::new("nic_error_is_a_kernel_code_and_reset_recovers")
+    else {
         return;
     };
     let mut step = application.put(0);
@@ -239,9 +242,9 @@ fn an_abort_ends_a_wait_of_a_kernel() {
 
 /// A kernel would find the completion of a get before its data. A child of this test has such a GPU.
 #[test]
-fn a_gpu_that_sees_writes_of_nics_in_any_order_gets_no_queue() {
+fn kernel_queue_is_refused_on_a_gpu_with_unordered_nic_writes() {
     let _alone = alone();
-    let test = "a_gpu_that_sees_writes_of_nics_in_any_order_gets_no_queue";
+    let test = "kernel_queue_is_refused_on_a_gpu_with_unordered_nic_writes";
     if !standin::is_standin() {
         return waived(test, "a real device has the order that it has");
     }
@@ -261,9 +264,9 @@ fn a_gpu_that_sees_writes_of_nics_in_any_order_gets_no_queue() {
 }
 
 #[test]
-fn what_the_driver_does_not_map_is_an_error_and_the_queue_comes_back() {
+fn failed_mapping_is_an_error_and_the_endpoint_keeps_its_queue() {
     let _alone = alone();
-    let test = "what_the_driver_does_not_map";
+    let test = "failed_mapping_is_an_error_and_the_endpoint_keeps_its_queue";
     if !standin::is_standin() {
         return waived(test, "a driver that refuses is the stand-in's");
     }

@@ -148,9 +148,10 @@ fn is_discarded(ticket: &Ticket) -> bool {
 }
 
 #[test]
-fn a_kernel_rings_what_was_prepared_and_waits_for_it() {
+fn kernel_rings_prepared_operations_and_waits_for_them() {
     let _alone = alone();
-    let Some(application) = Application::of("a_kernel_rings_what_was_prepared") else {
+    let Some(application) = Application::of("kernel_rings_prepared_operations_and_waits_for_them")
+    else {
         return;
     };
     let kernels = application.kernels();
@@ -183,9 +184,10 @@ fn a_kernel_rings_what_was_prepared_and_waits_for_it() {
 
 /// Past the ends of the rings, with as many operations in a trigger as there are places, and more than one trigger takes.
 #[test]
-fn thousands_in_a_row_arrive_once_and_in_order() {
+fn thousands_of_operations_execute_once_and_in_order() {
     let _alone = alone();
-    let Some(application) = Application::of("thousands_in_a_row") else {
+    let Some(application) = Application::of("thousands_of_operations_execute_once_and_in_order")
+    else {
         return;
     };
     let kernels = application.kernels();
@@ -402,9 +404,9 @@ fn every_failure_reaches_the_kernel_that_waits() {
 
 /// A trigger that is not executed for longer than its deadline is not late.
 #[test]
-fn a_deadline_begins_when_the_kernel_does() {
+fn deadline_starts_when_the_kernel_starts() {
     let _alone = alone();
-    let test = "a_deadline_begins_when_the_kernel_does";
+    let test = "deadline_starts_when_the_kernel_starts";
     let Some(context) = context(test) else { return };
     let application = Application::new(&context);
     let bench = Bench::new();
@@ -468,9 +470,9 @@ fn a_dead_peer_reaches_the_kernel_that_waits() {
 }
 
 #[test]
-fn a_full_queue_is_told_when_it_is_posted_to() {
+fn full_queue_is_reported_at_post() {
     let _alone = alone();
-    let Some(application) = Application::of("a_full_queue_is_told") else {
+    let Some(application) = Application::of("full_queue_is_reported_at_post") else {
         return;
     };
     let kernels = application.kernels();
@@ -505,9 +507,10 @@ fn a_full_queue_is_told_when_it_is_posted_to() {
 
 /// A kernel that gives up a wait: nothing behind it is executed, and everyone hears of it.
 #[test]
-fn a_kernel_that_gives_up_ends_the_stream_and_nothing_is_half_executed() {
+fn kernel_timeout_ends_the_stream_and_discards_the_rest() {
     let _alone = alone();
-    let Some(application) = Application::of("a_kernel_that_gives_up") else {
+    let Some(application) = Application::of("kernel_timeout_ends_the_stream_and_discards_the_rest")
+    else {
         return;
     };
     let mut bench = Bench::new();
@@ -608,9 +611,10 @@ fn a_trigger_is_executed_once_and_in_its_turn() {
 }
 
 #[test]
-fn what_no_kernel_will_execute_is_given_up() {
+fn discard_taken_ends_work_that_no_kernel_will_execute() {
     let _alone = alone();
-    let Some(application) = Application::of("what_no_kernel_will_execute") else {
+    let Some(application) = Application::of("discard_taken_ends_work_that_no_kernel_will_execute")
+    else {
         return;
     };
     let mut bench = Bench::new();
@@ -657,9 +661,11 @@ fn what_no_kernel_will_execute_is_given_up() {
 }
 
 #[test]
-fn an_abort_ends_every_wait_of_what_was_taken_and_discards_the_rest() {
+fn abort_ends_waits_of_taken_triggers_and_discards_the_rest() {
     let _alone = alone();
-    let Some(application) = Application::of("an_abort_ends_every_wait") else {
+    let Some(application) =
+        Application::of("abort_ends_waits_of_taken_triggers_and_discards_the_rest")
+    else {
         return;
     };
     let bench = Bench::new();
@@ -747,10 +753,9 @@ fn an_abort_ends_waits_for_events_of_other_streams() {
 
 /// The end of a stream says nothing of what it had executed before.
 #[test]
-fn a_record_that_was_passed_before_an_abort_is_good() {
+fn event_record_passed_before_an_abort_succeeds() {
     let _alone = alone();
-    let Some(application) = Application::of("a_record_that_was_passed_before_an_abort_is_good")
-    else {
+    let Some(application) = Application::of("event_record_passed_before_an_abort_succeeds") else {
         return;
     };
     let bench = Bench::new();
@@ -772,9 +777,10 @@ fn a_record_that_was_passed_before_an_abort_is_good() {
 }
 
 #[test]
-fn handles_go_in_any_order_and_what_was_taken_is_executed() {
+fn handles_drop_in_any_order_and_taken_triggers_execute() {
     let _alone = alone();
-    let Some(application) = Application::of("handles_go_in_any_order") else {
+    let Some(application) = Application::of("handles_drop_in_any_order_and_taken_triggers_execute")
+    else {
         return;
     };
     for round in 0..12_u8 {
@@ -867,9 +873,9 @@ fn kernels_and_streams_wait_for_each_other_by_events_and_values() {
 
 /// What is refused when it is queued leaves what was queued before as it was.
 #[test]
-fn what_is_refused_is_not_in_the_trigger() {
+fn refused_operations_are_not_in_the_trigger() {
     let _alone = alone();
-    let test = "what_is_refused_is_not_in_the_trigger";
+    let test = "refused_operations_are_not_in_the_trigger";
     let Some(context) = context(test) else { return };
     if is_sync(test) {
         return;
@@ -898,9 +904,9 @@ fn what_is_refused_is_not_in_the_trigger() {
 
 /// Nor is the first part of a batch of which a later part cannot be.
 #[test]
-fn a_batch_that_is_refused_in_its_middle_is_not_in_the_trigger() {
+fn batch_refused_in_the_middle_is_not_in_the_trigger() {
     let _alone = alone();
-    let test = "a_batch_that_is_refused_in_its_middle";
+    let test = "batch_refused_in_the_middle_is_not_in_the_trigger";
     let Some(context) = context(test) else { return };
     if is_sync(test) {
         return;
@@ -969,9 +975,9 @@ fn a_batch_that_is_refused_in_its_middle_is_not_in_the_trigger() {
 
 /// On the sync path an operation is carried out where it is posted, once what was taken is executed.
 #[test]
-fn on_the_sync_path_nothing_is_left_to_a_kernel() {
+fn sync_path_executes_at_post_and_leaves_no_trigger() {
     let _alone = alone();
-    let test = "on_the_sync_path";
+    let test = "sync_path_executes_at_post_and_leaves_no_trigger";
     let Some(context) = context(test) else { return };
     let application = Application::new(&context);
     let kernels = application.kernels();
