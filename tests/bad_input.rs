@@ -107,7 +107,7 @@ fn range(error: &Error) -> (&'static str, u64, u64, u64) {
 }
 
 #[test]
-fn lengths_and_spans() {
+fn out_of_range_lengths_and_slices_are_refused() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     for len in [0, doorbell_region_max() + 1, u64::MAX] {
@@ -225,7 +225,7 @@ fn named(pair: &Pair, len_bytes: u64) -> Region {
 }
 
 #[test]
-fn too_many_slices_too_much_inline_and_atomics_of_a_wrong_shape() {
+fn excess_slices_excess_inline_and_misshapen_atomics_are_refused() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     let region = pair.region(4096);
@@ -268,7 +268,7 @@ fn too_many_slices_too_much_inline_and_atomics_of_a_wrong_shape() {
 
 /// What a device answers with a completion in error, which costs the endpoint, is refused at the post.
 #[test]
-fn what_the_device_would_fail_is_refused_at_the_post() {
+fn work_that_the_device_would_fail_is_refused_at_post() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     let region = pair.region(4096);
@@ -334,7 +334,7 @@ fn what_the_device_would_fail_is_refused_at_the_post() {
 
 /// The messages of time-outs and of refused operations name usual causes.
 #[test]
-fn errors_of_waits_and_of_what_is_not_taken_name_their_causes() {
+fn timeout_and_refusal_messages_name_usual_causes() {
     let device = device();
     let mut pair = Pair::new(&device, &config());
     let short = Some(Duration::from_millis(1));
@@ -373,7 +373,7 @@ fn errors_of_waits_and_of_what_is_not_taken_name_their_causes() {
 }
 
 #[test]
-fn foreign_and_deregistered_regions() {
+fn foreign_and_deregistered_regions_are_refused() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     let same_device =
@@ -412,12 +412,9 @@ fn foreign_and_deregistered_regions() {
 }
 
 #[test]
-fn full_queues_say_so_and_take_more_when_there_is_room() {
+fn full_queues_return_errors_and_accept_work_again() {
     let device = device();
-    if has_no_queue(
-        &device,
-        "full_queues_say_so_and_take_more_when_there_is_room",
-    ) {
+    if has_no_queue(&device, "full_queues_return_errors_and_accept_work_again") {
         return;
     }
     let mut pair = Pair::new(&device, &config());
@@ -508,7 +505,7 @@ fn full_queues_say_so_and_take_more_when_there_is_room() {
 }
 
 #[test]
-fn a_wait_for_what_nobody_posted_says_what_to_post() {
+fn wait_without_posted_work_names_the_missing_post() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     for (side, cure) in [
@@ -525,7 +522,7 @@ fn a_wait_for_what_nobody_posted_says_what_to_post() {
 }
 
 #[test]
-fn posting_before_connect_and_connecting_twice() {
+fn send_before_connect_and_second_connect_are_refused() {
     let domain = device().protection_domain();
     let a = Endpoint::new(&domain, &config()).unwrap();
     let b = Endpoint::new(&domain, &config()).unwrap();
@@ -563,7 +560,7 @@ fn posting_before_connect_and_connecting_twice() {
 }
 
 #[test]
-fn connecting_to_nobody_a_stranger_or_another_version() {
+fn connecting_to_invalid_or_absent_peers_fails() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     let good = pair.b.address().to_bytes();
@@ -647,7 +644,7 @@ fn connecting_to_nobody_a_stranger_or_another_version() {
 }
 
 #[test]
-fn after_a_failure_everything_is_refused_until_a_reset() {
+fn failed_endpoint_refuses_every_call_until_reset() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     let region = pair.region(64);
@@ -694,7 +691,7 @@ fn after_a_failure_everything_is_refused_until_a_reset() {
 }
 
 #[test]
-fn configs_out_of_their_limits() {
+fn endpoint_configs_out_of_limits_are_refused() {
     let domain = device().protection_domain();
     let good = EndpointConfig::default();
     let bad = |change: fn(&mut EndpointConfig)| {
@@ -765,7 +762,7 @@ fn configs_out_of_their_limits() {
 }
 
 #[test]
-fn prepared_operations_out_of_turn_twice_or_after_their_time() {
+fn out_of_order_and_stale_prepared_operations_are_refused() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     let first = pair.a.prepare_send(&Work::nop().wr_id(1)).unwrap();

@@ -228,7 +228,7 @@ fn config() -> EndpointConfig {
 }
 
 #[test]
-fn every_byte_comes_through_in_every_way() {
+fn every_byte_arrives_with_every_operation() {
     let seed = from_env("DOORBELL_SEED", 1);
     let limit = Limit::new("bounce", Duration::from_secs(100));
     let config = config().send_depth(4).recv_depth(4);
@@ -261,7 +261,7 @@ fn every_byte_comes_through_in_every_way() {
 }
 
 #[test]
-fn copies_are_under_way_together() {
+fn copies_overlap() {
     let mut pair = Pair::new(&device(), &config());
     let engine = Strange::with(|plan| plan.patience = 8);
     let mut bounce = bounce(&pair, &engine, 64, 4);
@@ -270,7 +270,7 @@ fn copies_are_under_way_together() {
 }
 
 #[test]
-fn a_failed_copy_stops_the_line_and_leaves_nothing_under_way() {
+fn failed_copy_ends_the_transfer_and_leaves_no_copy_pending() {
     let _limit = Limit::new("failed copy", Duration::from_secs(100));
     let mut pair = Pair::new(&device(), &config());
     let region = pair.region(6400);
@@ -354,7 +354,7 @@ fn a_failed_copy_of_a_message_ends_both_sides() {
 }
 
 #[test]
-fn an_error_of_the_peer_stops_the_line() {
+fn remote_access_error_ends_the_transfer() {
     let _limit = Limit::new("refused", Duration::from_secs(100));
     let mut pair = Pair::new(&device(), &config());
     let engine = Strange::with(|plan| plan.patience = 2);
@@ -398,7 +398,7 @@ fn an_error_of_the_peer_stops_the_line() {
 }
 
 #[test]
-fn ends_that_do_not_agree_are_told() {
+fn mismatched_lengths_or_chunks_fail_on_both_ends() {
     let _limit = Limit::new("disagreement", Duration::from_secs(100));
     let mut pair = Pair::new(&device(), &config());
     for (sent, chunk_bytes) in [(6000, 64), (6401, 64), (6400, 63)] {
@@ -425,7 +425,7 @@ fn ends_that_do_not_agree_are_told() {
 }
 
 #[test]
-fn nothing_waits_for_ever() {
+fn stuck_copies_and_a_frozen_device_end_by_the_deadline() {
     let _limit = Limit::new("timeouts", Duration::from_secs(100));
     let device = device();
     let mut pair = Pair::new(&device, &config());
@@ -491,7 +491,7 @@ fn nothing_waits_for_ever() {
 }
 
 #[test]
-fn memory_of_this_process_needs_no_engine_of_its_own() {
+fn memcpy_engine_transfers_host_memory() {
     let mut pair = Pair::new(&device(), &config());
     let config = BounceConfig::default();
     let mut bounce = Bounce::new(&pair.domain, MemcpyEngine::default(), config).unwrap();

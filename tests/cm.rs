@@ -91,10 +91,10 @@ fn transfer(from: &mut Endpoint, to: &mut Endpoint) {
 }
 
 #[test]
-fn a_system_without_rdma_cm_says_so_at_once() {
+fn bind_on_a_system_without_rdma_cm_fails_at_once() {
     if std::path::Path::new("/dev/infiniband/rdma_cm").exists() {
         return waived::waived(
-            "a_system_without_rdma_cm_says_so_at_once",
+            "bind_on_a_system_without_rdma_cm_fails_at_once",
             "this system has rdma_cm",
         );
     }
@@ -112,7 +112,7 @@ fn a_system_without_rdma_cm_says_so_at_once() {
 }
 
 #[test]
-fn what_is_wrong_before_any_connection_is_named() {
+fn wrong_address_and_long_private_data_are_refused() {
     assert!(matches!(
         CmListener::bind("nowhere"),
         Err(Error::Malformed { .. })
@@ -134,9 +134,8 @@ fn what_is_wrong_before_any_connection_is_named() {
 }
 
 #[test]
-fn connections_carry_every_operation_both_ways_and_again_after_a_reset() {
-    let Some(address) =
-        address("connections_carry_every_operation_both_ways_and_again_after_a_reset")
+fn connections_carry_every_operation_and_reconnect_after_reset() {
+    let Some(address) = address("connections_carry_every_operation_and_reconnect_after_reset")
     else {
         return;
     };
@@ -194,8 +193,8 @@ fn connections_carry_every_operation_both_ways_and_again_after_a_reset() {
 }
 
 #[test]
-fn a_refusal_comes_with_its_reason_and_its_private_data() {
-    let Some(address) = address("a_refusal_comes_with_its_reason_and_its_private_data") else {
+fn refusal_has_its_reason_and_private_data() {
+    let Some(address) = address("refusal_has_its_reason_and_private_data") else {
         return;
     };
     let _limit = Limit::new("refusals", SOON * 3);
@@ -246,8 +245,8 @@ fn a_refusal_comes_with_its_reason_and_its_private_data() {
 }
 
 #[test]
-fn who_is_not_there_is_said_within_the_deadline() {
-    let Some(address) = address("who_is_not_there_is_said_within_the_deadline") else {
+fn absent_peer_is_reported_within_the_deadline() {
+    let Some(address) = address("absent_peer_is_reported_within_the_deadline") else {
         return;
     };
     let _limit = Limit::new("nobody", SOON * 3);
@@ -330,8 +329,8 @@ fn child_process_of_the_killed_peer_test() {
 }
 
 #[test]
-fn a_peer_that_is_killed_is_a_peer_that_has_disconnected() {
-    let Some(address) = address("a_peer_that_is_killed_is_a_peer_that_has_disconnected") else {
+fn killed_peer_is_reported_as_disconnected() {
+    let Some(address) = address("killed_peer_is_reported_as_disconnected") else {
         return;
     };
     let _limit = Limit::new("killed", SOON * 2);
@@ -370,9 +369,8 @@ fn a_peer_that_is_killed_is_a_peer_that_has_disconnected() {
 
 /// The peer's request is taken when the peer is no longer there.
 #[test]
-fn a_peer_that_goes_between_its_request_and_the_answer_is_noticed() {
-    let Some(address) = address("a_peer_that_goes_between_its_request_and_the_answer_is_noticed")
-    else {
+fn accept_fails_if_the_requester_has_gone() {
+    let Some(address) = address("accept_fails_if_the_requester_has_gone") else {
         return;
     };
     let _limit = Limit::new("between", SOON * 2);

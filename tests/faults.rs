@@ -1008,7 +1008,7 @@ fn ten_thousand_faults_end_in_time_with_the_right_error() {
 
 /// What a wait protects is not sent when the wait is given up: the doorbell behind it comes too late for this life of the endpoint.
 #[test]
-fn a_doorbell_behind_a_wait_that_was_given_up_sends_nothing() {
+fn doorbell_behind_a_timed_out_wait_sends_nothing() {
     let limit = Limit::new("behind a wait", BOUND);
     let mut pair = Pair::new(&device(), &patient());
     let region = pair.region(4096);
@@ -1048,7 +1048,7 @@ fn a_doorbell_behind_a_wait_that_was_given_up_sends_nothing() {
 
 /// One endpoint of a batch has failed: nothing of the batch is given, and the others' operations can be given without it.
 #[test]
-fn a_batch_with_a_failed_endpoint_in_it_gives_nothing() {
+fn batch_with_a_failed_endpoint_posts_nothing() {
     let device = device();
     let stream = stream("batch");
     let mut pairs = [0; 3].map(|_| Pair::new(&device, &patient()));

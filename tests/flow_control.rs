@@ -71,7 +71,7 @@ fn a_queue_of_any_depth_takes_any_number_of_steps() {
 }
 
 #[test]
-fn the_example_ends() {
+fn flow_control_example_finishes() {
     let _limit = Limit::new("example", STEP);
     let device = std::env::var("DOORBELL_TEST_DEVICE");
     let device = device.as_deref().unwrap_or("softcx");
@@ -80,7 +80,7 @@ fn the_example_ends() {
 
 /// Completions that nobody takes fill the completion queue; unsignaled work fills the send queue. No wait would end that.
 #[test]
-fn room_that_will_not_come_is_not_waited_for() {
+fn wait_room_returns_at_once_if_no_room_will_come() {
     let _limit = Limit::new("no room", STEP);
     let mut pair = Pair::new(&device(), &config(DEPTH));
     let full = |error: Error, queue: &str, cure: &str| {
@@ -189,7 +189,7 @@ fn a_wait_for_room_ends_with_room_its_timeout_or_the_failure() {
 }
 
 #[test]
-fn a_ticket_is_waited_for() {
+fn ticket_wait_ends_on_completion_timeout_or_abort() {
     let _limit = Limit::new("tickets", STEP);
     let mut pair = Pair::new(&device(), &config(DEPTH));
     let region = pair.region(4096);
@@ -231,7 +231,7 @@ fn a_ticket_is_waited_for() {
 
 /// The failure names the oldest work request that was not done, and what usually keeps it.
 #[test]
-fn a_deadline_names_what_was_not_done() {
+fn deadline_failure_names_the_oldest_unfinished_request() {
     let _limit = Limit::new("deadline", STEP);
     let mut pair = Pair::new(&device(), &config(DEPTH));
     let stream = rig::stream("s");

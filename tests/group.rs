@@ -128,7 +128,7 @@ fn good(rank: u32, size: u32, rounds: u64) -> String {
 }
 
 #[test]
-fn a_ring_by_torchruns_variables() {
+fn ring_starts_from_torchrun_variables() {
     let began = torchrun(4, 20, None);
     for (rank, process) in (0..).zip(began) {
         let output = process.end(LIMIT);
@@ -140,7 +140,7 @@ fn a_ring_by_torchruns_variables() {
 
 /// Any rank, and the one that has the store.
 #[test]
-fn a_killed_rank_is_named_by_every_other() {
+fn every_rank_names_the_killed_rank() {
     for killed in [2, 0] {
         let mut job = torchrun(4, u64::MAX >> 40, Some(killed));
         let first = job.remove(killed as usize).end(LIMIT);
@@ -186,8 +186,8 @@ fn has_mpirun(test: &str) -> bool {
 }
 
 #[test]
-fn a_ring_by_mpirun() {
-    if !has_mpirun("a_ring_by_mpirun") {
+fn ring_starts_under_mpirun() {
+    if !has_mpirun("ring_starts_under_mpirun") {
         return;
     }
     let output = mpirun(20, &[], None);
@@ -199,8 +199,8 @@ fn a_ring_by_mpirun() {
 }
 
 #[test]
-fn a_rank_killed_under_mpirun_is_named_by_every_other() {
-    if !has_mpirun("a_rank_killed_under_mpirun_is_named_by_every_other") {
+fn every_rank_names_the_rank_killed_under_mpirun() {
+    if !has_mpirun("every_rank_names_the_rank_killed_under_mpirun") {
         return;
     }
     // Else mpirun itself ends the others first.
@@ -212,7 +212,7 @@ fn a_rank_killed_under_mpirun_is_named_by_every_other() {
 
 /// A waiting thread learns the rank without asking the group: by the ticket, by the stream, and by a poll.
 #[test]
-fn what_waits_for_a_dead_rank_names_it() {
+fn waits_for_a_dead_rank_name_it() {
     let [_, b, c, d] = std::process::id().to_be_bytes();
     let address = format!("127.{b}.{c}.{d}:19999");
     let one = |rank| {

@@ -144,7 +144,7 @@ impl Drop for Peer {
 }
 
 #[test]
-fn a_killed_peer_ends_in_a_time_out_and_its_place_is_used_again() {
+fn killed_peer_causes_retry_exceeded_and_the_queue_pair_is_reused() {
     let device = Device::open().unwrap();
     let mut end = End::new(&device, LEN);
     for round in 0..2 {
@@ -188,7 +188,7 @@ fn a_killed_peer_ends_in_a_time_out_and_its_place_is_used_again() {
 }
 
 #[test]
-fn the_lanes_of_dead_processes_are_free_again() {
+fn lanes_of_dead_processes_are_freed() {
     let device = Device::open().unwrap();
     let end = End::new(&device, 4096);
     // More than the 32 that a device has, one after the other; each had claimed one when it was killed.

@@ -58,7 +58,7 @@ fn cycle() {
 
 /// One test, because it counts what the whole process holds.
 #[test]
-fn nothing_is_left_of_a_thousand_cycles() {
+fn thousand_life_cycles_leak_nothing() {
     const WARM_UP: u64 = 20;
     let cycles = from_env("DOORBELL_CYCLES", 1000);
     let limit = Limit::new("life cycles", Duration::from_secs(60));

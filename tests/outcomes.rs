@@ -35,9 +35,9 @@ fn config() -> EndpointConfig {
 
 /// A stream stands before its doorbells when the endpoint fails. The writes behind it were never transmitted.
 #[test]
-fn no_ticket_is_complete_of_a_write_that_never_left() {
+fn write_never_transmitted_is_not_reported_complete() {
     let device = device();
-    if has_no_queue(&device, "no_ticket_is_complete_of_a_write_that_never_left") {
+    if has_no_queue(&device, "write_never_transmitted_is_not_reported_complete") {
         return;
     }
     let mut unknown = 0;
@@ -92,7 +92,7 @@ fn no_ticket_is_complete_of_a_write_that_never_left() {
 
 /// A queue of one place: the next request takes the place of one that has failed, before anybody is told of the failure.
 #[test]
-fn no_ticket_is_complete_of_a_request_that_failed() {
+fn failed_request_is_not_reported_complete() {
     let config = config().send_depth(1);
     let mut pair = Pair::new(&device(), &config);
     let region = pair.region(4096);
@@ -126,7 +126,7 @@ fn no_ticket_is_complete_of_a_request_that_failed() {
 
 /// A wait that no stream had, and that nobody has a ticket of, leaves the completion to the next poll, also on an endpoint that has failed meanwhile.
 #[test]
-fn a_wait_that_is_taken_back_after_a_failure_takes_no_completion_with_it() {
+fn wait_rolled_back_after_a_failure_leaves_its_completion() {
     let mut pair = Pair::new(&device(), &config());
     for round in 0..20 {
         let sent = pair.a.post_send(&Work::nop().wr_id(round)).unwrap();
@@ -156,7 +156,7 @@ fn a_wait_that_is_taken_back_after_a_failure_takes_no_completion_with_it() {
 
 /// What was rung, and is under way when its endpoint is reset, is flushed first: its ticket says how it ended.
 #[test]
-fn a_reset_flushes_what_was_rung() {
+fn reset_flushes_rung_work_requests() {
     let device = device();
     let config = config().rnr_retry(7);
     let mut pair = Pair::new(&device, &config);
@@ -378,9 +378,9 @@ fn a_failed_producer_transmits_nothing() {
 
 /// A stream that is to go on does, and reports the failure once.
 #[test]
-fn a_stream_goes_on_where_it_is_told_to() {
+fn stream_with_continue_on_error_continues() {
     let device = device();
-    if has_no_queue(&device, "a_stream_goes_on_where_it_is_told_to") {
+    if has_no_queue(&device, "stream_with_continue_on_error_continues") {
         return;
     }
     let mut pair = Pair::new(&device, &config());
@@ -419,7 +419,7 @@ fn held(stream: &doorbell::HostStream) -> Arc<AtomicBool> {
 /// An abort that comes while the endpoint is reset counts for the old generation or for the new one. It does not come between the steps of the
 /// reset, or of the connection: those would find a queue pair in error.
 #[test]
-fn an_abort_during_a_reset_is_told_as_an_abort() {
+fn abort_during_a_reset_is_reported_as_abort() {
     // Long queues, so that the reset takes longer than from one look of the watchdog to the next.
     let config = config().send_depth(8192).recv_depth(8192);
     let mut pair = Pair::new(&device(), &config);

@@ -31,7 +31,7 @@ fn with(control: Control) -> EndpointConfig {
 }
 
 #[test]
-fn the_best_path_is_taken_unless_one_is_asked_for() {
+fn best_path_is_chosen_unless_one_is_requested() {
     let device = Device::open("softcx").unwrap();
     let domain = device.protection_domain();
     let path = |config| doorbell::Endpoint::new(&domain, &config).unwrap().path();
@@ -55,7 +55,7 @@ fn the_best_path_is_taken_unless_one_is_asked_for() {
 }
 
 #[test]
-fn names_that_ask_for_nonsense_are_refused() {
+fn malformed_device_names_are_refused() {
     for name in [
         "softcx,path=gpu",
         "softcx,path=",
@@ -78,7 +78,7 @@ fn names_that_ask_for_nonsense_are_refused() {
 
 /// What a stream gets on the proxy path are words, and nothing of the device's.
 #[test]
-fn programs_of_the_proxy_path_touch_words_only() {
+fn proxy_path_programs_access_only_words() {
     let mut pair = Pair::new(&proxied(), &EndpointConfig::default());
     let region = pair.region(4096);
     let remote = region.remote();
@@ -120,7 +120,7 @@ fn programs_of_the_proxy_path_touch_words_only() {
 /// program the trigger is the only store, and the last thing; and a fence stands right before it, for reads and writes, of whatever
 /// operation.
 #[test]
-fn every_trigger_has_a_fence_before_it_that_orders_all_work() {
+fn every_trigger_store_follows_a_full_fence() {
     let seed = from_env("DOORBELL_SEED", 0xd00b_0f3c);
     println!("DOORBELL_SEED={seed}");
     let mut random = Random(seed);
@@ -216,7 +216,7 @@ fn triggers(prepared: &Prepared, count: &mut u32) {
 /// In a batch that the calling thread carries out, for one of its endpoints is on the sync path, an endpoint that streams ring for waits
 /// for what another stream has of it: the doorbell record counts, so a doorbell too early would tell of both.
 #[test]
-fn a_batch_in_the_calling_thread_waits_for_what_another_stream_has() {
+fn sync_batch_waits_for_earlier_work_of_another_stream() {
     let _limit = Limit::new("turn", STEP);
     let device = Device::open("softcx").unwrap();
     for control in [Control::Direct, Control::Proxy] {
@@ -365,7 +365,7 @@ fn a_stream_does_not_overtake_a_batch_in_the_calling_thread() {
 /// A stream that waits for a count of completions is released only when the completions before its own are counted, which nothing waits
 /// for: neither comes, for their receives were never rung.
 #[test]
-fn a_wait_by_count_is_let_go_with_those_before_it_that_nobody_waits_for() {
+fn wait_by_count_is_released_with_earlier_unwaited_completions() {
     let _limit = Limit::new("counted", STEP);
     let device = Device::open("softcx").unwrap();
     for control in [Control::Direct, Control::Proxy] {
@@ -479,7 +479,7 @@ fn a_wait_behind_a_stalled_proxy_ends_at_its_deadline() {
 
 /// A hundred endpoints on one thread; one of them fails in the midst of it, for each reason that it can have.
 #[test]
-fn one_of_a_hundred_that_fails_harms_no_other() {
+fn failed_endpoint_does_not_affect_others_on_its_proxy() {
     const PAIRS: usize = 50;
     let _limit = Limit::new("hundred", STEP);
     let device = proxied();
@@ -640,7 +640,7 @@ unsafe impl Executor for Corrupting {
 
 /// The link of a moment ago is no reason to fail: retries are for that.
 #[test]
-fn a_link_that_goes_down_and_comes_back_delays() {
+fn link_flaps_delay_but_fail_nothing() {
     let _limit = Limit::new("link", STEP);
     for path in ["direct", "proxy", "sync"] {
         let device = Device::open(&format!("softcx,path={path}")).unwrap();
@@ -669,7 +669,7 @@ fn a_link_that_goes_down_and_comes_back_delays() {
 
 /// A NIC that is pulled out: every wait ends, every ticket fails, and new endpoints are refused.
 #[test]
-fn a_device_that_is_pulled_out_fails_its_endpoints_in_time() {
+fn surprise_removal_fails_endpoints_in_bounded_time() {
     let _limit = Limit::new("gone", STEP);
     for path in ["direct", "proxy", "sync"] {
         let device = Device::open(&format!("softcx,path={path}")).unwrap();
@@ -711,7 +711,7 @@ fn a_device_that_is_pulled_out_fails_its_endpoints_in_time() {
 
 /// Many endpoints, many streams, in random order: each stream sees its own order, whichever component rings.
 #[test]
-fn random_orders_over_one_proxy_are_kept() {
+fn proxy_keeps_random_stream_orders() {
     let limit = Limit::new("random", STEP);
     let seed = from_env("DOORBELL_SEED", 0xd00b_0004);
     println!("DOORBELL_SEED={seed}");
@@ -764,7 +764,7 @@ fn random_orders_over_one_proxy_are_kept() {
 
 /// A caller that posts, and checks nothing but whether there is room, gets room.
 #[test]
-fn posts_that_are_tried_again_find_room() {
+fn retried_posts_find_room() {
     let _limit = Limit::new("room", STEP);
     for path in ["direct", "proxy", "sync"] {
         let name = std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_else(|_| "softcx".into());

@@ -128,7 +128,7 @@ fn a_part_of_a_registered_range_with_the_same_rights_is_a_hit() {
 }
 
 #[test]
-fn what_is_in_use_stays_and_the_rest_makes_room() {
+fn entries_in_use_stay_and_others_are_evicted() {
     let _alone = alone();
     let domain = device().protection_domain();
     let cache = explicit(&domain, 3, 10 * PAGE as u64);
@@ -185,7 +185,7 @@ fn what_is_in_use_stays_and_the_rest_makes_room() {
 }
 
 #[test]
-fn what_cannot_be_registered_is_an_error_and_no_entry() {
+fn failed_registration_is_an_error_and_adds_no_entry() {
     let _alone = alone();
     let domain = device().protection_domain();
     let cache = explicit(&domain, 4, 1 << 30);
@@ -276,11 +276,11 @@ const CHANGES: &[Change] = &[
 ];
 
 #[test]
-fn whatever_changes_the_memory_ends_the_entry_before_it_returns() {
+fn mapping_changes_invalidate_entries_before_they_return() {
     let _alone = alone();
     let _limit = Limit::new("changes", Duration::from_secs(100));
     let domain = device().protection_domain();
-    let name = "whatever_changes_the_memory_ends_the_entry_before_it_returns";
+    let name = "mapping_changes_invalidate_entries_before_they_return";
     let Some(cache) = watched(name, &domain) else {
         return;
     };
@@ -316,10 +316,10 @@ fn whatever_changes_the_memory_ends_the_entry_before_it_returns() {
 }
 
 #[test]
-fn memory_that_others_can_change_is_not_kept_unless_the_caller_promises() {
+fn shared_memory_is_cached_only_with_explicit_invalidation() {
     let _alone = alone();
     let domain = device().protection_domain();
-    let name = "memory_that_others_can_change_is_not_kept_unless_the_caller_promises";
+    let name = "shared_memory_is_cached_only_with_explicit_invalidation";
     let shared = map(
         std::ptr::null_mut(),
         PAGE,
@@ -343,12 +343,12 @@ fn memory_that_others_can_change_is_not_kept_unless_the_caller_promises() {
 }
 
 #[test]
-fn memory_that_is_held_is_answered_for_by_its_holder() {
+fn held_region_stays_cached_and_serves_lookups() {
     let _alone = alone();
     let domain = device().protection_domain();
     let caches = [
         Some(explicit(&domain, 4, 1 << 30)),
-        watched("memory_that_is_held_is_answered_for_by_its_holder", &domain),
+        watched("held_region_stays_cached_and_serves_lookups", &domain),
     ];
     for cache in caches.iter().flatten() {
         let at = anywhere(8 * PAGE);
@@ -378,11 +378,11 @@ fn memory_that_is_held_is_answered_for_by_its_holder() {
 }
 
 #[test]
-fn a_child_has_no_part_in_it() {
+fn forked_child_has_no_part_in_the_cache() {
     let _alone = alone();
     let _limit = Limit::new("fork", Duration::from_secs(100));
     let domain = device().protection_domain();
-    let kernel = watched("a_child_has_no_part_in_it", &domain);
+    let kernel = watched("forked_child_has_no_part_in_the_cache", &domain);
     for cache in [Some(explicit(&domain, 4, 1 << 30)), kernel]
         .iter()
         .flatten()
@@ -420,13 +420,16 @@ fn child_of(cache: &RegionCache) {
 /// The threads of the last cache of a process unmap memory as they end, and so does everybody afterwards: nobody may wait for an event then,
 /// not even while a child has a copy of the descriptor.
 #[test]
-fn nobody_waits_for_a_cache_that_is_gone() {
+fn unmapping_after_the_cache_is_dropped_does_not_block() {
     let _alone = alone();
     let _limit = Limit::new("gone", Duration::from_secs(100));
     let domain = device().protection_domain();
     for with_child in [false, true] {
         let at = anywhere(16 * PAGE);
-        let Some(cache) = watched("nobody_waits_for_a_cache_that_is_gone", &domain) else {
+        let Some(cache) = watched(
+            "unmapping_after_the_cache_is_dropped_does_not_block",
+            &domain,
+        ) else {
             return;
         };
         // What is next to it, as the stacks of threads, may be part of the same mapping, and is watched then.
@@ -566,14 +569,14 @@ impl Mapper {
 }
 
 #[test]
-fn no_hit_is_stale_however_threads_map_and_unmap() {
+fn concurrent_map_and_unmap_gives_no_stale_hit() {
     let _alone = alone();
     let time = Duration::from_millis(from_env("DOORBELL_CACHE_MS", 3000));
     let seed = from_env("DOORBELL_SEED", 1);
     let _limit = Limit::new("stale", time + Duration::from_secs(100));
     let device = device();
     let domain = device.protection_domain();
-    let Some(cache) = watched("no_hit_is_stale_however_threads_map_and_unmap", &domain) else {
+    let Some(cache) = watched("concurrent_map_and_unmap_gives_no_stale_hit", &domain) else {
         return;
     };
     let (origins, mappings, over) = (

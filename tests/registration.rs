@@ -139,7 +139,7 @@ fn carries(pair: &mut Pair, from: &Region, to: &Region) {
 }
 
 #[test]
-fn memory_that_belongs_to_no_file_system_carries_transfers() {
+fn anonymous_memfd_and_tmpfs_memory_carries_transfers() {
     let _limit = Limit::new("memory", Duration::from_secs(100));
     let mut pair = Pair::new(&device(), &EndpointConfig::default());
     let len = 3 * PAGE;
@@ -174,12 +174,12 @@ fn memory_that_belongs_to_no_file_system_carries_transfers() {
 }
 
 #[test]
-fn a_shared_mapping_of_a_file_is_refused_by_its_name() {
+fn shared_file_mapping_is_refused_by_name() {
     let domain = device().protection_domain();
     let file = Scratch::new("shared", PAGE);
     if file.is_of_memory() {
         return waived(
-            "a_shared_mapping_of_a_file_is_refused_by_its_name",
+            "shared_file_mapping_is_refused_by_name",
             "the build's folder lies in memory",
         );
     }
@@ -208,7 +208,7 @@ fn a_shared_mapping_of_a_file_is_refused_by_its_name() {
 }
 
 #[test]
-fn what_is_not_there_is_refused_and_not_touched() {
+fn unmapped_or_inaccessible_memory_is_refused() {
     let domain = device().protection_domain();
     let closed = Map::new(PAGE, libc::PROT_NONE, ANONYMOUS, None);
     refused(
@@ -268,7 +268,7 @@ fn what_is_not_there_is_refused_and_not_touched() {
 
 /// This test has no memory of another device. It checks that each way reports why it cannot be used, and that the last one is left.
 #[test]
-fn memory_of_another_device_is_reached_or_each_way_says_why_not() {
+fn device_memory_refusal_reports_a_reason_for_every_way() {
     let device = device();
     let domain = device.protection_domain();
     // No dmabuf, but a descriptor.
@@ -300,7 +300,7 @@ fn memory_of_another_device_is_reached_or_each_way_says_why_not() {
         assert!(peermem.contains(peers), "{peermem}");
     }
     waived(
-        "memory_of_another_device_is_reached",
+        "device_memory_refusal_reports_a_reason_for_every_way",
         "no device here has memory that a NIC could reach; the refusals were seen",
     );
     for (addr, len_bytes, name) in [

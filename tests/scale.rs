@@ -72,7 +72,7 @@ fn idle_share(enough: impl Fn(Cost<f64>) -> bool) -> Cost<f64> {
 }
 
 #[test]
-fn a_thousand_pairs_work_are_small_and_cost_nothing_while_idle() {
+fn thousand_pairs_work_within_memory_and_idle_cpu_limits() {
     let count = from_env("DOORBELL_PAIRS", 1000);
     let limit = Limit::new("scale", Duration::from_secs(150));
     let device = device();

@@ -238,9 +238,9 @@ fn an_abort_while_a_stream_waits_for_devices_discards_what_is_queued() {
 /// Endpoints that wait for each other are stopped one after the other. The first is given up meanwhile, so that its own wait ends. It begins again only
 /// when nothing is left that would stop it.
 #[test]
-fn a_reset_does_not_overtake_the_order_to_stop_the_streams() {
+fn reset_does_not_overtake_pending_endpoint_stops() {
     const CHAIN: usize = 7;
-    let test = "a_reset_does_not_overtake_the_order_to_stop_the_streams";
+    let test = "reset_does_not_overtake_pending_endpoint_stops";
     let Some(device) = faulty(test) else { return };
     let _limit = Limit::new(test, STEP);
     let timeout = Duration::from_millis(200);
@@ -282,11 +282,11 @@ fn a_reset_does_not_overtake_the_order_to_stop_the_streams() {
 
 /// Each endpoint whose peer is gone is given the time to flush, and none waits for another's.
 #[test]
-fn waits_of_many_endpoints_whose_peers_are_gone_end_at_their_deadline() {
+fn waits_of_many_endpoints_with_dead_peers_end_at_their_deadline() {
     const ENDPOINTS: usize = 500;
     /// A stream of the host is a thread, so only some endpoints have one.
     const STREAMS: usize = 10;
-    let test = "waits_of_many_endpoints_whose_peers_are_gone_end_at_their_deadline";
+    let test = "waits_of_many_endpoints_with_dead_peers_end_at_their_deadline";
     let Some(device) = faulty(test) else { return };
     let _limit = Limit::new(test, STEP);
     let timeout = Duration::from_millis(300);
@@ -328,8 +328,8 @@ fn waits_of_many_endpoints_whose_peers_are_gone_end_at_their_deadline() {
 
 /// The device goes on although the endpoint has failed. What it may have carried out is told as that, by whatever way it gets there.
 #[test]
-fn a_device_that_does_not_stop_makes_no_ticket_wrong() {
-    let test = "a_device_that_does_not_stop_makes_no_ticket_wrong";
+fn tickets_are_correct_if_the_device_does_not_stop() {
+    let test = "tickets_are_correct_if_the_device_does_not_stop";
     let Some(device) = faulty(test) else { return };
     let limit = Limit::new(test, STEP);
     for round in 0..12 {
@@ -388,8 +388,8 @@ fn a_device_that_does_not_stop_makes_no_ticket_wrong() {
 }
 
 #[test]
-fn a_reset_of_an_endpoint_that_cannot_be_stopped_says_why_and_what_to_do() {
-    let test = "a_reset_of_an_endpoint_that_cannot_be_stopped_says_why_and_what_to_do";
+fn failed_reset_names_the_reason_and_the_remedy() {
+    let test = "failed_reset_names_the_reason_and_the_remedy";
     let Some(device) = faulty(test) else { return };
     let _limit = Limit::new(test, STEP);
     let mut pair = Pair::new(&device, &patient(Duration::from_millis(50)));
@@ -475,8 +475,8 @@ fn the_drop_of_an_endpoint_with_a_command_that_hangs_is_bounded() {
 
 /// The kernel's driver answers these commands without the device, and with success.
 #[test]
-fn success_of_a_command_means_nothing_once_the_device_has_failed() {
-    let test = "success_of_a_command_means_nothing_once_the_device_has_failed";
+fn command_success_after_a_device_failure_is_not_trusted() {
+    let test = "command_success_after_a_device_failure_is_not_trusted";
     let Some(device) = faulty(test) else { return };
     let _limit = Limit::new(test, STEP);
     let mut pair = Pair::new(&device, &EndpointConfig::default());

@@ -160,7 +160,7 @@ fn forbidden(stream: &HostStream) -> Arc<AtomicBool> {
 }
 
 #[test]
-fn a_stream_works_and_ends_however_it_waits_for_work() {
+fn stream_works_and_ends_in_every_spin_mode() {
     let spins = [
         Spin::Auto,
         Spin::Never,
@@ -269,7 +269,7 @@ fn producers_of_several_threads_keep_their_order_and_batches_stay_whole() {
 }
 
 #[test]
-fn a_full_queue_makes_the_caller_wait_and_then_goes_on() {
+fn full_queue_blocks_caller_until_there_is_room() {
     let stream = HostStream::with_capacity("full", 4).unwrap();
     let words = Words::new();
     let go = occupy(&stream);
@@ -296,7 +296,7 @@ fn a_full_queue_makes_the_caller_wait_and_then_goes_on() {
 }
 
 #[test]
-fn a_failure_ends_the_wait_for_room_and_nothing_is_taken() {
+fn failure_ends_the_wait_for_room_and_queues_nothing() {
     let stream = HostStream::with_capacity("full", 2).unwrap();
     let words = Words::new();
     submit_one(&stream, words.wait(1, 5)).unwrap();
@@ -390,7 +390,7 @@ fn capacity_has_limits_and_is_a_power_of_two() {
 }
 
 #[test]
-fn events_recorded_again_and_never_recorded() {
+fn events_may_be_unrecorded_or_recorded_again() {
     let stream = HostStream::new("events").unwrap();
     for event in [Event::new(), Event::blocking()] {
         stream.wait_event(&event).unwrap();
@@ -463,7 +463,7 @@ fn elapsed_is_the_time_between_two_records() {
 }
 
 #[test]
-fn a_passed_deadline_leaves_the_stream_going() {
+fn synchronize_timeout_leaves_the_stream_running() {
     let stream = HostStream::new("deadline").unwrap();
     let words = Words::new();
     submit_one(&stream, words.wait(1, 3)).unwrap();
@@ -483,7 +483,7 @@ fn a_passed_deadline_leaves_the_stream_going() {
 }
 
 #[test]
-fn a_panic_sticks_and_discards_what_follows() {
+fn panic_is_sticky_and_discards_later_work() {
     let stream = HostStream::new("panic").unwrap();
     let words = Words::new();
     let (before, after) = (Event::new(), Event::blocking());
@@ -557,7 +557,7 @@ fn a_panic_of_an_owner_fails_the_stream_and_still_finishes_the_program() {
 }
 
 #[test]
-fn a_released_wait_is_reported_once_if_the_stream_is_to_go_on() {
+fn released_wait_is_reported_once_with_continue_on_error() {
     let stream = HostStream::new("released").unwrap();
     stream.continue_on_error(true);
     let words = Words::new();
@@ -582,7 +582,7 @@ fn a_released_wait_is_reported_once_if_the_stream_is_to_go_on() {
 }
 
 #[test]
-fn a_program_without_memory_is_discarded_and_reported_until_it_is_taken() {
+fn program_without_memory_is_discarded_and_its_fault_is_sticky() {
     let stream = HostStream::new("unmapped").unwrap();
     let words = Words::new();
     words.mapped.store(false, Ordering::Relaxed);
@@ -598,7 +598,7 @@ fn a_program_without_memory_is_discarded_and_reported_until_it_is_taken() {
 }
 
 #[test]
-fn dropping_a_stream_completes_its_work_and_its_events_live_on() {
+fn dropped_stream_completes_its_work_and_events_stay_usable() {
     let words = Words::new();
     let event = Event::blocking();
     let stream = HostStream::new("dropped").unwrap();
@@ -628,7 +628,7 @@ fn dropping_a_stream_completes_its_work_and_its_events_live_on() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_thread_ends_with_its_stream_busy_or_idle() {
+fn thread_ends_after_its_stream_is_dropped_busy_or_idle() {
     let threads = |name: &str| {
         std::fs::read_dir("/proc/self/task")
             .unwrap()
@@ -776,7 +776,7 @@ fn work_behind_a_fault_is_discarded_whenever_the_fault_is_taken() {
 }
 
 #[test]
-fn a_stream_that_is_to_go_on_goes_on_behind_a_panic() {
+fn stream_with_continue_on_error_continues_after_a_panic() {
     let stream = HostStream::new("goes on").unwrap();
     stream.continue_on_error(true);
     let ran = Arc::new(AtomicBool::new(false));
@@ -802,7 +802,7 @@ fn a_stream_that_is_to_go_on_goes_on_behind_a_panic() {
 }
 
 #[test]
-fn an_event_wait_reports_the_failure_of_the_record_that_it_began_with() {
+fn event_wait_reports_the_failure_of_its_first_record() {
     let (failing, other) = (
         HostStream::new("failing").unwrap(),
         HostStream::new("other").unwrap(),
@@ -849,7 +849,7 @@ fn an_event_wait_reports_the_failure_of_the_record_that_it_began_with() {
 }
 
 #[test]
-fn events_behind_a_fault_tell_its_cause_whenever_it_is_taken() {
+fn events_behind_a_fault_report_its_cause_after_take_fault() {
     let stream = HostStream::new("causes").unwrap();
     for _ in 0..20 {
         let gate = Arc::new(AtomicBool::new(false));
@@ -921,7 +921,7 @@ fn a_stream_that_waits_for_its_own_discarded_record_fails() {
 }
 
 #[test]
-fn work_that_would_wait_for_itself_is_refused() {
+fn calls_inside_a_kernel_that_would_deadlock_are_refused() {
     let stream = HostStream::with_capacity("self", 2).unwrap();
     let (report, results) = mpsc::channel();
     let inside = stream.clone();
@@ -1008,7 +1008,7 @@ fn hop_by_events(streams: &[HostStream], rounds: u32) -> Duration {
 }
 
 #[test]
-fn more_waiting_streams_than_cores_hand_on_quickly() {
+fn more_waiting_streams_than_cores_have_low_latency() {
     const ROUNDS: u32 = 50;
     let streams: Vec<_> = (0..6)
         .map(|index| HostStream::new(format!("ring{index}")).unwrap())

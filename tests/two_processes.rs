@@ -264,7 +264,7 @@ fn every_operation_both_ways_between_two_processes() {
 
 /// One endpoint of this process goes through one peer after the other, each killed at another moment of another transfer.
 #[test]
-fn peers_that_are_killed_are_errors_in_time_and_the_next_peer_works() {
+fn killed_peers_are_reported_in_time_and_the_next_peer_works() {
     let limit = Limit::new("killed peers", Duration::from_secs(60));
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let mut mine: Option<End> = None;

@@ -23,7 +23,7 @@ fn streams(count: usize) -> Vec<Box<dyn Executor>> {
 }
 
 #[test]
-fn a_batch_over_many_endpoints_is_carried_out_whole() {
+fn batch_over_many_endpoints_is_executed_completely() {
     const PAIRS: usize = 24;
     let _limit = Limit::new("batch", STEP);
     let device = device();
@@ -160,10 +160,10 @@ fn several_streams_on_one_endpoint_keep_the_order_of_the_posts() {
 
 /// A stream that is held back holds back what was posted behind it on others, and nothing overtakes.
 #[test]
-fn a_post_behind_a_stream_that_waits_waits_too() {
+fn post_behind_a_blocked_stream_waits() {
     let _limit = Limit::new("behind", STEP);
     let device = device();
-    if has_no_queue(&device, "a_post_behind_a_stream_that_waits_waits_too") {
+    if has_no_queue(&device, "post_behind_a_blocked_stream_waits") {
         return;
     }
     let streams = streams(2);
@@ -232,10 +232,13 @@ fn a_post_behind_a_stream_that_waits_waits_too() {
 
 /// A program has room for a copy of a long work request to the doorbell register *and* for the wait for another stream.
 #[test]
-fn a_work_request_of_any_length_waits_for_its_turn() {
+fn work_requests_of_every_length_wait_for_another_stream() {
     let _limit = Limit::new("lengths behind a turn", STEP);
     let device = device();
-    if has_no_queue(&device, "a_work_request_of_any_length_waits_for_its_turn") {
+    if has_no_queue(
+        &device,
+        "work_requests_of_every_length_wait_for_another_stream",
+    ) {
         return;
     }
     let streams = streams(2);
@@ -268,10 +271,10 @@ fn a_work_request_of_any_length_waits_for_its_turn() {
 
 /// Two streams wait for their turn, and one of them has it: the other one's time goes on.
 #[test]
-fn a_wait_for_a_turn_that_does_not_come_ends_whoever_else_had_one() {
+fn turn_wait_times_out_even_if_another_stream_gets_its_turn() {
     let _limit = Limit::new("turns", STEP);
     let device = device();
-    let test = "a_wait_for_a_turn_that_does_not_come_ends_whoever_else_had_one";
+    let test = "turn_wait_times_out_even_if_another_stream_gets_its_turn";
     if has_no_queue(&device, test) {
         return;
     }
@@ -308,7 +311,7 @@ fn a_wait_for_a_turn_that_does_not_come_ends_whoever_else_had_one() {
 }
 
 #[test]
-fn words_are_signals_between_streams_peers_and_the_cpu() {
+fn words_signal_between_streams_peers_and_cpu() {
     let _limit = Limit::new("words", STEP);
     let device = device();
     let streams = streams(2);
@@ -368,7 +371,7 @@ fn words_are_signals_between_streams_peers_and_the_cpu() {
 /// A write of a few bytes announces a write before it. A reader that finds the announcement also finds the other, in whatever order the
 /// network places them.
 #[test]
-fn an_ordered_write_is_a_signal_of_what_was_written_before_it() {
+fn ordered_write_becomes_visible_after_earlier_writes() {
     let _limit = Limit::new("signal", STEP);
     let device = device();
     // A device of this process; of others the environment says so.
@@ -408,7 +411,7 @@ fn an_ordered_write_is_a_signal_of_what_was_written_before_it() {
 
 /// Nobody calls the library after the posts: the write and its signal go out all the same.
 #[test]
-fn an_ordered_write_that_was_posted_needs_no_further_call() {
+fn posted_ordered_write_needs_no_further_call() {
     let _limit = Limit::new("ordered post", STEP);
     let device = device();
     let mut pair = Pair::new(&device, &EndpointConfig::default());
@@ -432,10 +435,10 @@ fn an_ordered_write_that_was_posted_needs_no_further_call() {
 
 /// kernel, send, wait, kernel on one stream: the kernel before is seen by the peer, the kernel after sees the transfer.
 #[test]
-fn kernels_and_transfers_of_a_stream_see_each_other() {
+fn kernels_and_transfers_of_a_stream_run_in_order() {
     let _limit = Limit::new("kernels", STEP);
     let device = device();
-    if has_no_queue(&device, "kernels_and_transfers_of_a_stream_see_each_other") {
+    if has_no_queue(&device, "kernels_and_transfers_of_a_stream_run_in_order") {
         return;
     }
     let (here, there) = (crate::rig::stream("here"), crate::rig::stream("there"));
@@ -478,7 +481,7 @@ fn kernels_and_transfers_of_a_stream_see_each_other() {
 
 /// An event stands for a transfer: host threads and other streams that wait for it find the bytes.
 #[test]
-fn events_stand_for_transfers_in_any_order_of_waiting() {
+fn events_order_transfers_across_streams() {
     let limit = Limit::new("events", STEP);
     let device = device();
     let mut random = Random(11);
@@ -524,7 +527,7 @@ fn events_stand_for_transfers_in_any_order_of_waiting() {
 
 /// A receive is the device's when the call that posts it returns, whatever else is going on at its endpoint: the peer sends at once, and once.
 #[test]
-fn a_posted_receive_is_there_for_the_first_attempt() {
+fn posted_receive_is_ready_for_the_first_attempt() {
     let limit = Limit::new("posted receives", STEP);
     let config = EndpointConfig::default().rnr_retry(0);
     for rig in rigs() {

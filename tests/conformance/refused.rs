@@ -22,14 +22,14 @@ fn settled(pair: &mut Pair, ticket: &Ticket) -> Status {
 
 /// An atomic of a key that the peer's device does not know. A misaligned one, which devices answer in their own ways, does not get past the post.
 #[test]
-fn a_refused_atomic_fails_by_its_number_and_nothing_before_it_does() {
+fn refused_atomic_fails_and_earlier_work_completes() {
     const REFUSED: u64 = 77;
     const PIECE: u64 = 4 << 10;
     const MOST: u64 = 12;
     let limit = Limit::new("refused", STEP);
     for rig in rigs() {
         let device = (rig.open)();
-        if !has_atomics(&device, "a_refused_atomic_fails_by_its_number") {
+        if !has_atomics(&device, "refused_atomic_fails_and_earlier_work_completes") {
             return;
         }
         let mut driver = (rig.driver)();

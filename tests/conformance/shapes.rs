@@ -336,7 +336,7 @@ fn every_operation_moves_its_bytes_and_no_others() {
 }
 
 #[test]
-fn operations_of_no_slices_at_all_move_nothing() {
+fn operations_without_slices_move_nothing() {
     for rig in rigs() {
         let mut pair = Pair::new(&(rig.open)(), &EndpointConfig::default());
         let mut driver = (rig.driver)();
@@ -364,10 +364,10 @@ fn operations_of_no_slices_at_all_move_nothing() {
 
 /// A receive may be longer than what comes: the rest is left alone. Rights that an operation does not need are not asked for.
 #[test]
-fn short_messages_leave_the_rest_and_rights_are_the_least() {
+fn short_messages_and_minimal_access_rights_work() {
     for rig in rigs() {
         let device = (rig.open)();
-        let atomics = has_atomics(&device, "short_messages_leave_the_rest");
+        let atomics = has_atomics(&device, "short_messages_and_minimal_access_rights_work");
         let mut pair = Pair::new(&device, &EndpointConfig::default());
         let mut driver = (rig.driver)();
         let region = |access| Region::alloc(&pair.domain, 4096, access).unwrap();

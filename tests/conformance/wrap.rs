@@ -7,7 +7,7 @@ use crate::{STEP, rigs};
 
 /// Random mixtures of work requests of one to three blocks through rings of every small size.
 #[test]
-fn small_rings_go_round_thousands_of_times() {
+fn small_rings_wrap_thousands_of_times() {
     let limit = Limit::new("small rings", STEP);
     let rounds = from_env("DOORBELL_RINGS", 1200) as u32;
     for rig in rigs() {

@@ -9,7 +9,7 @@ use crate::tables::CRATES;
 const MOST: usize = 3;
 
 #[test]
-fn circles_of_files_are_short() {
+fn import_circles_of_files_are_short() {
     let mut found = Vec::new();
     for package in CRATES {
         let folder = package.folder;
@@ -39,7 +39,7 @@ fn circles_of(files: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
-fn circles_are_caught() {
+fn import_circles_are_detected() {
     // Every way to name something of another file, and so one circle of eight.
     let ring = [
         (
@@ -76,7 +76,7 @@ fn circles_are_caught() {
 }
 
 #[test]
-fn no_circle_is_seen_where_there_is_none() {
+fn no_false_import_circle_is_detected() {
     for files in [
         // Declarations and re-exports of a parent.
         &[

@@ -51,7 +51,7 @@ const ON_PURPOSE: &[(&str, usize, &str)] = &[
 const MOST: usize = 20;
 
 #[test]
-fn type_names_stand_once() {
+fn type_names_are_unique() {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let folders = CRATES.iter().map(|package| package.folder);
     for folder in folders {

@@ -25,7 +25,7 @@ fn misplaced(sources: &BTreeMap<String, String>) -> Vec<String> {
 }
 
 #[test]
-fn code_for_tests_stands_apart() {
+fn test_code_is_kept_in_test_folders() {
     let mut found = Vec::new();
     for package in CRATES {
         let wrong = misplaced(&sources_of(package.folder));
@@ -39,7 +39,7 @@ fn code_for_tests_stands_apart() {
 }
 
 #[test]
-fn what_stands_in_the_wrong_place_is_found() {
+fn misplaced_code_is_detected() {
     let found = |attribute: &str, module: &str| {
         let root = format!("{attribute} mod {module}; struct A;");
         let sources = [
