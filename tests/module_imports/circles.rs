@@ -40,7 +40,7 @@ fn circles_of(files: &[(&str, &str)]) -> Vec<String> {
 
 #[test]
 fn import_circles_are_detected() {
-    // Every way to name something of another file, and so one circle of eight.
+    // Every way to name an item of another file, in one circle of files.
     let ring = [
         (
             "lib.rs",
@@ -113,7 +113,7 @@ fn no_false_import_circle_is_detected() {
             ),
             ("b.rs", "use crate::a::A; pub struct B;"),
         ],
-        // Names of other crates that come by a module here.
+        // Names of other crates that are re-exported by a module here.
         &[
             (
                 "a/mod.rs",
@@ -121,7 +121,7 @@ fn no_false_import_circle_is_detected() {
             ),
             ("a/b.rs", "use super::Word; pub struct B;"),
         ],
-        // Names alone.
+        // Names in comments and strings only.
         &[
             (
                 "a.rs",

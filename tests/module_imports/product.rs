@@ -1,4 +1,4 @@
-//! Folders of a product hold the product: what only tests have stands in files and folders called `tests` or `testing`, and nothing else does.
+//! Code that only tests use is in files and folders called `tests` or `testing`, and these contain nothing else.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::files::production_files;
 use crate::sources_of;
 use crate::tables::CRATES;
 
-/// The files that stand in the wrong place.
+/// The files that are in the wrong place.
 fn misplaced(sources: &BTreeMap<String, String>) -> Vec<String> {
     let product = production_files(sources);
     let is_place_for_tests =
