@@ -1,5 +1,5 @@
-//! The kernels of the library. `scripts/test cuda` runs this over the stand-in for the driver, which has functions of the same names;
-//! without a driver its tests are WAIVED. With a GPU the kernels are those that nvcc has compiled.
+//! The kernels of the library. `scripts/test cuda` runs this over the stand-in for the driver, which has functions of the same names; without a driver
+//! its tests are WAIVED. With a GPU they use the kernels compiled by nvcc.
 #![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // launches a kernel of its own
 
@@ -30,7 +30,7 @@ fn by_kernel(context: &CudaContext, name: &str) -> CudaStream {
     stream.with_execution(Execution::Kernel).unwrap()
 }
 
-/// Has the stand-in fail until `act` returns. None, and the test is WAIVED, if it is a real driver.
+/// Makes the stand-in fail until `act` returns. `None`, and the test is WAIVED, with a real driver.
 fn with_fault<R>(test: &str, rule: &str, act: impl FnOnce() -> R) -> Option<R> {
     let _fault = Fault::new(test, rule)?;
     Some(act())
@@ -52,7 +52,7 @@ fn spin_runs_in_stream_order_for_its_duration() {
     stream.spin(TIME).unwrap();
     stream.record(&after).unwrap();
     after.synchronize(SOON).unwrap();
-    // The GPU's clock is another one.
+    // The GPU measures the time by another clock.
     assert!(start.elapsed() > TIME * 9 / 10, "{:?}", start.elapsed());
 }
 
@@ -72,7 +72,7 @@ fn queued_work_keeps_kernels_loaded_after_handles_are_dropped() {
     after.synchronize(SOON).unwrap();
 }
 
-/// A driver of CUDA 12 refuses what nvcc 13 makes, and there is a second image for it.
+/// A driver of CUDA 12 refuses images made by nvcc 13, so the library has a second image for it.
 #[test]
 fn cuda_12_driver_loads_its_own_kernel_image() {
     let _alone = alone();
@@ -94,7 +94,7 @@ fn cuda_12_driver_loads_its_own_kernel_image() {
     Bench::new().works(&by_kernel(&context, test), 3);
 }
 
-/// Each in a child of its own: a device that lacks a memory operation, and one that has none at all.
+/// Each case in a child process: devices that lack some memory operations, and one that has none.
 #[test]
 fn kernel_replaces_missing_memory_operations() {
     let _alone = alone();
@@ -125,7 +125,7 @@ fn kernel_replaces_missing_memory_operations() {
     let stream = CudaStream::new(&context, "poor").unwrap();
     let other = CudaStream::new(&context, "other").unwrap();
     let mut bench = Bench::new();
-    // More laps of the rings than one: both kinds of waits for completions.
+    // More than one lap of the rings: both kinds of waits for completions.
     for round in 0..300 {
         bench.works(&stream, round as u8);
     }
@@ -148,7 +148,7 @@ fn kernel_replaces_missing_memory_operations() {
     stream.synchronize(SOON).unwrap();
     let complete = |ticket: &Ticket| ticket.status() == Status::Complete;
     assert!(tickets.iter().all(complete));
-    // And of one of the host.
+    // The same with a host stream.
     let host = doorbell::HostStream::new("host").unwrap();
     let held = Event::new();
     let start = Instant::now();
@@ -176,12 +176,12 @@ fn deadline_ends_a_kernel_wait_and_leaves_the_word_unchanged() {
     ];
     for (word, condition) in cases {
         region.store_u32(64, word).unwrap();
-        // Behind this until all is queued: a stream that has a failure to tell of takes no more.
+        // Held until all is queued: a stream with an unreported failure accepts no more work.
         region.store_u32(256, 0).unwrap();
         let gate = Condition::GreaterOrEqual(1);
         stream_wait_value32(&stream, &region, 256, gate, SOON).unwrap();
         let late = stream_wait_value32(&stream, &region, 64, condition, SHORT).unwrap();
-        // One that comes in time behind it, and one that does not.
+        // Behind it a wait whose condition holds, and one that would time out.
         let good = stream_wait_value32(&stream, &region, 192, Condition::Nor(1), SOON).unwrap();
         let again = stream_wait_value32(&stream, &region, 64, condition, SHORT).unwrap();
         let behind = stream_write_value32(&stream, &region, 128, word).unwrap();
@@ -203,13 +203,13 @@ fn deadline_ends_a_kernel_wait_and_leaves_the_word_unchanged() {
             matches!(status, Status::Failed(e) if matches!(e.cause, Cause::Deadline(_))),
             "{status:?}"
         );
-        // What waits behind a failure is given up, unless what it waits for is there.
+        // Waits behind a failure are discarded, unless their condition holds.
         assert_eq!(good.status(), Status::Complete);
         assert_eq!(again.status(), Status::Discarded);
         assert!(stream.take_fault().is_some());
         assert_eq!(behind.status(), Status::Complete);
         assert_eq!(region.load_u32(128), Ok(word));
-        // What ends the wait is no store to the word, as it must be for memory operations.
+        // The wait is not ended by a store to the word, as is necessary for memory operations.
         assert!(seen.join().unwrap().iter().all(|seen| *seen == word));
     }
     bench.works(&stream, 5);
@@ -273,16 +273,17 @@ fn a_launch_that_is_refused_is_not_queued() {
     }
 }
 
-/// What is promised and then fails is not there, and the reason is kept: in a process of its own, whose first calls fail.
+/// A capability that the driver reports and whose probe fails counts as missing, and the reason is kept. Each case runs in a process of its own, whose
+/// first calls fail.
 #[test]
 fn capability_whose_probe_fails_is_reported_missing() {
     const FAULTS: &str = "DOORBELL_CUDA_STANDIN_FAULTS";
     let _alone = alone();
     let test = "capability_whose_probe_fails_is_reported_missing";
     if !is_standin() {
-        return waived(test, "a real driver does not fail when it is told to");
+        return waived(test, "a real driver does not fail on request");
     }
-    // Calls of the probe, in its order, and the error that it finds.
+    // Calls of the probe, in order, and the error that each reports.
     let cases = [
         (
             "cuStreamBatchMemOp_v2:801,nth=1",
@@ -362,8 +363,7 @@ fn capability_whose_probe_fails_is_reported_missing() {
     }
 }
 
-/// A kernel of the application's that copies a word, and a place for it. As text, which drivers compile; the stand-in has a function of the
-/// name.
+/// A kernel of the application that copies a word, and the destination. It is PTX, which drivers compile; the stand-in has a function of that name.
 struct Copier {
     context: CudaContext,
     module: sys::CUmodule,
@@ -410,7 +410,7 @@ impl Copier {
         }
     }
 
-    /// Queues a kernel that looks at the word.
+    /// Queues a kernel that reads the word.
     fn look(&self, stream: &CudaStream, word: sys::CUdeviceptr) {
         let mut to = 0;
         // SAFETY: a word of the driver's, and two parameters of the kernel, which are copied.
@@ -446,7 +446,7 @@ impl Copier {
         }
     }
 
-    /// What it saw, once the stream is done.
+    /// The value that it read, once the stream is done.
     fn seen(&self) -> i32 {
         // SAFETY: of the driver's, until `self` is dropped.
         unsafe { self.seen.cast::<i32>().read_volatile() }
@@ -505,7 +505,7 @@ fn kernel_behind_a_failed_wait_sees_the_status_word() {
             let data = [region.slice(0, 64).unwrap()];
             let remote = region.remote();
             let nowhere = remote.rkey.wrapping_add(0x1000);
-            // Not before all is queued: an endpoint that has failed takes no more.
+            // Held until all is queued: a failed endpoint accepts no more work.
             region.store_u32(256, 0).unwrap();
             stream_wait_value32(&stream, &region, 256, condition, SOON).unwrap();
             a.stream_queue_write(&stream, &data, RemoteSlice::at(remote.addr, nowhere))

@@ -1,6 +1,6 @@
-//! Triggers: operations that kernels of the application ring, beside what the suites of the public interface show with
-//! `DOORBELL_TEST_STREAM=cuda-trigger`. Over the stand-in for the driver the kernel is a function of the CPU, made of the same header; with a
-//! GPU it is the library's own, `doorbell_step`.
+//! Triggers: operations that kernels of the application ring, in addition to the suites of the public interface with
+//! `DOORBELL_TEST_STREAM=cuda-trigger`. Over the stand-in for the driver the kernel is a function of the CPU, made of the same header; with a GPU it
+//! is the library's own, `doorbell_step`.
 #![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // launches kernels that execute triggers
 
@@ -32,7 +32,7 @@ const NOT_RUN: i32 = 77;
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(30);
 
-/// An application: a stream of its own, whose kernels execute triggers, and a place for their codes.
+/// An application: a stream whose kernels execute triggers, and memory for their return codes.
 struct Application {
     context: CudaContext,
     stream: CudaStream,
@@ -50,7 +50,7 @@ impl Application {
         application
     }
 
-    /// None where no kernel rings, and the test is WAIVED.
+    /// `None`, and the test is WAIVED, where kernels cannot ring.
     fn of(test: &str) -> Option<Application> {
         let context = context(test)?;
         if is_sync(test) {
@@ -80,7 +80,7 @@ impl Application {
         self.codes.copy_from_host(0, &bytes).unwrap();
     }
 
-    /// Has kernels execute all that is queued, one after the other; their codes, and how long it took.
+    /// Executes all that is queued by kernels, one after the other; returns their codes and the time it took.
     fn execute_within(&self, kernels: &KernelStream, bound: Duration) -> (Vec<i32>, Duration) {
         let triggers = take_all(kernels);
         self.forget_codes();
@@ -159,7 +159,7 @@ fn kernel_rings_prepared_operations_and_waits_for_them() {
     assert!(kernels.take().unwrap().is_none());
     for round in 0..50 {
         let tickets = write(&mut bench, &kernels, round);
-        // In one trigger, and nothing is rung before a kernel has it.
+        // All are in one trigger, and nothing is rung before a kernel executes it.
         let trigger = kernels.take().unwrap().unwrap();
         assert!(kernels.take().unwrap().is_none());
         assert_eq!(trigger.number(), u64::from(round));
@@ -182,7 +182,7 @@ fn kernel_rings_prepared_operations_and_waits_for_them() {
     }
 }
 
-/// Past the ends of the rings, with as many operations in a trigger as there are places, and more than one trigger takes.
+/// The rings wrap, and there are more operations than fit into one trigger.
 #[test]
 fn thousands_of_operations_execute_once_and_in_order() {
     let _alone = alone();
@@ -285,7 +285,7 @@ fn two_kernel_streams_and_a_stream_take_turns_at_one_endpoint() {
             let value = round * count + step + 1;
             region.store_u32(8 * u64::from(step), value).unwrap();
             let data = [region.slice(8 * u64::from(step), 4).unwrap()];
-            // All to one word: the last one stays.
+            // All write to one word: the last value stays.
             let to = remote.addr + 4096;
             let which = random.below(3) as usize;
             let on: &dyn Executor = if which < 2 { &kernels[which] } else { &stream };
@@ -309,7 +309,7 @@ fn two_kernel_streams_and_a_stream_take_turns_at_one_endpoint() {
                     .unwrap(),
             );
         }
-        // The one that is launched last may have the first turn.
+        // The kernel that is launched last may have the first turn.
         for at in [round as usize % 2, 1 - round as usize % 2] {
             applications[at].forget_codes();
             for (place, trigger) in triggers[at].iter().enumerate() {
@@ -327,7 +327,7 @@ fn two_kernel_streams_and_a_stream_take_turns_at_one_endpoint() {
     }
 }
 
-/// Each failure reaches the kernel that waits as a code, long before its bound, and the owner as it does on every stream.
+/// Each failure is returned to the waiting kernel as a code, long before its timeout, and to the owner as on every stream.
 #[test]
 fn every_failure_reaches_the_kernel_that_waits() {
     let _alone = alone();
@@ -338,7 +338,7 @@ fn every_failure_reaches_the_kernel_that_waits() {
         let (codes, took) = application.execute_within(kernels, BOUND);
         assert_eq!(codes.last(), Some(&EWORK), "{what}: {codes:?}");
         assert!(took < BOUND / 2, "{what} took {took:?}");
-        // Its owners hear of it, and then the stream is used again.
+        // The failure is reported to the owners, and then the stream works again.
         let end = kernels.synchronize(SOON).unwrap_err();
         assert_eq!(kernels.take_fault(), Some(end), "{what}");
         until(what, || kernels.query() == Ok(true));
@@ -402,7 +402,7 @@ fn every_failure_reaches_the_kernel_that_waits() {
     }
 }
 
-/// A trigger that is not executed for longer than its deadline is not late.
+/// The deadline of a trigger starts with its execution, not when it is taken.
 #[test]
 fn deadline_starts_when_the_kernel_starts() {
     let _alone = alone();
@@ -411,13 +411,13 @@ fn deadline_starts_when_the_kernel_starts() {
     let application = Application::new(&context);
     let bench = Bench::new();
     let region = bench.region.clone();
-    // What is waited for comes in time for a kernel that has just begun, unless this thread gets no processor for that long: then it is tried
-    // again with more time.
+    // The value arrives within the deadline of a kernel that has just begun, unless this thread is not scheduled: then the test repeats it with more
+    // time.
     let in_time = |deadline: Duration| {
         let kernels = application.kernels();
         region.store_u32(64, 0).unwrap();
         let condition = Condition::GreaterOrEqual(1);
-        // One behind the other, so that the second is not the first thing in its trigger either.
+        // Two waits, so that the second is not the first operation of its trigger.
         let waits = [(); 2].map(|()| {
             stream_wait_value32(&kernels, &region, 64, condition, Some(deadline)).unwrap()
         });
@@ -505,7 +505,7 @@ fn full_queue_is_reported_at_post() {
     assert_eq!(application.execute(&kernels), [OK]);
 }
 
-/// A kernel that gives up a wait: nothing behind it is executed, and everyone hears of it.
+/// A kernel whose wait times out: nothing behind it is executed, and every later call and ticket reports it.
 #[test]
 fn kernel_timeout_ends_the_stream_and_discards_the_rest() {
     let _alone = alone();
@@ -550,7 +550,7 @@ fn kernel_timeout_ends_the_stream_and_discards_the_rest() {
         }
         assert_eq!(region.load_u32(1088), Ok(0));
         assert!(region.is_filled_with(4096, 512, !3).unwrap());
-        // It is over; another one goes on.
+        // The stream has ended; a new one works.
         assert!(kernels.take().is_err());
         assert!(stream_write_value32(&kernels, &region, 1088, 1).is_err());
         bench.pair.reset();
@@ -576,7 +576,7 @@ fn a_trigger_is_executed_once_and_in_its_turn() {
     application.launch(&second, SHORT, 0);
     application.stream.synchronize(SOON).unwrap();
     assert!(start.elapsed() > SHORT);
-    // Nothing has happened.
+    // Nothing was executed.
     assert_eq!(application.code(0), ETIMEOUT);
     assert!(
         second_tickets
@@ -751,7 +751,7 @@ fn an_abort_ends_waits_for_events_of_other_streams() {
     }
 }
 
-/// The end of a stream says nothing of what it had executed before.
+/// The end of a stream does not fail records that it passed before.
 #[test]
 fn event_record_passed_before_an_abort_succeeds() {
     let _alone = alone();
@@ -801,8 +801,7 @@ fn handles_drop_in_any_order_and_taken_triggers_execute() {
         application.stream.synchronize(SOON).unwrap();
         // An endpoint that is dropped fails what it has in flight.
         if round % 3 == 0 {
-            // What was not taken ends as a failure, as soon as the host sees that what was taken is done, and the kernel may not have looked for
-            // one yet.
+            // Work that was not taken fails as soon as the host sees that the taken trigger is done; the kernel may see that failure.
             let code = application.code(0);
             assert!(code == OK || (queued.is_some() && code == EWORK), "{code}");
             assert!(region.is_filled_with(4096, 512, round).unwrap());
@@ -833,7 +832,7 @@ fn kernels_and_streams_wait_for_each_other_by_events_and_values() {
     let mut bench = Bench::new();
     let region = bench.region.clone();
     for round in 1..=40_u32 {
-        // The stream's value, the kernel's write, the stream again.
+        // A value from the stream, then the kernel's write, then the stream again.
         let condition = Condition::GreaterOrEqual(round);
         stream_wait_value32(&kernels, &region, 1024, condition, SOON).unwrap();
         write(&mut bench, &kernels, round as u8);
@@ -844,7 +843,7 @@ fn kernels_and_streams_wait_for_each_other_by_events_and_values() {
         let seen = stream_wait_value32(&stream, &region, 1088, condition, SOON).unwrap();
         let done = Event::new();
         stream.record(&done).unwrap();
-        // A stream of the host, which nothing on a GPU can look at, and one that it can.
+        // A host stream, whose records a GPU cannot read, and a CUDA stream.
         let gate = Event::new();
         host.launch(|| std::thread::sleep(Duration::from_millis(3)))
             .unwrap();
@@ -871,7 +870,7 @@ fn kernels_and_streams_wait_for_each_other_by_events_and_values() {
     }
 }
 
-/// What is refused when it is queued leaves what was queued before as it was.
+/// A refused call does not change operations that were queued before.
 #[test]
 fn refused_operations_are_not_in_the_trigger() {
     let _alone = alone();
@@ -886,7 +885,7 @@ fn refused_operations_are_not_in_the_trigger() {
     let other = Bench::new();
     for round in 0..10 {
         let tickets = write(&mut bench, &kernels, round);
-        // Memory that another context's process has none of: a target table that is not the owner's.
+        // Offsets beyond the region or misaligned.
         let region = &other.region;
         assert!(stream_write_value32(&kernels, region, 8192, 1).is_err());
         assert!(stream_write_value32(&kernels, region, 2, 1).is_err());
@@ -902,7 +901,7 @@ fn refused_operations_are_not_in_the_trigger() {
     }
 }
 
-/// Nor is the first part of a batch of which a later part cannot be.
+/// If a later part of a batch is refused, its first part is not in the trigger either.
 #[test]
 fn batch_refused_in_the_middle_is_not_in_the_trigger() {
     let _alone = alone();
@@ -917,14 +916,14 @@ fn batch_refused_in_the_middle_is_not_in_the_trigger() {
     write(&mut bench, &kernels, 1);
     assert_eq!(application.execute(&kernels), [OK]);
     for queued_before in [false, true] {
-        // Whose memory the GPU does not have yet.
+        // Its memory is not registered with the GPU yet.
         let mut fresh = Bench::new();
         let mut expected = vec![];
         if queued_before {
             write(&mut bench, &kernels, 2);
             expected.push(OK);
         }
-        // More than one trigger takes before it comes to that.
+        // More than fit into one trigger precede the refused operation.
         let mut batch: Vec<_> = (0..16)
             .map(|_| bench.pair.a.prepare_send(&Work::nop()).unwrap())
             .collect();
@@ -973,7 +972,7 @@ fn batch_refused_in_the_middle_is_not_in_the_trigger() {
     }
 }
 
-/// On the sync path an operation is carried out where it is posted, once what was taken is executed.
+/// On the sync path an operation is executed in the call that queues it, after the taken triggers were executed.
 #[test]
 fn sync_path_executes_at_post_and_leaves_no_trigger() {
     let _alone = alone();
@@ -986,7 +985,7 @@ fn sync_path_executes_at_post_and_leaves_no_trigger() {
     let region = pair.region(8192);
     let mut bench = Bench { pair, region };
     stream_write_value32(&kernels, &bench.region, 1024, 7).unwrap();
-    // Which nobody has taken: this would wait for ever.
+    // The write is not taken, so this call would block for ever.
     let error = bench.pair.a.stream_queue_send(&kernels, &Work::nop());
     assert!(matches!(error, Err(Error::State { .. })), "{error:?}");
     assert_eq!(application.execute(&kernels), [OK]);
