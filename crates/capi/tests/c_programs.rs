@@ -53,7 +53,7 @@ fn groups_connect_and_fail_as_a_whole() {
     assert_eq!(run(&mut command), "done\n");
 }
 
-/// A job as a launcher starts it: processes that know their place by their environment.
+/// A job as a launcher starts it: the environment of each process gives its rank.
 #[test]
 fn a_group_is_joined_from_the_environment() {
     let program = build(
@@ -95,7 +95,7 @@ fn registration_caches_and_bounce_buffers_work() {
     assert_eq!(run(&mut Command::new(program)), "done\n");
 }
 
-/// With `DOORBELL_TEST_CM`, the IP address of the device, all of it; `scripts/test rxe` has one.
+/// The whole program runs only with `DOORBELL_TEST_CM`, the IP address of the device; `scripts/test rxe` sets it.
 #[test]
 fn rdma_cm_connects_or_reports_the_reason() {
     let has_verbs = format!("-DWITH_VERBS={}", u32::from(cfg!(feature = "verbs")));
@@ -115,7 +115,7 @@ fn rdma_cm_connects_or_reports_the_reason() {
     assert_eq!(run(&mut command), "done\n");
 }
 
-/// On the streams and the memory of a GPU, or of the stand-in for its driver; or, without the feature `cuda`, that all calls say so.
+/// On streams and memory of a GPU, or of the stand-in for its driver. Without the feature `cuda` all calls must return the error for that.
 #[test]
 fn cuda_calls_work_or_report_the_missing_feature() {
     let test = "cuda_calls_work_or_report_the_missing_feature";
@@ -131,7 +131,7 @@ fn cuda_calls_work_or_report_the_missing_feature() {
         return waived::waived(test, reason.trim_end());
     }
     assert_eq!(output, "done\n");
-    // Over the stand-in once more, with host memory at other addresses on the device. The part that asks for them is the software NIC's.
+    // Over the stand-in once more, with other device addresses for host memory. The part that uses them needs the software NIC.
     let device = std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_else(|_| "softcx".into());
     if device.starts_with("softcx") {
         let output = run(Command::new(&program).env("DOORBELL_CUDA_STANDIN_LACKS", "samepointer"));
@@ -139,7 +139,7 @@ fn cuda_calls_work_or_report_the_missing_feature() {
     }
 }
 
-/// What kernels of the application execute; the kernel is the one of that name that the stand-in for the driver has.
+/// Triggers that kernels of the application execute. The kernel is a function of the stand-in for the driver.
 #[test]
 fn kernels_execute_triggers_of_a_c_program() {
     let test = "kernels_execute_triggers_of_a_c_program";
@@ -181,7 +181,7 @@ fn the_example_runs_both_loops_and_checks_every_byte() {
     ] {
         let output = run(Command::new(&program).args(arguments));
         let on = arguments.get(3).unwrap_or(&"softcx");
-        // By plain verbs no stream can ring.
+        // With plain verbs streams cannot ring.
         let control = if on.starts_with("verbs:") || on.contains("path=proxy") {
             "proxy"
         } else {
@@ -206,7 +206,7 @@ fn the_example_runs_both_loops_and_checks_every_byte() {
     }
 }
 
-/// The shared library, from C++, which finds it by its name.
+/// A C++ program that is linked with the shared library by its name.
 #[test]
 fn a_program_in_cpp_links_with_the_shared_library() {
     let test = "a_program_in_cpp_links_with_the_shared_library";
