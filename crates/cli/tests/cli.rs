@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// No run of these tests takes near as long; what is not over then hangs.
+/// Far longer than any run of these tests: a run that has not ended by then hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 /// A row that takes milliseconds.
 const QUICK: &str = "--iterations 40 --steps 5 --batches 2";
@@ -42,7 +42,7 @@ fn command(line: &str) -> Command {
     command
 }
 
-/// A child that ends with the test, whatever comes of it.
+/// A child process that is killed when the test ends.
 struct Running {
     child: Child,
     line: String,
@@ -55,7 +55,7 @@ impl Running {
         Self { child, line }
     }
 
-    /// A process that listens, and the address that it says.
+    /// A process that listens, and the address that it prints.
     fn listen(line: &str) -> (Self, String) {
         let mut running = Self::start(&format!("{line} --listen 127.0.0.1:0"));
         let mut said = String::new();
@@ -337,7 +337,7 @@ fn a_plot_that_cannot_be_written_is_refused_before_measuring() {
         (folder.to_str().unwrap(), 2),
         ("out.png", 2),
     ] {
-        // A device that is not there is told later.
+        // A device that does not exist is reported later.
         let line = format!("bench loop --device mlx5_17 --plot {path}");
         let (status, out, err) = Running::start(&line).end();
         assert_eq!((status, &*out), (Some(code), ""), "`{line}`: {err}");
@@ -421,7 +421,7 @@ fn info_with_a_device_lists_only_that_device() {
     assert!(devices.trim_start().starts_with(&device), "{info}");
     let path = format!("host stream: {} (", control());
     assert_eq!(devices.matches(&path).count(), 1, "{info}");
-    // The device, its endpoints, the path, and the two that are not taken.
+    // The device, its endpoints, the path, and the two paths that are not used.
     assert_eq!(devices.lines().count(), 5, "{info}");
     for control in ["direct", "proxy", "sync"] {
         assert!(devices.contains(control), "{info}");
@@ -432,7 +432,7 @@ fn info_with_a_device_lists_only_that_device() {
 fn unknown_device_error_names_it_and_the_alternatives() {
     let listen = "bench pingpong --listen 127.0.0.1:0";
     for line in ["bench loop", listen, "disasm", "info"] {
-        // Where there are other devices, perhaps, and where libibverbs finds no RDMA at all.
+        // With the devices of this machine, and where libibverbs finds no RDMA device.
         for sysfs in [None, Some("/nonexistent")] {
             let line = format!("{line} --device mlx5_17");
             let mut command = command(&line);
@@ -447,7 +447,7 @@ fn unknown_device_error_names_it_and_the_alternatives() {
                 String::from_utf8_lossy(&stderr),
             );
             assert_eq!(status.code(), Some(1), "`{line}`: {err}");
-            // Of a path; what a GPU can do is said of it all the same.
+            // No path is printed; the capabilities of a GPU still are.
             let mut words = out.split(|letter: char| !letter.is_alphanumeric());
             assert!(
                 !out.contains("listening") && !words.any(|word| word == "direct"),
@@ -537,7 +537,7 @@ fn invalid_arguments_give_a_one_line_error() {
 
 #[test]
 fn connect_without_a_listener_ends_by_its_deadline() {
-    // A port that is taken and on which nobody listens any more. Another process could take a free port at any moment.
+    // A port in use on which no socket listens any more: another process could take a free port at any moment.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let port = address.port();
@@ -571,7 +571,7 @@ fn foreign_connection_does_not_block_the_peer() {
     assert_eq!(code, Some(0), "{err}");
 }
 
-/// A relay between the two processes makes the one that measures say that it runs on another host.
+/// A relay between the two processes changes the handshake of the measuring one, so that it seems to run on another host.
 #[test]
 fn softcx_across_hosts_is_refused_with_a_remedy() {
     use doorbell::{Channel, Listener};
@@ -616,7 +616,7 @@ fn a_peer_that_is_killed_ends_the_other_process() {
                 bench(test)
             );
             let measuring = Running::start(&line);
-            // Well into the row: meeting takes milliseconds. If it has not met by then, the end is noticed all the same.
+            // In the middle of the row: connecting takes milliseconds. If it has not connected by then, the end is detected too.
             std::thread::sleep(Duration::from_millis(400));
             let (mut killed, left) = if kill_listener {
                 (other, measuring)
@@ -628,7 +628,7 @@ fn a_peer_that_is_killed_ends_the_other_process() {
             let (code, _, err) = left.end();
             assert_eq!(code, Some(1), "`{line}`: {err}");
             assert_eq!(err.lines().count(), 1, "`{line}`: {err}");
-            // A process that had not met its peer by then waits for it for half a minute.
+            // A process that had not connected by then waits for its peer for half a minute.
             assert!(
                 start.elapsed() < Duration::from_secs(60),
                 "`{line}` noticed after {:?}",

@@ -1,4 +1,4 @@
-//! `doorbell bench --stream cuda`, run as its users run it. No figure is judged here: over the stand-in for the driver none means anything.
+//! `doorbell bench --stream cuda`, run as its users run it. Times are not judged: over the stand-in for the driver they have no meaning.
 #![cfg(all(feature = "cuda", not(loom)))]
 
 #[path = "../../../tests/rig/standin.rs"]
@@ -85,7 +85,7 @@ fn rows_of_both_tests_report_gpu_time() {
             assert!(!row["gpu"].as_str().unwrap().is_empty(), "{row}");
             assert_eq!(row["iterations"], 40);
             let us = row["time_min_us"].as_f64().unwrap();
-            // The kernel is in every batch; the device's clock steps by half a microsecond.
+            // Every batch contains the kernel; the resolution of the device's clock is half a microsecond.
             let kernel = row["kernel_us"].as_f64().unwrap();
             assert!(us >= kernel - 1.0 && us > 0.0, "{line}: {row}");
         }
@@ -174,7 +174,7 @@ fn graph_is_recorded_once_per_case_and_launched_once_per_batch() {
         return;
     }
     if !is_standin() {
-        return waived(test, "a real driver does not fail when it is told to");
+        return waived(test, "a real driver does not fail on request");
     }
     // Two cases, each of 2 batches to warm up and 8 that are measured, of 5 steps.
     let line = "bench loop --iterations 40 --steps 5 --batches 2 --sizes 64,128 --kernel-us 0 --stream cuda --graph --loop async";
@@ -184,7 +184,7 @@ fn graph_is_recorded_once_per_case_and_launched_once_per_batch() {
         // The first of the second case: nothing is in flight.
         ("cuGraphLaunch", 11, true),
         ("cuGraphLaunch", 21, false),
-        // One more tries whether kernels are taken at all.
+        // One more launch checks whether kernels work at all.
         ("cuLaunchKernel", 1 + 10, true),
         ("cuLaunchKernel", 1 + 11, false),
     ] {
@@ -281,7 +281,7 @@ fn trigger_build_option_builds_work_requests_in_kernels() {
     }
 }
 
-/// One launch a step, which is the step's kernel and rings; no operation of a stream between but the counts of batches.
+/// One launch a step, whose kernel also rings. Between the steps the stream has no operations except the counts of batches.
 #[test]
 fn step_with_trigger_kernel_is_one_launch() {
     let test = "step_with_trigger_kernel_is_one_launch";
@@ -289,9 +289,9 @@ fn step_with_trigger_kernel_is_one_launch() {
         return;
     }
     if !is_standin() {
-        return waived(test, "a real driver does not fail when it is told to");
+        return waived(test, "a real driver does not fail on request");
     }
-    // 2 batches to warm up and 8 that are measured, of 5 steps; one launch more tries whether kernels are taken at all.
+    // 2 batches to warm up and 8 that are measured, of 5 steps; one more launch checks whether kernels work at all.
     let line = "bench loop --iterations 40 --steps 5 --batches 2 --sizes 64 --kernel-us 3 --stream cuda --trigger kernel --loop async";
     for (nth, is_made) in [(1 + 50, true), (1 + 51, false)] {
         let output = run_with_faults(line, &format!("cuLaunchKernel:999,nth={nth}"));
