@@ -1,4 +1,4 @@
-//! Flow control: how much room a queue has, waiting for it, and waiting for one operation.
+//! Flow control: the room of a queue, waits for room, and waits for one operation.
 #![cfg(all(feature = "softcx", not(loom)))]
 
 #[path = "../examples/flow_control.rs"]
@@ -40,8 +40,7 @@ fn held(stream: &rig::Stream) -> Arc<AtomicBool> {
     go
 }
 
-/// A call that queues more than there is room for waits, whatever the depth, also if only some of the requests are
-/// signaled.
+/// A call that queues more than there is room for blocks, at every depth, also if only some of the requests are signaled.
 #[test]
 fn a_queue_of_any_depth_takes_any_number_of_steps() {
     let _limit = Limit::new("steps", STEP);
@@ -78,7 +77,7 @@ fn flow_control_example_finishes() {
     example::flow(device, 1000).unwrap();
 }
 
-/// Completions that nobody takes fill the completion queue; unsignaled work fills the send queue. No wait would end that.
+/// Completions that are not polled fill the completion queue; unsignaled work fills the send queue. No wait would make room.
 #[test]
 fn wait_room_returns_at_once_if_no_room_will_come() {
     let _limit = Limit::new("no room", STEP);
@@ -120,7 +119,7 @@ fn wait_room_returns_at_once_if_no_room_will_come() {
     assert_eq!(pair.a.room(QueueKind::Send), 0);
     let error = pair.a.wait_room(QueueKind::Send, 1, None).unwrap_err();
     full(error, "send", "signaled");
-    // Receives complete when a message comes, which cannot be known here: so the call waits for that.
+    // Receives complete when a message arrives, which cannot be ruled out, so the call waits.
     for _ in 0..DEPTH {
         pair.b.post_recv(1, &[]).unwrap();
     }
@@ -198,7 +197,7 @@ fn ticket_wait_ends_on_completion_timeout_or_abort() {
         let ticket = pair.a.post_send(&Work::nop()).unwrap();
         ticket.wait(SOON).unwrap();
         ticket.wait(Some(Duration::ZERO)).unwrap();
-        // Waiting for a ticket takes no completion.
+        // Waiting for a ticket does not consume the completion.
         pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
     }
     let received = pair.b.post_recv(1, &slices).unwrap();
@@ -229,7 +228,7 @@ fn ticket_wait_ends_on_completion_timeout_or_abort() {
     other.join().unwrap();
 }
 
-/// The failure names the oldest work request that was not done, and what usually keeps it.
+/// The failure names the oldest work request that was not done, and the usual cause.
 #[test]
 fn deadline_failure_names_the_oldest_unfinished_request() {
     let _limit = Limit::new("deadline", STEP);

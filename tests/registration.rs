@@ -1,4 +1,4 @@
-//! What memory can be registered, and what each refusal says. Every mapping here is made for the test.
+//! Which memory can be registered, and the reasons of refusals. Every mapping here is made for the test.
 #![cfg(feature = "softcx")]
 #![allow(unsafe_code)] // maps memory, and registers it
 
@@ -225,7 +225,7 @@ fn unmapped_or_inaccessible_memory_is_refused() {
     let at = format!("nothing is mapped at {:#x}", hole as usize);
     refused(holed.register(&domain, Access::ALL), &holed, &[&at]);
 
-    // A page that lets nobody in, in the middle.
+    // A page without access rights in the middle.
     let barred = Map::new(3 * PAGE, RW, ANONYMOUS, None);
     // SAFETY: as above.
     unsafe {
@@ -266,14 +266,14 @@ fn unmapped_or_inaccessible_memory_is_refused() {
     assert!(enough.register(&domain, Access::ALL).is_ok());
 }
 
-/// This test has no memory of another device. It checks that each way reports why it cannot be used, and that the last one is left.
+/// This test has no memory of another device. It checks that each way reports why it cannot be used.
 #[test]
 fn device_memory_refusal_reports_a_reason_for_every_way() {
     let device = device();
     let domain = device.protection_domain();
-    // No dmabuf, but a descriptor.
+    // A descriptor that is not a dmabuf.
     let file = memfd(PAGE);
-    // An address that nothing is mapped at, as of a GPU that this machine does not have.
+    // An unmapped address, in place of an address of a GPU.
     let gone = Map::new(PAGE, RW, ANONYMOUS, None);
     let (addr, len_bytes) = (gone.at.as_ptr() as u64, PAGE as u64);
     drop(gone);
@@ -322,7 +322,7 @@ fn device_memory_refusal_reports_a_reason_for_every_way() {
     }
 }
 
-/// How many huge pages the machine has reserved, with more of them if this process may.
+/// The number of huge pages that the machine has reserved, after adding some if this process may.
 struct Reserved(Option<String>);
 
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
@@ -361,7 +361,7 @@ impl Drop for Reserved {
 fn huge_pages_carry_transfers() {
     let _limit = Limit::new("huge pages", Duration::from_secs(100));
     let mut pair = Pair::new(&device(), &EndpointConfig::default());
-    // Transparent ones, where the kernel gives them: the advice is no promise, and the memory works either way.
+    // Transparent huge pages, if the kernel provides them: it may ignore the advice, and the memory works either way.
     let plain = Map::new(2 * HUGE, RW, ANONYMOUS, None);
     // SAFETY: advice about a mapping of ours.
     unsafe { libc::madvise(plain.at.as_ptr().cast(), plain.len, libc::MADV_HUGEPAGE) };

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use doorbell::{Error, Event, Executor, HostStream, Outcome, Owner, Result, Spin, Submission};
 use doorbell_wire::bytecode::{Dword, Program, Role, Target, TargetId, Targets};
 
-/// Far more than any of this takes, even on a busy machine; a hang is a failure instead of a hang.
+/// Far more than any of this takes, even on a busy machine, so that a hang fails the test.
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 
-/// Sixteen words, and a list of what became of the programs.
+/// Sixteen words, and the outcomes of the programs.
 struct Words {
     targets: Targets,
     target: Target,
@@ -508,7 +508,7 @@ fn panic_is_sticky_and_discards_later_work() {
     assert_eq!(words.started.load(Ordering::Relaxed), 1);
     assert!(!ran.load(Ordering::Acquire));
     assert_eq!(Arc::strong_count(&ran), 1, "a discarded kernel is dropped");
-    // The event passes, and the stream that waited for it has failed as well.
+    // The event passes, and the stream that waited for it fails too.
     let text = reason(other.synchronize(PATIENCE));
     assert!(
         text.contains("waited for an event") && text.contains("bad kernel 5"),
@@ -571,7 +571,7 @@ fn released_wait_is_reported_once_with_continue_on_error() {
     );
     assert_eq!(words.get(1), 8, "the ops behind the wait are executed");
     assert_eq!(stream.synchronize(PATIENCE), Ok(()), "once");
-    // The call that reports does nothing else.
+    // A call that reports an earlier failure does nothing else.
     submit_one(&stream, words.wait(5, 8)).unwrap();
     until("it finished", || words.outcomes().len() == 3);
     let (returned, error) = stream.submit_one(words.store(7, 3, 1)).unwrap_err();
@@ -647,7 +647,7 @@ fn thread_ends_after_its_stream_is_dropped_busy_or_idle() {
     std::thread::sleep(Duration::from_millis(5));
     drop((idle, busy));
     until("the idle thread has ended", || threads("ends-idle") == 0);
-    assert_eq!(threads("ends-busy"), 1, "its wait goes on");
+    assert_eq!(threads("ends-busy"), 1, "its wait has not ended");
     words.set(0, 1);
     until("the busy thread has ended", || threads("ends-busy") == 0);
     assert_eq!(words.outcomes(), [(1, Outcome::Done)]);
@@ -687,7 +687,9 @@ fn abort_breaks_waits_discards_the_queue_and_leaves_a_usable_stream() {
         words.started.load(Ordering::Relaxed) == 1
     });
     stream.abort();
-    stream.synchronize(PATIENCE).expect("who aborts knows");
+    stream
+        .synchronize(PATIENCE)
+        .expect("an abort is not a fault");
     assert!(!ran.load(Ordering::Acquire));
     assert_eq!(
         words.outcomes(),
@@ -733,21 +735,21 @@ fn work_behind_a_fault_is_discarded_whenever_the_fault_is_taken() {
     let is_over = Arc::new(AtomicBool::new(false));
     let taken = Arc::new(AtomicU64::new(0));
     std::thread::scope(|scope| {
-        // Two, which also race with each other.
+        // Two threads, which also race with each other.
         for _ in 0..2 {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Acquire) {
                     if stream.take_fault().is_some() {
                         taken.fetch_add(1, Ordering::AcqRel);
                     }
-                    // The stream's thread has to run, too, where there are two processors.
+                    // The stream's thread needs a processor too.
                     std::thread::yield_now();
                 }
             });
         }
         let ran = Arc::new(AtomicBool::new(false));
         for round in 0..3000 {
-            // Queued while the stream stands still, so that the second is behind the first.
+            // Queued while the stream is held, so that the second is behind the first.
             let gate = Arc::new(AtomicBool::new(false));
             let (opened, runs) = (Arc::clone(&gate), Arc::clone(&ran));
             let queued = stream
@@ -807,7 +809,7 @@ fn event_wait_reports_the_failure_of_its_first_record() {
         HostStream::new("failing").unwrap(),
         HostStream::new("other").unwrap(),
     );
-    // Records the event behind a failure, and anew while a thread waits for it: what the thread's wait returns.
+    // Records the event behind a failure, and again while a thread waits for it. Returns the result of the thread's wait.
     let wait_across_records = |event: &Event, head_start: Duration| {
         let gate = Arc::new(AtomicBool::new(false));
         let opened = Arc::clone(&gate);
@@ -879,8 +881,8 @@ fn events_behind_a_fault_report_its_cause_after_take_fault() {
     }
 }
 
-/// The stream has reported a failure, and has not come to the record that it will discard. A wait of the same stream for that record is as one of
-/// another stream.
+/// The stream has reported a failure and has not reached the record, which it will discard. Its own wait for that record fails like a wait of another
+/// stream.
 #[test]
 fn a_stream_that_waits_for_its_own_discarded_record_fails() {
     struct Held(mpsc::Receiver<()>);
@@ -893,7 +895,7 @@ fn a_stream_that_waits_for_its_own_discarded_record_fails() {
     let (let_go, held) = mpsc::channel();
     let held = Held(held);
     let event = Event::new();
-    // Queued together, before anybody can report the panic.
+    // Queued together, before a call can report the panic.
     let (begin, begun) = mpsc::channel();
     stream
         .launch(move || {
@@ -950,7 +952,7 @@ fn calls_inside_a_kernel_that_would_deadlock_are_refused() {
     stream.synchronize(PATIENCE).unwrap();
 }
 
-/// The time between one mark and the next where that was shortest: in the others the machine may have had more to do.
+/// The shortest time between two marks: for the others the machine may have been busy.
 fn shortest(marks: &Mutex<Vec<Instant>>) -> Duration {
     let marks = marks.lock().unwrap();
     let rounds = marks.windows(2).map(|pair| pair[1] - pair[0]);
@@ -964,7 +966,7 @@ fn mark(stream: &HostStream, marks: &Arc<Mutex<Vec<Instant>>>) {
         .unwrap();
 }
 
-/// The time from one stream to the next where that was shortest.
+/// The shortest time from one stream to the next.
 fn hop_by_polls(streams: &[HostStream], rounds: u32) -> Duration {
     let marks = Arc::default();
     let words = Words::new();
@@ -1013,7 +1015,7 @@ fn more_waiting_streams_than_cores_have_low_latency() {
     let streams: Vec<_> = (0..6)
         .map(|index| HostStream::new(format!("ring{index}")).unwrap())
         .collect();
-    // A machine that is busy for all of one time may make every round of it slow.
+    // A busy machine may make every round of one measurement slow.
     let quick = |way: &str, hop: &dyn Fn() -> Duration| {
         let is_quick = (0..5).any(|_| {
             let per_hop = hop();
