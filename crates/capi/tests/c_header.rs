@@ -184,7 +184,7 @@ fn every_function_is_called_from_c() {
 }
 
 #[test]
-fn header_and_rust_define_the_same() {
+fn header_and_rust_define_the_same_interface() {
     let (c, rust) = (header(), rust());
     assert!(
         c.functions.len() > 60,
@@ -371,7 +371,7 @@ fn header_documents_every_thread_safety_exception() {
 
 /// Each code has its name, in the header and in the library.
 #[test]
-fn codes_have_names() {
+fn error_codes_have_names() {
     let mut program = String::from(PROLOGUE);
     for (name, value) in &header().constants {
         let is_code =

@@ -265,7 +265,7 @@ fn table_header_names_parameters_host_and_device() {
 }
 
 #[test]
-fn csv_has_the_columns_of_json_and_a_line_a_row() {
+fn csv_has_the_json_columns_and_one_line_per_row() {
     let line = format!("{} --sizes 8,64 --kernel-us 0 {QUICK}", bench("loop"));
     let csv = text(run(&format!("{line} --csv")));
     let mut lines = csv.lines();
@@ -477,7 +477,7 @@ fn a_missing_subcommand_prints_help() {
 }
 
 #[test]
-fn a_closed_pipe_ends_the_command_quietly_by_sigpipe() {
+fn closed_pipe_ends_the_command_by_sigpipe() {
     for line in [
         "",
         "--help",

@@ -565,7 +565,7 @@ fn clients_killed_during_calls_leave_nothing_behind() {
 }
 
 #[test]
-fn a_forked_child_has_a_device_of_its_own_behind_the_preload_door() {
+fn forked_child_behind_the_preload_door_has_its_own_device() {
     let Some(client) = dynamic_client() else {
         return waived("softcx_doors", "no C compiler or RDMA headers");
     };

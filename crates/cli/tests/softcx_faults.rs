@@ -211,9 +211,9 @@ fn exiting_program_leaves_no_fabric_table() {
 }
 
 #[test]
-fn a_client_killed_in_mid_flood_leaves_the_others_unharmed() {
+fn client_killed_during_transfers_does_not_affect_others() {
     everywhere(
-        "a_client_killed_in_mid_flood_leaves_the_others_unharmed",
+        "client_killed_during_transfers_does_not_affect_others",
         "verbs/flood.c",
         &["5"],
         "5 killed, the others unharmed",
