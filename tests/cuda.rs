@@ -603,9 +603,9 @@ fn proxy_rings_if_gpu_stores_do_not_reach_the_card() {
 /// The first endpoint on a card checks whether the GPU reaches the card's registers, without blocking this thread, for which the GPU may be waiting.
 /// (In a process of its own, because the check runs once.)
 #[test]
-fn the_first_endpoint_on_a_card_does_not_wait_for_the_gpu() {
+fn first_endpoint_on_a_card_does_not_block_on_the_gpu() {
     let _alone = alone();
-    let test = "the_first_endpoint_on_a_card";
+    let test = "first_endpoint_on_a_card_does_not_block_on_the_gpu";
     let _limit = Limit::new(test, BOUND);
     let Some(context) = context(test) else {
         return;

@@ -207,7 +207,7 @@ fn next_launch_is_prepared_while_the_last_is_blocked() {
 }
 
 #[test]
-fn kernels_and_transfers_have_the_order_in_which_they_were_captured() {
+fn kernels_and_transfers_keep_their_capture_order() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("captured_order", 64) else {
         return;

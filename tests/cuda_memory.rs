@@ -469,9 +469,9 @@ fn lists_of_host_and_gpu_memory_arrive_in_their_order() {
 }
 
 #[test]
-fn atomics_on_gpu_memory_count_and_their_results_may_lie_there() {
+fn atomics_work_on_gpu_memory_with_results_in_gpu_memory() {
     let _alone = alone();
-    let test = "atomics_on_gpu_memory";
+    let test = "atomics_work_on_gpu_memory_with_results_in_gpu_memory";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };

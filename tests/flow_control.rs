@@ -42,7 +42,7 @@ fn held(stream: &rig::Stream) -> Arc<AtomicBool> {
 
 /// A call that queues more than there is room for blocks, at every depth, also if only some of the requests are signaled.
 #[test]
-fn a_queue_of_any_depth_takes_any_number_of_steps() {
+fn queue_of_any_depth_accepts_any_number_of_operations() {
     let _limit = Limit::new("steps", STEP);
     for depth in [1, 2, 3, 32, 100] {
         let mut pair = Pair::new(&device(), &config(depth).room_timeout(SOON));
@@ -131,12 +131,9 @@ fn wait_room_returns_at_once_if_no_room_will_come() {
 }
 
 #[test]
-fn a_wait_for_room_ends_with_room_its_timeout_or_the_failure() {
+fn wait_for_room_ends_with_room_timeout_or_failure() {
     let device = device();
-    if has_no_queue(
-        &device,
-        "a_wait_for_room_ends_with_room_its_timeout_or_the_failure",
-    ) {
+    if has_no_queue(&device, "wait_for_room_ends_with_room_timeout_or_failure") {
         return;
     }
     let _limit = Limit::new("waits", STEP);

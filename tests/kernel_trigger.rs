@@ -329,9 +329,10 @@ fn two_kernel_streams_and_a_stream_take_turns_at_one_endpoint() {
 
 /// Each failure is returned to the waiting kernel as a code, long before its timeout, and to the owner as on every stream.
 #[test]
-fn every_failure_reaches_the_kernel_that_waits() {
+fn every_failure_is_returned_to_the_waiting_kernel() {
     let _alone = alone();
-    let Some(application) = Application::of("every_failure_reaches_the_kernel") else {
+    let Some(application) = Application::of("every_failure_is_returned_to_the_waiting_kernel")
+    else {
         return;
     };
     let fails = |kernels: &KernelStream, what: &str| {
@@ -441,9 +442,10 @@ fn deadline_starts_when_the_kernel_starts() {
 }
 
 #[test]
-fn a_dead_peer_reaches_the_kernel_that_waits() {
+fn dead_peer_error_is_returned_to_the_waiting_kernel() {
     let _alone = alone();
-    let Some(application) = Application::of("a_dead_peer_reaches_the_kernel") else {
+    let Some(application) = Application::of("dead_peer_error_is_returned_to_the_waiting_kernel")
+    else {
         return;
     };
     let hasty = config().ack_timeout(8).retry_count(1);
@@ -561,9 +563,9 @@ fn kernel_timeout_ends_the_stream_and_discards_the_rest() {
 }
 
 #[test]
-fn a_trigger_is_executed_once_and_in_its_turn() {
+fn trigger_is_executed_once_and_in_order() {
     let _alone = alone();
-    let Some(application) = Application::of("a_trigger_is_executed_once") else {
+    let Some(application) = Application::of("trigger_is_executed_once_and_in_order") else {
         return;
     };
     let kernels = application.kernels();

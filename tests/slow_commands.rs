@@ -80,8 +80,8 @@ fn wait_for_nothing(endpoint: &mut Endpoint, region: &Region, stream: &rig::Stre
 }
 
 #[test]
-fn a_command_that_hangs_delays_the_deadline_of_no_other_endpoint() {
-    let test = "a_command_that_hangs_delays_the_deadline_of_no_other_endpoint";
+fn hanging_command_does_not_delay_deadlines_of_other_endpoints() {
+    let test = "hanging_command_does_not_delay_deadlines_of_other_endpoints";
     let Some(device) = faulty(test) else { return };
     let limit = Limit::new(test, STEP);
     for (step, kind) in [(1, CommandKind::Error), (2, CommandKind::Reset)] {
@@ -118,8 +118,8 @@ fn a_command_that_hangs_delays_the_deadline_of_no_other_endpoint() {
 
 /// The watchdog thread processes the completion of a request, which drops the last handle of its region.
 #[test]
-fn a_deregistration_that_hangs_delays_the_deadline_of_no_other_endpoint() {
-    let test = "a_deregistration_that_hangs_delays_the_deadline_of_no_other_endpoint";
+fn hanging_deregistration_does_not_delay_other_deadlines() {
+    let test = "hanging_deregistration_does_not_delay_other_deadlines";
     let Some(device) = faulty(test) else { return };
     let _limit = Limit::new(test, STEP);
     let timeout = Duration::from_millis(200);
@@ -200,8 +200,8 @@ fn endpoints_behind_a_failed_wait_are_stopped_together() {
 /// A host stream waits for the devices of what it discards before it executes anything else. What it would execute is discarded if it is aborted
 /// meanwhile.
 #[test]
-fn an_abort_while_a_stream_waits_for_devices_discards_what_is_queued() {
-    let test = "an_abort_while_a_stream_waits_for_devices_discards_what_is_queued";
+fn abort_while_a_stream_waits_for_devices_discards_its_queue() {
+    let test = "abort_while_a_stream_waits_for_devices_discards_its_queue";
     let Some(device) = faulty(test) else { return };
     let _limit = Limit::new(test, STEP);
     let mut pair = Pair::new(&device, &EndpointConfig::default());
@@ -449,8 +449,8 @@ fn memory_that_a_device_may_still_write_stays_registered() {
 }
 
 #[test]
-fn the_drop_of_an_endpoint_with_a_command_that_hangs_is_bounded() {
-    let test = "the_drop_of_an_endpoint_with_a_command_that_hangs_is_bounded";
+fn endpoint_drop_with_a_hanging_command_is_bounded() {
+    let test = "endpoint_drop_with_a_hanging_command_is_bounded";
     let Some(device) = faulty(test) else { return };
     let limit = Limit::new(test, STEP);
     for (step, kind) in [(1, CommandKind::Error), (2, CommandKind::Reset)] {

@@ -220,7 +220,7 @@ fn kernels_and_programs_run_in_the_order_of_their_calls() {
 }
 
 #[test]
-fn producers_of_several_threads_keep_their_order_and_batches_stay_whole() {
+fn producers_on_several_threads_keep_order_and_whole_batches() {
     const BATCHES: u64 = 200;
     let stream = HostStream::with_capacity("producers", 16).unwrap();
     let words = Words::new();
@@ -317,7 +317,7 @@ fn failure_ends_the_wait_for_room_and_queues_nothing() {
 }
 
 #[test]
-fn a_batch_is_queued_wholly_or_not_at_all() {
+fn batch_is_queued_completely_or_not_at_all() {
     let stream = HostStream::with_capacity("batch", 4).unwrap();
     let (words, others) = (Words::new(), Words::new());
     let mut long: Vec<_> = (0..5).map(|cookie| words.store(cookie, 0, 1)).collect();
@@ -420,7 +420,7 @@ fn events_may_be_unrecorded_or_recorded_again() {
 }
 
 #[test]
-fn a_stream_waits_for_the_record_that_was_the_latest_at_the_call() {
+fn wait_event_waits_for_the_latest_record_at_the_call() {
     let [first, second, waiting] = ["1", "2", "3"].map(|name| HostStream::new(name).unwrap());
     let event = Event::new();
     let (go_first, go_second) = (occupy(&first), occupy(&second));
@@ -542,7 +542,7 @@ fn panic_is_sticky_and_discards_later_work() {
 }
 
 #[test]
-fn a_panic_of_an_owner_fails_the_stream_and_still_finishes_the_program() {
+fn owner_panic_fails_the_stream_and_finishes_the_program() {
     let stream = HostStream::new("owner").unwrap();
     let words = Words::new();
     words.panics.store(true, Ordering::Relaxed);
@@ -654,7 +654,7 @@ fn thread_ends_after_its_stream_is_dropped_busy_or_idle() {
 }
 
 #[test]
-fn a_stream_dropped_in_a_wait_that_is_released_ends() {
+fn stream_dropped_during_a_released_wait_ends() {
     let words = Words::new();
     let stream = HostStream::new("blocked").unwrap();
     stream.continue_on_error(true);
@@ -674,7 +674,7 @@ fn a_stream_dropped_in_a_wait_that_is_released_ends() {
 }
 
 #[test]
-fn abort_breaks_waits_discards_the_queue_and_leaves_a_usable_stream() {
+fn abort_ends_waits_discards_the_queue_and_keeps_the_stream_usable() {
     let [stream, other] = ["abort", "other"].map(|name| HostStream::new(name).unwrap());
     let words = Words::new();
     let event = Event::blocking();
@@ -705,7 +705,7 @@ fn abort_breaks_waits_discards_the_queue_and_leaves_a_usable_stream() {
 }
 
 #[test]
-fn abort_breaks_a_circle_of_streams() {
+fn abort_breaks_a_deadlock_of_streams() {
     let [a, b] = ["a", "b"].map(|name| HostStream::new(name).unwrap());
     let (of_a, of_b) = (Event::new(), Event::new());
     let words = Words::new();
@@ -730,7 +730,7 @@ fn abort_breaks_a_circle_of_streams() {
 }
 
 #[test]
-fn work_behind_a_fault_is_discarded_whenever_the_fault_is_taken() {
+fn work_behind_a_fault_is_discarded_even_after_take_fault() {
     let stream = HostStream::new("taken at once").unwrap();
     let is_over = Arc::new(AtomicBool::new(false));
     let taken = Arc::new(AtomicU64::new(0));

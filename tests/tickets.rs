@@ -382,7 +382,7 @@ fn wait_is_not_final_before_its_stream_passes_it() {
 
 /// What completed before a failure is polled before the failure is reported, whichever thread has found the two.
 #[test]
-fn completions_come_before_the_failure() {
+fn completions_are_polled_before_the_failure() {
     let mut pair = Pair::new(&device(), &small());
     let region = pair.region(4096);
     let remote = region.remote();

@@ -249,7 +249,7 @@ impl Drop for Peer {
 }
 
 #[test]
-fn every_operation_both_ways_between_two_processes() {
+fn every_operation_works_both_ways_between_two_processes() {
     let _limit = Limit::new("two processes", Duration::from_secs(170));
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let mut peer = Peer::spawn(&listener);
@@ -376,7 +376,7 @@ fn stop(peer: &Peer) {
 
 /// No call blocks beyond its own deadline for a stopped process, at whatever moment of a transfer it was stopped.
 #[test]
-fn a_stopped_peer_delays_no_call_beyond_its_deadline() {
+fn stopped_peer_blocks_no_call_beyond_its_deadline() {
     /// A second is enough. Without a limit, a call that waits for the peer would block until the peer continues.
     const HELD_UP: Duration = Duration::from_secs(25);
     let limit = Limit::new("stopped peers", WAIT);

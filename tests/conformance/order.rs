@@ -66,9 +66,9 @@ fn batch_over_many_endpoints_is_executed_completely() {
 }
 
 #[test]
-fn a_batch_that_is_refused_changes_nothing() {
+fn refused_batch_changes_nothing() {
     let device = device();
-    if has_no_queue(&device, "a_batch_that_is_refused_changes_nothing") {
+    if has_no_queue(&device, "refused_batch_changes_nothing") {
         return;
     }
     let short = HostStream::with_capacity("short", 4).unwrap();

@@ -135,7 +135,7 @@ fn no_false_import_circle_is_detected() {
 }
 
 #[test]
-fn code_that_is_not_only_for_tests_counts() {
+fn code_that_is_not_test_only_is_checked() {
     for attribute in [
         "#[cfg(not(test))]",
         "#[cfg(any(test, loom))]",

@@ -289,7 +289,7 @@ fn edges_down_are_allowed() {
 }
 
 #[test]
-fn edges_up_and_sideways_are_caught() {
+fn edges_up_and_sideways_are_reported() {
     for (file, source, reason) in [
         (
             "bytecode/mod.rs",
