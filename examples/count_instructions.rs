@@ -54,7 +54,7 @@ fn post(rounds: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the figure is about, and nothing else. Not inlined: callgrind counts while it is in here, prologue and all.
+/// The measured function. Not inlined: callgrind counts while it runs, prologue included.
 #[inline(never)]
 fn one_post(queue: &mut SendQueue, program: &mut Program, round: u32) -> u32 {
     let local = [DataSegment {

@@ -31,7 +31,7 @@ fn main() -> doorbell::Result<()> {
     a.stream_wait_cq(&stream, QueueKind::Send)?;
     b.stream_wait_cq(&stream, QueueKind::Recv)?;
 
-    // Nothing above has waited. The CPU could go away now; it looks at the result instead.
+    // Nothing above has waited. The CPU is free now; here it checks the result.
     stream.synchronize(Some(Duration::from_secs(5)))?;
     assert!(sent.check()? && target.is_filled_with(0, 64, 42)?);
     println!("64 bytes arrived; control path: {}", a.path());

@@ -190,7 +190,7 @@ int main(int argc, char **argv)
 	doorbell_stream_destroy(l.stream);
 	doorbell_endpoint_destroy(l.receiver);
 	doorbell_endpoint_destroy(l.sender);
-	/* Nothing is in flight: when it is deregistered, nobody but the program has the memory. */
+	/* Nothing is in flight: when it is deregistered, only the program uses the memory. */
 	TRY(doorbell_region_deregister(target));
 	TRY(doorbell_region_deregister(source));
 	doorbell_region_destroy(target);

@@ -1,5 +1,5 @@
-//! A target for perftest's unmodified `ib_write_bw -R` (version 6, one queue pair, sizes over 2048): it connects by rdma_cm twice, as
-//! perftest does, shows a region, and looks at every byte afterwards.
+//! A target for perftest's unmodified `ib_write_bw -R` (version 6, one queue pair, sizes over 2048): it connects by rdma_cm twice, as perftest does,
+//! exposes a region, and checks every byte afterwards.
 //!
 //! ```sh
 //! target/debug/examples/perftest_target 10.9.0.1:18515 verbs:rxe0 65536 &     # on one host
@@ -132,7 +132,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every byte: what perftest wrote, between what nobody may have touched.
+/// Checks every byte: the data that perftest wrote, and the untouched guard pages around it.
 fn check(target: &Region, len_bytes: u64) -> anyhow::Result<()> {
     ensure!(
         target.is_filled_with(0, GUARD, UNTOUCHED)?
@@ -142,7 +142,7 @@ fn check(target: &Region, len_bytes: u64) -> anyhow::Result<()> {
     let mut written = vec![0; len_bytes as usize];
     target.read(GUARD, &mut written)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() as u32;
-    // How many bytes are as that second's.
+    // How many bytes match that second.
     let right = |seed: u32| {
         rand_bytes(seed)
             .zip(&written)

@@ -35,7 +35,7 @@ fn main() -> Result<()> {
             let mut ours = Ours::new(&device)?;
             let mut theirs = Theirs::new(&device, false)?;
             let mut alone = Theirs::new(&device, true)?;
-            // In turn, so that whatever else the machine does meets all of them.
+            // In turn, so that other load of the machine affects all of them.
             let mut best = [Duration::MAX; 4];
             for _ in 0..rounds {
                 let taken = [
@@ -284,7 +284,7 @@ impl Theirs {
         Ok(taken)
     }
 
-    /// What the figure is about, and nothing else. Not inlined: callgrind counts while it is in here.
+    /// The measured function. Not inlined: callgrind counts while it runs.
     #[inline(never)]
     fn one_theirs(&mut self, round: u32) -> i32 {
         // SAFETY: plain numbers and pointers, for which zero is a value; the request and its list live through the call.
@@ -430,7 +430,7 @@ impl Ours {
                 one(self, black_box(round));
             }
             taken += started.elapsed();
-            // The last program tells of all work requests before it, too.
+            // The last program's doorbell covers all work requests before it, too.
             execute(&self.program, &self.owner, 0);
             for _ in 0..BATCH {
                 while self.cq.cqe(self.next_cqe).is_none() {

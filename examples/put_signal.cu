@@ -254,7 +254,7 @@ int main(int argc, char **argv)
 		put_triggered<<<blocks, 128, 0, from>>>(trigger, s, round, out);
 		check<<<blocks, 128, 0, to>>>(s, round, 0, out);
 		passed = is_well(from, to, out, "triggered", &found);
-		/* Nobody else takes the completions. */
+		/* No other thread polls the completions. */
 		for (int i = 0; passed && i < 2; i++) {
 			doorbell_completion completion;
 			TRY(doorbell_wait_cq(a, DOORBELL_QUEUE_SEND, timeout_ms, &completion));

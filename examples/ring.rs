@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use doorbell::{Access, Executor, Group, HostStream, QueueKind, Region, Work};
 
-/// A round that takes longer hangs.
+/// Time limit of a round.
 const ROUND: Duration = Duration::from_secs(30);
 
 #[allow(dead_code)] // the tests start `ring` themselves
@@ -29,7 +29,7 @@ fn main() -> anyhow::Result<()> {
     ring(number(10)?, number(65536)?, |_, _| {})
 }
 
-/// Joins the group, goes `rounds` times around, and leaves; `after` is told of each round that is over, and whose process this is.
+/// Joins the group, goes `rounds` times around, and leaves; `after` gets each finished round and the rank of this process.
 pub fn ring(rounds: u64, len_bytes: u64, after: impl Fn(u32, u64)) -> anyhow::Result<()> {
     let mut group = Group::from_env()?;
     let (rank, size) = (group.rank(), group.size());
@@ -45,13 +45,13 @@ pub fn ring(rounds: u64, len_bytes: u64, after: impl Fn(u32, u64)) -> anyhow::Re
     let stream = HostStream::new("ring")?;
     for round in 0..rounds {
         if let Err(error) = around(&mut group, &stream, &blocks, len_bytes, round) {
-            // The endpoint only knows that it failed; the group knows why.
+            // The endpoint only reports that it failed; the group has the cause.
             return Err(group.cause_of(error).into());
         }
         check(&blocks, len_bytes, size, round)?;
         after(rank, round);
     }
-    // Nobody goes while another one may still wait for an acknowledgement.
+    // No rank leaves while another one may still wait for an acknowledgement.
     group.barrier()?;
     group.leave()?;
     let total = rounds * u64::from(size) * len_bytes;
@@ -114,7 +114,7 @@ fn check(blocks: &Region, len_bytes: u64, size: u32, round: u64) -> anyhow::Resu
     Ok(())
 }
 
-/// Byte `at` of a rank's block in a round: different in each, so that a block of another rank or round is no right one.
+/// Byte `at` of a rank's block in a round: different in each, so that a block of another rank or round is detected.
 fn pattern(rank: u32, round: u64, at: u64) -> u8 {
     let mixed = (u64::from(rank) << 40 ^ round << 20 ^ at).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 56) as u8

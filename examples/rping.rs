@@ -1,5 +1,5 @@
-//! `rping` as this library does it: both of its roles, against rdma-core's own `rping` or against itself. The client shows the server a
-//! buffer, the server reads it, and writes it back to where the client says; all of that queued on a stream.
+//! `rping` as this library does it: both of its roles, against rdma-core's own `rping` or against itself. The client advertises a buffer, the server
+//! reads it, and writes it back to an address of the client; all of that is queued on a stream.
 //!
 //! ```sh
 //! rping -s -a 10.9.0.1 -C 100 -V &                                       # rdma-core's, on one host
@@ -18,7 +18,7 @@ use doorbell::{
     ProtectionDomain, QueueKind, Region, RemoteRegion, RemoteSlice, Work,
 };
 
-/// Nothing here takes longer, but for the wait of a server for its client.
+/// Time limit of each wait, except that of a server for its client.
 const WAIT: Duration = Duration::from_secs(30);
 const MESSAGE: u64 = 16;
 
@@ -217,7 +217,7 @@ fn ping(
             "round {round}: byte {wrong:?} came back wrong"
         );
     }
-    // rping's server only learns by this that it is over.
+    // Only this tells rping's server that the test has ended.
     connection.disconnect(WAIT)?;
     Ok(rounds)
 }

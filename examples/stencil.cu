@@ -135,7 +135,7 @@ struct rank {
 		return (step % 2) * bytes + (uint64_t)row * s.columns * sizeof(float);
 	}
 
-	/* The edge of what step `step` has computed. Whoever gets it needs not look where: a receive tells that it is there. */
+	/* The edge of what step `step` has computed. The receiver needs no address: a completed receive shows that it has arrived. */
 	doorbell_slice edge_of(uint64_t step) const
 	{
 		return {region, offset(step, edge), s.columns * sizeof(float)};
@@ -178,7 +178,7 @@ static void end_rank(rank &r)
 	doorbell_endpoint_destroy(r.endpoint);
 	doorbell_stream_destroy(r.kernels);
 	doorbell_stream_destroy(r.stream);
-	/* Nothing is in flight: when it is deregistered, nobody but the program has the memory. */
+	/* Nothing is in flight: when it is deregistered, only the program uses the memory. */
 	TRY(doorbell_region_deregister(r.region));
 	doorbell_region_destroy(r.region);
 	CUDA(cudaFree(r.status));

@@ -1,5 +1,5 @@
-//! Bad input gets a typed error that names the argument and the limit; nothing is lost or half done: the endpoint works afterwards,
-//! and its queues have the room that they had.
+//! Bad input returns a typed error that names the argument and the limit. A refused call has no partial effect: the endpoint works afterwards, and its
+//! queues have as much room as before.
 #![cfg(all(feature = "softcx", not(loom)))]
 
 mod rig;
@@ -28,7 +28,7 @@ fn config() -> EndpointConfig {
         .wait_timeout(Some(Duration::from_secs(20)))
 }
 
-/// The whole of both queues is there and works, and every byte arrives: nothing was lost to what was refused before.
+/// Fills both queues completely and checks every byte: the refused calls before took no entry of a queue.
 fn works(pair: &mut Pair, stream: &HostStream) {
     let region = pair.region(8192);
     for round in 1..=2u8 {
@@ -86,10 +86,10 @@ fn each_way(endpoint: &mut Endpoint, stream: &HostStream, work: &Work<'_>) -> Er
     error
 }
 
-/// (argument, value, min, max) of a range error.
 /// The argument in the error for too many slices.
 const SLICES: &str = "slices.len() (limit: EndpointConfig::max_segments)";
 
+/// Argument, value, minimum and maximum of a range error.
 fn range(error: &Error) -> (&'static str, u64, u64, u64) {
     match error {
         Error::Range {
@@ -107,7 +107,7 @@ fn range(error: &Error) -> (&'static str, u64, u64, u64) {
 }
 
 #[test]
-fn lengths_and_spans() {
+fn out_of_range_lengths_and_slices_are_refused() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     for len in [0, doorbell_region_max() + 1, u64::MAX] {
@@ -161,11 +161,11 @@ fn lengths_and_spans() {
     }
     works(&mut pair, &stream);
     if !has_softcx(&pair) {
-        // Other devices look whether the memory is there, and pin it.
+        // Other devices check that the memory exists, and pin it.
         works(&mut pair, &stream);
         return;
     }
-    // Memory that is only named, never touched: what is wrong with the work is seen before anything is.
+    // Reserved addresses that are never accessed: the work requests are refused before that.
     let huge = named(&pair, 5 << 30);
     assert_eq!(
         range(&huge.slice(0, 1 << 31).unwrap_err()),
@@ -181,7 +181,7 @@ fn lengths_and_spans() {
         let error = each_way(&mut pair.a, &stream, &work);
         assert_eq!(range(&error), (MESSAGE, (1 << 32) - 2, 0, 1 << 30));
     }
-    // `max_msg_sz` of a port is 2^30, though a piece of memory may be longer.
+    // `max_msg_sz` of a port is 2^30, though a slice may be longer.
     let (first, rest) = (
         huge.slice(0, 1 << 29).unwrap(),
         huge.slice(0, (1 << 29) + 1).unwrap(),
@@ -193,10 +193,10 @@ fn lengths_and_spans() {
     works(&mut pair, &stream);
 }
 
-/// What the error names that a message is too long for its device.
+/// The argument in the error for a message that is too long for its device.
 const MESSAGE: &str = "bytes of the slices (limit: the longest message of the device's port)";
 
-/// Whether it is on the software ConnectX of this process.
+/// Whether the pair is on the software ConnectX of this process.
 fn has_softcx(pair: &Pair) -> bool {
     pair.domain.device().name() == "softcx"
 }
@@ -205,7 +205,7 @@ fn doorbell_region_max() -> u64 {
     doorbell::REGION_BYTES_MAX
 }
 
-/// A region longer than any memory: addresses that are only reserved, until the process ends. Nothing may be transferred with it.
+/// A region longer than any memory. Its addresses are only reserved, until the process ends; no transfer may access them.
 #[allow(unsafe_code)] // Reason: reserves addresses, and registers them
 fn named(pair: &Pair, len_bytes: u64) -> Region {
     // SAFETY: a new mapping; no transfer and no call touches it: each of the test's work requests is refused before.
@@ -225,7 +225,7 @@ fn named(pair: &Pair, len_bytes: u64) -> Region {
 }
 
 #[test]
-fn too_many_slices_too_much_inline_and_atomics_of_a_wrong_shape() {
+fn excess_slices_excess_inline_and_misshapen_atomics_are_refused() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     let region = pair.region(4096);
@@ -266,9 +266,9 @@ fn too_many_slices_too_much_inline_and_atomics_of_a_wrong_shape() {
     works(&mut pair, &stream);
 }
 
-/// What a device answers with a completion in error, which costs the endpoint, is refused at the post.
+/// The post refuses work that a device would complete in error, which would put the queue pair into the error state.
 #[test]
-fn what_the_device_would_fail_is_refused_at_the_post() {
+fn work_that_the_device_would_fail_is_refused_at_post() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     let region = pair.region(4096);
@@ -312,7 +312,7 @@ fn what_the_device_would_fail_is_refused_at_the_post() {
         refused(pair.b.post_recv(1, &slices).unwrap_err(), "slice 1");
         let queued = pair.b.stream_queue_recv(&stream, 1, &slices[1..]);
         refused(queued.unwrap_err(), "slice 0");
-        // What only reads the region goes.
+        // Work that only reads the region is accepted.
         let ticket = pair.a.post_send(&Work::write(&slices, target)).unwrap();
         pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
         assert_eq!(ticket.status(), Status::Complete);
@@ -334,7 +334,7 @@ fn what_the_device_would_fail_is_refused_at_the_post() {
 
 /// The messages of time-outs and of refused operations name usual causes.
 #[test]
-fn errors_of_waits_and_of_what_is_not_taken_name_their_causes() {
+fn timeout_and_refusal_messages_name_usual_causes() {
     let device = device();
     let mut pair = Pair::new(&device, &config());
     let short = Some(Duration::from_millis(1));
@@ -373,7 +373,7 @@ fn errors_of_waits_and_of_what_is_not_taken_name_their_causes() {
 }
 
 #[test]
-fn foreign_and_deregistered_regions() {
+fn foreign_and_deregistered_regions_are_refused() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     let same_device =
@@ -412,18 +412,15 @@ fn foreign_and_deregistered_regions() {
 }
 
 #[test]
-fn full_queues_say_so_and_take_more_when_there_is_room() {
+fn full_queues_return_errors_and_accept_work_again() {
     let device = device();
-    if has_no_queue(
-        &device,
-        "full_queues_say_so_and_take_more_when_there_is_room",
-    ) {
+    if has_no_queue(&device, "full_queues_return_errors_and_accept_work_again") {
         return;
     }
     let mut pair = Pair::new(&device, &config());
     let stream = HostStream::new("s").unwrap();
     let region = pair.region(64);
-    // Held back, so that nothing leaves.
+    // The stream is held, so that no entry is freed.
     stream_wait_value32(&stream, &region, 0, Condition::GreaterOrEqual(1), SOON).unwrap();
     for _ in 0..DEPTH {
         pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
@@ -452,7 +449,7 @@ fn full_queues_say_so_and_take_more_when_there_is_room() {
         );
         full(pair.b.post_recv(0, &[]).unwrap_err(), "receive");
     }
-    // More waits than completions can come.
+    // More waits than there will be completions.
     for _ in 0..DEPTH {
         pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
     }
@@ -508,7 +505,7 @@ fn full_queues_say_so_and_take_more_when_there_is_room() {
 }
 
 #[test]
-fn a_wait_for_what_nobody_posted_says_what_to_post() {
+fn wait_without_posted_work_names_the_missing_post() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     for (side, cure) in [
@@ -525,7 +522,7 @@ fn a_wait_for_what_nobody_posted_says_what_to_post() {
 }
 
 #[test]
-fn posting_before_connect_and_connecting_twice() {
+fn send_before_connect_and_second_connect_are_refused() {
     let domain = device().protection_domain();
     let a = Endpoint::new(&domain, &config()).unwrap();
     let b = Endpoint::new(&domain, &config()).unwrap();
@@ -541,7 +538,7 @@ fn posting_before_connect_and_connecting_twice() {
             ..
         }
     ));
-    // A receive may be posted, and is taken after the connect.
+    // A receive may be posted before the connect.
     let early = pair.b.post_recv(4, &slices).unwrap();
     assert!(!pair.a.is_connected());
     pair.connect();
@@ -563,7 +560,7 @@ fn posting_before_connect_and_connecting_twice() {
 }
 
 #[test]
-fn connecting_to_nobody_a_stranger_or_another_version() {
+fn connecting_to_invalid_or_absent_peers_fails() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     let good = pair.b.address().to_bytes();
@@ -590,13 +587,13 @@ fn connecting_to_nobody_a_stranger_or_another_version() {
     }
     assert_eq!(pair.b.address().to_string().parse(), Ok(pair.b.address()));
 
-    // A device that is gone.
+    // A device that was closed.
     let gone = {
         let domain = device().protection_domain();
         Endpoint::new(&domain, &config()).unwrap().address()
     };
     let mut lone = Endpoint::new(&pair.domain, &config()).unwrap();
-    // A card does not look for the peer when it connects.
+    // A card does not look up the peer when it connects.
     if has_softcx(&pair) {
         let error = lone.connect(&gone).unwrap_err();
         assert!(
@@ -612,7 +609,7 @@ fn connecting_to_nobody_a_stranger_or_another_version() {
     }
     assert!(!lone.is_connected());
     assert!(lone.failure().is_none());
-    // An endpoint that is gone, on a device that is there: found out by the retries.
+    // An endpoint that was dropped, on a device that is open: detected by exceeded retries.
     let dropped = Endpoint::new(&pair.domain, &config()).unwrap().address();
     lone.connect(&dropped).unwrap();
     let sent = lone
@@ -647,7 +644,7 @@ fn connecting_to_nobody_a_stranger_or_another_version() {
 }
 
 #[test]
-fn after_a_failure_everything_is_refused_until_a_reset() {
+fn failed_endpoint_refuses_every_call_until_reset() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     let region = pair.region(64);
@@ -694,7 +691,7 @@ fn after_a_failure_everything_is_refused_until_a_reset() {
 }
 
 #[test]
-fn configs_out_of_their_limits() {
+fn endpoint_configs_out_of_limits_are_refused() {
     let domain = device().protection_domain();
     let good = EndpointConfig::default();
     let bad = |change: fn(&mut EndpointConfig)| {
@@ -739,7 +736,7 @@ fn configs_out_of_their_limits() {
         range(&bad(|c| c.wait_timeout = Some(Duration::ZERO))).0,
         "wait_timeout"
     );
-    // The limits themselves are fine.
+    // The limits themselves are accepted.
     for (depth, segments, inline) in [
         (1, 1, 0),
         (16384, 1, 0),
@@ -754,7 +751,7 @@ fn configs_out_of_their_limits() {
             .max_inline_bytes(inline);
         match Endpoint::new(&domain, &config) {
             Ok(_) => {}
-            // Long work requests make the ring full at a lower depth, and the error says at which.
+            // Long work requests fill the ring at a lower depth, which the error names.
             Err(error) => {
                 let (argument, value, _, max) = range(&error);
                 assert_eq!(argument, "send_depth");
@@ -765,7 +762,7 @@ fn configs_out_of_their_limits() {
 }
 
 #[test]
-fn prepared_operations_out_of_turn_twice_or_after_their_time() {
+fn out_of_order_and_stale_prepared_operations_are_refused() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     let first = pair.a.prepare_send(&Work::nop().wr_id(1)).unwrap();
@@ -795,7 +792,7 @@ fn prepared_operations_out_of_turn_twice_or_after_their_time() {
     assert_eq!(pair.a.wait_cq(QueueKind::Send, SOON).unwrap().wr_id, 2);
     assert!(tickets.iter().all(|t| t.status() == Status::Complete));
 
-    // Receives behind a dropped one are refused, and all is well when they are dropped, too.
+    // Receives behind a dropped one are refused; after they are dropped too, the queue works.
     let first = pair.b.prepare_recv(1, &[]).unwrap();
     let second = pair.b.prepare_recv(2, &[]).unwrap();
     drop(first);
@@ -818,7 +815,7 @@ fn prepared_operations_out_of_turn_twice_or_after_their_time() {
     );
     works(&mut pair, &stream);
 
-    // A stream that has failed takes nothing; the operation comes back, and goes to another stream.
+    // A failed stream accepts nothing; it returns the operation, which can be posted to another stream.
     let broken = HostStream::new("broken").unwrap();
     broken.launch(|| panic!("a kernel that fails")).unwrap();
     assert!(broken.synchronize(SOON).is_err());
@@ -836,7 +833,7 @@ fn prepared_operations_out_of_turn_twice_or_after_their_time() {
     }
     stream_post(&stream, rejected.prepared).unwrap();
     assert_eq!(pair.a.wait_cq(QueueKind::Send, SOON).unwrap().wr_id, 8);
-    // Of an earlier life.
+    // Prepared before a reset.
     let prepared = pair.a.prepare_wait_cq(QueueKind::Send);
     assert!(prepared.is_err());
     let prepared = pair.a.prepare_send(&Work::nop()).unwrap();
@@ -852,7 +849,7 @@ fn prepared_operations_out_of_turn_twice_or_after_their_time() {
         ),
         "{rejected}"
     );
-    // Given to the wrong endpoint, it is dropped there, and harms neither.
+    // Given to the wrong endpoint, the operation is dropped there without effect on either endpoint.
     let prepared = pair.a.prepare_send(&Work::nop()).unwrap();
     pair.b.rollback(prepared);
     drop(rejected);

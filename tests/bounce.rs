@@ -1,4 +1,4 @@
-//! Transfers through pinned memory, with a copy engine that does all that its contract allows: copies late, out of order, and fails.
+//! Transfers through pinned memory, with a copy engine that uses all that its contract allows: it copies late and out of order, and it fails.
 #![cfg(feature = "softcx")]
 #![allow(unsafe_code)] // a copy engine, and addresses for it
 
@@ -18,7 +18,7 @@ use rig::{Limit, Pair, Random, device, from_env};
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Foreign addresses are this many bytes from where the memory is: code that uses one as a pointer crashes.
+/// Offset between a foreign address and the memory behind it: code that uses the address as a pointer crashes.
 const FAR: u64 = 1 << 62;
 
 struct Copy {
@@ -29,11 +29,11 @@ struct Copy {
     to_host: bool,
 }
 
-/// What an engine is to do, and what it has seen.
+/// What an engine is to do, and what it has recorded.
 #[derive(Default)]
 struct Plan {
     random: u64,
-    /// Of so many questions, one has an engine that does something; 0 is always, `u64::MAX` never.
+    /// The engine makes progress in one of this many queries; 0: in each, `u64::MAX`: never.
     patience: u64,
     begun: u64,
     ended: u64,
@@ -116,7 +116,7 @@ unsafe impl CopyEngine for Strange {
         let mut random = Random(plan.random);
         let acts = plan.patience != u64::MAX && random.below(plan.patience.max(1)) == 0;
         if acts && !plan.under_way.is_empty() {
-            // Any of them, whichever was asked for.
+            // Any copy may end, not only the one that was queried.
             let at = random.below(plan.under_way.len() as u64) as usize;
             let copy = plan.under_way.swap_remove(at);
             let (foreign, host) = (copy.foreign as *mut u8, copy.host as *mut u8);
@@ -166,7 +166,7 @@ impl Foreign {
         &self.0[FENCE..self.0.len() - FENCE]
     }
 
-    /// It has these bytes, and what is around them is as it was.
+    /// Asserts that the memory has these bytes and that the bytes around it are unchanged.
     fn check(&self, seed: u64, bytes: &[u8]) {
         let before = Foreign::new(bytes.len(), seed);
         assert!(self.bytes() == bytes, "the bytes that came are others");
@@ -187,7 +187,7 @@ fn is_idle(engine: &Strange) -> bool {
     plan.under_way.is_empty() && plan.done.is_empty()
 }
 
-/// All four ways of these bytes, between two ends with the same chunks.
+/// Transfers the bytes by write, read, send and receive, between two ends with the same chunk size.
 fn round(pair: &mut Pair, engine: &Strange, bounce: &mut Bounce<Strange>, len: usize, seed: u64) {
     let region = pair.region(len.max(1) as u64);
     let mut from = Foreign::new(len, seed);
@@ -222,13 +222,13 @@ fn round(pair: &mut Pair, engine: &Strange, bounce: &mut Bounce<Strange>, len: u
     assert!(is_idle(engine));
 }
 
-/// Peers go away here, and nobody is to wait long until that is known: half a second.
+/// These tests lose peers, so the retries are to end within half a second.
 fn config() -> EndpointConfig {
     EndpointConfig::default().ack_timeout(14)
 }
 
 #[test]
-fn every_byte_comes_through_in_every_way() {
+fn every_byte_arrives_with_every_operation() {
     let seed = from_env("DOORBELL_SEED", 1);
     let limit = Limit::new("bounce", Duration::from_secs(100));
     let config = config().send_depth(4).recv_depth(4);
@@ -261,7 +261,7 @@ fn every_byte_comes_through_in_every_way() {
 }
 
 #[test]
-fn copies_are_under_way_together() {
+fn copies_overlap() {
     let mut pair = Pair::new(&device(), &config());
     let engine = Strange::with(|plan| plan.patience = 8);
     let mut bounce = bounce(&pair, &engine, 64, 4);
@@ -270,7 +270,7 @@ fn copies_are_under_way_together() {
 }
 
 #[test]
-fn a_failed_copy_stops_the_line_and_leaves_nothing_under_way() {
+fn failed_copy_ends_the_transfer_and_leaves_no_copy_pending() {
     let _limit = Limit::new("failed copy", Duration::from_secs(100));
     let mut pair = Pair::new(&device(), &config());
     let region = pair.region(6400);
@@ -301,10 +301,10 @@ fn a_failed_copy_stops_the_line_and_leaves_nothing_under_way() {
                 .unwrap_err();
                 assert_eq!(error, failure(if at_end { "end" } else { "begin" }));
                 assert!(is_idle(&engine));
-                // No chunk was begun after it: those before it, and what was under way.
+                // No chunk was begun after the failure, apart from those in flight.
                 let begun = engine.plan().begun;
                 assert!(begun >= nth && begun <= nth + 5, "{begun} of {nth}");
-                // The endpoint and the bounce buffer are as before.
+                // The endpoint and the bounce buffer still work.
                 assert_eq!(pair.a.failure(), None);
                 round(&mut pair, &engine, &mut bounce, 1000, nth);
             }
@@ -312,8 +312,7 @@ fn a_failed_copy_stops_the_line_and_leaves_nothing_under_way() {
     }
 }
 
-/// How long the sides wait that are to give up, in one try after the other. What has to happen before that takes longer if a thread gets no
-/// processor.
+/// Timeouts of the sides that are to give up, one attempt after the other: longer ones for the case that a thread is not scheduled in time.
 const PATIENCES_MS: [u64; 3] = [300, 3_000, 30_000];
 
 #[test]
@@ -344,7 +343,7 @@ fn a_failed_copy_of_a_message_ends_both_sides() {
         assert!(pair.a.failure().is_some() && pair.b.failure().is_some());
         pair.reset();
         if matches!(sent, Err(Error::Work(_))) && patience_ms < PATIENCES_MS[2] {
-            // The receiver gave up before the sender had come so far.
+            // The receiver timed out before the sender reached the failed copy.
             continue;
         }
         assert_eq!(sent, Err(failure("end")));
@@ -354,13 +353,13 @@ fn a_failed_copy_of_a_message_ends_both_sides() {
 }
 
 #[test]
-fn an_error_of_the_peer_stops_the_line() {
+fn remote_access_error_ends_the_transfer() {
     let _limit = Limit::new("refused", Duration::from_secs(100));
     let mut pair = Pair::new(&device(), &config());
     let engine = Strange::with(|plan| plan.patience = 2);
     let mut bounce = bounce(&pair, &engine, 64, 4);
     let region = pair.region(6400);
-    // A region that is said to be longer than it is: refused in the middle.
+    // A remote region with a length that is too large: the peer refuses the accesses beyond its end.
     let longer = RemoteRegion {
         len_bytes: 12800,
         ..region.remote()
@@ -398,7 +397,7 @@ fn an_error_of_the_peer_stops_the_line() {
 }
 
 #[test]
-fn ends_that_do_not_agree_are_told() {
+fn mismatched_lengths_or_chunks_fail_on_both_ends() {
     let _limit = Limit::new("disagreement", Duration::from_secs(100));
     let mut pair = Pair::new(&device(), &config());
     for (sent, chunk_bytes) in [(6000, 64), (6401, 64), (6400, 63)] {
@@ -425,7 +424,7 @@ fn ends_that_do_not_agree_are_told() {
 }
 
 #[test]
-fn nothing_waits_for_ever() {
+fn stuck_copies_and_a_frozen_device_end_by_the_deadline() {
     let _limit = Limit::new("timeouts", Duration::from_secs(100));
     let device = device();
     let mut pair = Pair::new(&device, &config());
@@ -433,7 +432,7 @@ fn nothing_waits_for_ever() {
     let mut memory = Foreign::new(6400, 1);
     let addr = memory.addr();
     let short = Duration::from_millis(50);
-    // An engine that never ends a copy keeps the memory, and the error says so.
+    // An engine that never ends a copy may still use the memory, and the error says so.
     let engine = Strange::with(|plan| plan.patience = u64::MAX);
     let mut stuck = bounce(&pair, &engine, 64, 4);
     let began = Instant::now();
@@ -447,11 +446,11 @@ fn nothing_waits_for_ever() {
             .contains("may still use the foreign memory"),
         "{error}"
     );
-    // Fewer than there are slots if this thread did not get to run before the deadline.
+    // Fewer than there are slots if this thread was not scheduled before the deadline.
     let begun = engine.plan().under_way.len();
     assert!((1..=4).contains(&begun), "{begun}");
     assert_eq!(pair.a.failure(), None);
-    // It may end them later: the memory in between is still there, and a new transfer has other.
+    // The engine may end them later: the pinned memory stays allocated, and a new transfer uses other memory.
     engine.plan().patience = 0;
     let other = Strange::default();
     let mut beside = bounce(&pair, &other, 64, 4);
@@ -471,7 +470,7 @@ fn nothing_waits_for_ever() {
     // SAFETY: as above.
     unsafe { host.write_bytes(2, late * 64) };
 
-    // A NIC that hangs.
+    // A frozen device.
     if !device.set_frozen(true) {
         return;
     }
@@ -491,7 +490,7 @@ fn nothing_waits_for_ever() {
 }
 
 #[test]
-fn memory_of_this_process_needs_no_engine_of_its_own() {
+fn memcpy_engine_transfers_host_memory() {
     let mut pair = Pair::new(&device(), &config());
     let config = BounceConfig::default();
     let mut bounce = Bounce::new(&pair.domain, MemcpyEngine::default(), config).unwrap();

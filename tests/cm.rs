@@ -1,5 +1,5 @@
-//! Connections by rdma_cm, between endpoints of this process. They need a kernel that has it, and a device that it finds by an IP
-//! address: `DOORBELL_TEST_CM` is that address, `DOORBELL_TEST_DEVICE` the device. tests/rxe-vm has both.
+//! Connections by rdma_cm between endpoints of this process. They need a kernel with rdma_cm and a device with an IP address: `DOORBELL_TEST_CM` is
+//! that address, `DOORBELL_TEST_DEVICE` the device. tests/rxe-vm has both.
 #![cfg(all(feature = "verbs", feature = "softcx", not(loom)))]
 
 mod rig;
@@ -91,10 +91,10 @@ fn transfer(from: &mut Endpoint, to: &mut Endpoint) {
 }
 
 #[test]
-fn a_system_without_rdma_cm_says_so_at_once() {
+fn bind_on_a_system_without_rdma_cm_fails_at_once() {
     if std::path::Path::new("/dev/infiniband/rdma_cm").exists() {
         return waived::waived(
-            "a_system_without_rdma_cm_says_so_at_once",
+            "bind_on_a_system_without_rdma_cm_fails_at_once",
             "this system has rdma_cm",
         );
     }
@@ -112,7 +112,7 @@ fn a_system_without_rdma_cm_says_so_at_once() {
 }
 
 #[test]
-fn what_is_wrong_before_any_connection_is_named() {
+fn wrong_address_and_long_private_data_are_refused() {
     assert!(matches!(
         CmListener::bind("nowhere"),
         Err(Error::Malformed { .. })
@@ -134,9 +134,8 @@ fn what_is_wrong_before_any_connection_is_named() {
 }
 
 #[test]
-fn connections_carry_every_operation_both_ways_and_again_after_a_reset() {
-    let Some(address) =
-        address("connections_carry_every_operation_both_ways_and_again_after_a_reset")
+fn connections_carry_every_operation_and_reconnect_after_reset() {
+    let Some(address) = address("connections_carry_every_operation_and_reconnect_after_reset")
     else {
         return;
     };
@@ -146,11 +145,11 @@ fn connections_carry_every_operation_both_ways_and_again_after_a_reset() {
     let [(mut a, one), (mut b, mut other)] = connected(&domain, &listener, &at);
     transfer(&mut a, &mut b);
     transfer(&mut b, &mut a);
-    // A second one of the same endpoint.
+    // A second connection of the same endpoint.
     let again = CmConnection::connect(&mut a, &at, &[], SOON).unwrap_err();
     assert!(again.to_string().contains("connected already"), "{again}");
 
-    // One side goes: the other is told, its endpoint fails, and a wait on a stream ends.
+    // One side disconnects: the other side gets the event, its endpoint fails, and a wait on a stream ends.
     assert!(other.check().is_ok());
     let stream = HostStream::new("cm").unwrap();
     let sink = Region::alloc(&domain, 64, Access::LOCAL_WRITE).unwrap();
@@ -183,7 +182,7 @@ fn connections_carry_every_operation_both_ways_and_again_after_a_reset() {
     drop(other);
     transfer(&mut a, &mut b);
     assert!(a.is_connected() && b.is_connected());
-    // Politely, this time: each end is told, whichever began.
+    // An orderly disconnect: both ends get the event.
     std::thread::scope(|scope| {
         let mut other = last_other;
         let left = scope.spawn(|| last_one.disconnect(SOON));
@@ -194,8 +193,8 @@ fn connections_carry_every_operation_both_ways_and_again_after_a_reset() {
 }
 
 #[test]
-fn a_refusal_comes_with_its_reason_and_its_private_data() {
-    let Some(address) = address("a_refusal_comes_with_its_reason_and_its_private_data") else {
+fn refusal_has_its_reason_and_private_data() {
+    let Some(address) = address("refusal_has_its_reason_and_private_data") else {
         return;
     };
     let _limit = Limit::new("refusals", SOON * 3);
@@ -223,7 +222,7 @@ fn a_refusal_comes_with_its_reason_and_its_private_data() {
     assert!(private_data.starts_with(b"not today\0"));
     let silent = refused(&drop);
     assert!(matches!(silent, Error::Refused { .. }), "{silent}");
-    // Of an endpoint that the request cannot be taken with.
+    // The request is accepted with an endpoint of another device.
     let foreign = refused(&|request| {
         let soft = Device::open("softcx").unwrap().protection_domain();
         let mut soft = Endpoint::new(&soft, &EndpointConfig::default()).unwrap();
@@ -231,7 +230,7 @@ fn a_refusal_comes_with_its_reason_and_its_private_data() {
         assert!(matches!(foreign, Error::Foreign { .. }), "{foreign}");
     });
     assert!(matches!(foreign, Error::Refused { .. }), "{foreign}");
-    // All of that left the endpoint as it was.
+    // The refusals did not change the endpoint.
     assert_eq!(endpoint.failure(), None);
     let connected = std::thread::scope(|scope| {
         let asked = scope.spawn(|| CmConnection::connect(&mut endpoint, &at, &[], SOON));
@@ -246,8 +245,8 @@ fn a_refusal_comes_with_its_reason_and_its_private_data() {
 }
 
 #[test]
-fn who_is_not_there_is_said_within_the_deadline() {
-    let Some(address) = address("who_is_not_there_is_said_within_the_deadline") else {
+fn absent_peer_is_reported_within_the_deadline() {
+    let Some(address) = address("absent_peer_is_reported_within_the_deadline") else {
         return;
     };
     let _limit = Limit::new("nobody", SOON * 3);
@@ -262,14 +261,14 @@ fn who_is_not_there_is_said_within_the_deadline() {
         error
     };
     let timed = |run: &mut dyn FnMut() -> Error| within(SOON / 2, run);
-    // Nobody takes the request, and nobody comes.
+    // No side accepts the request, and no request arrives.
     let nobody = timed(&mut || CmConnection::connect(&mut a, &at, &[], soon).unwrap_err());
     assert!(matches!(nobody, Error::Timeout { .. }), "{nobody}");
     let (silent, _) = listener(&address);
     let nobody = timed(&mut || silent.accept(soon).unwrap_err());
     assert!(matches!(nobody, Error::Timeout { .. }), "{nobody}");
     drop(listening);
-    // Nobody listens, and the answer that says so has to be there by then: an emulated kernel may take its time, but not all of these.
+    // No listener: the rejection has to arrive in time. An emulated kernel is slow, so later attempts wait longer.
     let mut answers = [4, 12, 36]
         .map(Duration::from_secs)
         .into_iter()
@@ -280,7 +279,7 @@ fn who_is_not_there_is_said_within_the_deadline() {
         });
     let closed = answers
         .find(|it| !matches!(it, Error::Timeout { .. }))
-        .expect("that nobody listens is said");
+        .expect("an error for the missing listener");
     assert!(
         matches!(&closed, Error::Refused { reason, .. } if reason.contains("nobody listens")),
         "{closed}"
@@ -301,7 +300,7 @@ fn who_is_not_there_is_said_within_the_deadline() {
         matches!(&foreign, Error::Foreign { expected, .. } if expected.contains(&address)),
         "{foreign}"
     );
-    // Someone comes late.
+    // The listener starts late.
     assert_eq!(a.failure(), None);
     let (late, at) = listener(&address);
     drop(late);
@@ -330,8 +329,8 @@ fn child_process_of_the_killed_peer_test() {
 }
 
 #[test]
-fn a_peer_that_is_killed_is_a_peer_that_has_disconnected() {
-    let Some(address) = address("a_peer_that_is_killed_is_a_peer_that_has_disconnected") else {
+fn killed_peer_is_reported_as_disconnected() {
+    let Some(address) = address("killed_peer_is_reported_as_disconnected") else {
         return;
     };
     let _limit = Limit::new("killed", SOON * 2);
@@ -346,7 +345,7 @@ fn a_peer_that_is_killed_is_a_peer_that_has_disconnected() {
         .unwrap();
     let request = listener.accept(SOON).unwrap();
     let mut connection = request.accept(&mut survivor, &[], SOON).unwrap();
-    // A stream waits for what will not come, while nobody looks at the connection.
+    // A stream waits for a message that never comes, while no thread polls the connection.
     let stream = HostStream::new("cm").unwrap();
     let sink = Region::alloc(&domain, 64, Access::LOCAL_WRITE).unwrap();
     survivor
@@ -368,11 +367,10 @@ fn a_peer_that_is_killed_is_a_peer_that_has_disconnected() {
     assert!(survivor.failure().is_some());
 }
 
-/// The peer's request is taken when the peer is no longer there.
+/// The request is accepted after the peer has disconnected.
 #[test]
-fn a_peer_that_goes_between_its_request_and_the_answer_is_noticed() {
-    let Some(address) = address("a_peer_that_goes_between_its_request_and_the_answer_is_noticed")
-    else {
+fn accept_fails_if_the_requester_has_gone() {
+    let Some(address) = address("accept_fails_if_the_requester_has_gone") else {
         return;
     };
     let _limit = Limit::new("between", SOON * 2);
@@ -382,7 +380,7 @@ fn a_peer_that_goes_between_its_request_and_the_answer_is_noticed() {
     let soon = Duration::from_millis(300);
     CmConnection::connect(&mut a, &at, &[], soon).unwrap_err();
     let started = Instant::now();
-    // The request is either withdrawn already, or it cannot be taken.
+    // The request is either withdrawn already, or it cannot be accepted.
     if let Ok(request) = listener.accept(soon) {
         let error = request
             .accept(&mut b, &[], Duration::from_secs(5))
@@ -412,7 +410,7 @@ fn a_peer_that_goes_between_its_request_and_the_answer_is_noticed() {
     transfer(&mut c, &mut b);
 }
 
-/// Removes the device: a run of its own.
+/// Removes the device, so it runs in a run of its own.
 #[test]
 fn a_device_that_is_removed_ends_its_connections() {
     let test = "a_device_that_is_removed_ends_its_connections";
@@ -442,10 +440,10 @@ fn a_device_that_is_removed_ends_its_connections() {
         );
         assert!(!endpoint.is_connected() && endpoint.failure().is_some());
     }
-    // One that only listens is told as well.
+    // A listener gets the event too.
     let gone = listener.accept(SOON).unwrap_err();
     assert!(gone.to_string().contains("removed"), "{gone}");
-    // SoftRoCE waits until nobody has the device open, and librdmacm has it open as long as the process lives.
+    // SoftRoCE waits until no process has the device open, and librdmacm has it open as long as the process lives.
     if let Some(status) = removed.try_wait().unwrap() {
         assert!(status.success());
     }

@@ -1,6 +1,5 @@
-//! CUDA streams as executors, beside what the suites of the public interface show with `DOORBELL_TEST_STREAM=cuda`. `scripts/test cuda`
-//! runs this over the stand-in for the driver; without a driver its tests are WAIVED. With a GPU they are the driver's, but for those that
-//! make it fail.
+//! CUDA streams as executors, in addition to the suites of the public interface with `DOORBELL_TEST_STREAM=cuda`. `scripts/test cuda` runs these tests
+//! over the stand-in for the driver; without a driver they are WAIVED. With a GPU they use the real driver, except those that make the driver fail.
 #![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // calls the driver as an application does
 
@@ -33,7 +32,7 @@ const SHORT: Option<Duration> = Some(Duration::from_millis(20));
 const OUT_OF_MEMORY: u32 = 2;
 const OK: sys::CUresult = sys::CUresult::CUDA_SUCCESS;
 
-/// A stream of the kind that is asked for: `DOORBELL_TEST_STREAM`.
+/// A stream of the kind that `DOORBELL_TEST_STREAM` names.
 fn new_stream(context: &CudaContext, name: &str) -> CudaStream {
     let stream = CudaStream::new(context, name).unwrap();
     if by_kernel() {
@@ -51,10 +50,10 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 }
 
 #[test]
-fn without_a_driver_or_a_device_there_is_an_error_and_no_more() {
+fn context_without_a_driver_or_device_is_an_error() {
     let _alone = alone();
     let error = CudaContext::primary(10_000).unwrap_err();
-    let expected = match context("without_a_driver") {
+    let expected = match context("context_without_a_driver_or_device_is_an_error") {
         Some(_) => matches!(
             error,
             Error::Range {
@@ -68,9 +67,9 @@ fn without_a_driver_or_a_device_there_is_an_error_and_no_more() {
 }
 
 #[test]
-fn sixty_four_sends_take_one_call_of_the_driver() {
+fn batch_of_64_sends_takes_one_driver_call() {
     let _alone = alone();
-    let test = "sixty_four_sends_take_one_call_of_the_driver";
+    let test = "batch_of_64_sends_takes_one_driver_call";
     let Some(context) = context(test) else { return };
     let stream = new_stream(&context, "batch");
     let mut bench = Bench::new();
@@ -88,7 +87,7 @@ fn sixty_four_sends_take_one_call_of_the_driver() {
     for _ in 0..64 {
         bench.pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
     }
-    // Which the next one is.
+    // The next driver call is the second.
     let refused = stream.record(&Event::new());
     assert!(
         matches!(refused, Err(Error::Cuda { code: 1, .. })),
@@ -104,9 +103,9 @@ fn sixty_four_sends_take_one_call_of_the_driver() {
 }
 
 #[test]
-fn what_the_driver_refuses_is_not_queued() {
+fn work_refused_by_the_driver_is_not_queued() {
     let _alone = alone();
-    let test = "what_the_driver_refuses_is_not_queued";
+    let test = "work_refused_by_the_driver_is_not_queued";
     let Some(context) = context(test) else { return };
     let stream = new_stream(&context, "refused");
     let mut bench = Bench::new();
@@ -137,7 +136,7 @@ fn what_the_driver_refuses_is_not_queued() {
         }
         bench.works(&stream, round);
     }
-    // Of a wait for another stream of the host nothing stays, either: the next one waits for its own.
+    // A refused wait for a host stream has no later effect either: the next wait waits for its own event.
     let host = HostStream::new("host").unwrap();
     let (refused, held) = (Event::new(), Event::new());
     let release = Arc::new(AtomicBool::new(false));
@@ -164,9 +163,9 @@ fn what_the_driver_refuses_is_not_queued() {
 }
 
 #[test]
-fn a_refused_wait_for_an_event_passes_no_failure_on() {
+fn refused_event_wait_propagates_no_failure() {
     let _alone = alone();
-    let test = "a_refused_wait_for_an_event_passes_no_failure_on";
+    let test = "refused_event_wait_propagates_no_failure";
     let Some(context) = context(test) else { return };
     let (failing, stream) = (new_stream(&context, "failing"), new_stream(&context, test));
     let mut bench = Bench::new();
@@ -174,7 +173,7 @@ fn a_refused_wait_for_an_event_passes_no_failure_on() {
     let event = Event::new();
     stream_wait_value32(&failing, &bench.region, 0, condition, SHORT).unwrap();
     failing.record(&event).unwrap();
-    // The stream is still here when the other one fails.
+    // The stream is still at this wait when the other one fails.
     stream_wait_value32(&stream, &bench.region, 64, condition, SOON).unwrap();
     let Some(fault) = Fault::new(test, &format!("{}:2,nth=1", queueing().1)) else {
         return;
@@ -182,7 +181,7 @@ fn a_refused_wait_for_an_event_passes_no_failure_on() {
     let refused = stream.wait_event(&event);
     drop(fault);
     assert!(matches!(refused, Err(Error::Cuda { .. })), "{refused:?}");
-    // These have the places of what was refused.
+    // These take the entries of the refused wait.
     let stored = stream_write_value32(&stream, &bench.region, 128, 1).unwrap();
     let sent = bench
         .pair
@@ -198,9 +197,9 @@ fn a_refused_wait_for_an_event_passes_no_failure_on() {
 }
 
 #[test]
-fn a_stream_that_waits_for_its_own_record_behind_a_failure_fails() {
+fn waiting_for_own_record_behind_a_failure_fails() {
     let _alone = alone();
-    let test = "a_stream_that_waits_for_its_own_record_behind_a_failure_fails";
+    let test = "waiting_for_own_record_behind_a_failure_fails";
     let Some(context) = context(test) else { return };
     let stream = new_stream(&context, "own");
     let bench = Bench::new();
@@ -219,14 +218,14 @@ fn a_stream_that_waits_for_its_own_record_behind_a_failure_fails() {
 }
 
 #[test]
-fn a_batch_that_breaks_off_in_the_middle_is_done_to_there_and_everyone_hears_of_it() {
+fn partly_queued_batch_fails_the_operations_not_queued() {
     let _alone = alone();
-    let test = "a_batch_that_breaks_off_in_the_middle";
+    let test = "partly_queued_batch_fails_the_operations_not_queued";
     let Some(context) = context(test) else { return };
     let mut bench = Bench::new();
     let stream = new_stream(&context, "broken");
     bench.works(&stream, 3);
-    // One store each, at least: more than one call takes.
+    // At least one store each: more than one driver call takes.
     let mut batch = Vec::new();
     for _ in 0..128 {
         for end in [&mut bench.pair.a, &mut bench.pair.b] {
@@ -239,7 +238,7 @@ fn a_batch_that_breaks_off_in_the_middle_is_done_to_there_and_everyone_hears_of_
     let tickets = stream_post_all(&stream, &mut batch).unwrap();
     drop(fault);
     until("an end", || tickets.iter().all(Ticket::is_over));
-    // It is told once; the stream has what came before, and goes on.
+    // The failure is reported once; the stream executes what was queued before it, and continues.
     let said = [stream.synchronize(SOON), stream.synchronize(SOON)];
     assert!(
         matches!(said, [Err(Error::Asynchronous { .. }), Ok(())]),
@@ -251,7 +250,7 @@ fn a_batch_that_breaks_off_in_the_middle_is_done_to_there_and_everyone_hears_of_
     assert!(failures.contains(&Some(Cause::Discarded)), "{failures:?}");
     bench.pair.reset();
     bench.works(&stream, 4);
-    // The same with a wait at the front: nobody is told of the end of what the stream still has, and a new life begins after it.
+    // The same with a wait at the front, and a reset while the stream still has the queued part.
     let mut batch = vec![];
     bench.pair.b.post_recv(1, &[]).unwrap();
     batch.push(bench.pair.b.prepare_wait_cq(QueueKind::Recv).unwrap());
@@ -271,15 +270,15 @@ fn a_batch_that_breaks_off_in_the_middle_is_done_to_there_and_everyone_hears_of_
         stream.synchronize(SOON),
         Err(Error::Asynchronous { .. })
     ));
-    // The wait has failed with its endpoint, which is a fault of the stream.
+    // The wait failed with its endpoint, which is a fault of the stream.
     assert!(stream.take_fault().is_some());
     bench.works(&stream, 5);
 }
 
 #[test]
-fn a_deadline_ends_a_wait_and_the_word_has_its_value_back() {
+fn deadline_ends_a_wait_and_restores_the_word() {
     let _alone = alone();
-    let Some(context) = context("a_deadline_ends_a_wait") else {
+    let Some(context) = context("deadline_ends_a_wait_and_restores_the_word") else {
         return;
     };
     let stream = new_stream(&context, "late");
@@ -292,7 +291,7 @@ fn a_deadline_ends_a_wait_and_the_word_has_its_value_back() {
     ];
     for (word, condition) in cases {
         bench.region.store_u32(64, word).unwrap();
-        // Behind this until all is queued: a stream that has a failure to tell of takes no more.
+        // Held until all is queued: a stream with an unreported failure accepts no more work.
         bench.region.store_u32(192, 0).unwrap();
         let gate = Condition::GreaterOrEqual(1);
         stream_wait_value32(&stream, &bench.region, 192, gate, SOON).unwrap();
@@ -318,9 +317,9 @@ fn a_deadline_ends_a_wait_and_the_word_has_its_value_back() {
 
 /// Another wait for the same word may see the value that the library stores in order to end a wait.
 #[test]
-fn a_wait_that_the_end_of_another_may_have_ended_is_not_complete() {
+fn wait_that_saw_a_substitute_value_is_unknown() {
     let _alone = alone();
-    let Some(context) = context("a_wait_that_the_end_of_another_may_have_ended") else {
+    let Some(context) = context("wait_that_saw_a_substitute_value_is_unknown") else {
         return;
     };
     let streams = ["given up", "beside it"].map(|name| new_stream(&context, name));
@@ -350,14 +349,14 @@ fn a_wait_that_the_end_of_another_may_have_ended_is_not_complete() {
         let is_known = streams[1].synchronize(SOON).is_ok();
         assert_eq!(is_known, beside.status() == Status::Complete);
         assert_eq!(is_known, streams[1].take_fault().is_none());
-        // The value that ended the first one was gone when this one was queued.
+        // The substitute value was no longer in the word when this wait was queued.
         streams[0].synchronize(SOON).unwrap();
         assert_eq!(late.status(), Status::Complete);
     }
     assert!(by_kernel() || unknown > 0, "none has seen what was stored");
 }
 
-/// A driver's stream takes so many calls, and the next one waits until one of them is done.
+/// A driver's stream has room for a number of calls; the next one blocks until one of them is done.
 #[test]
 fn a_call_blocked_on_a_full_stream_returns_when_the_wait_ends() {
     let _alone = alone();
@@ -393,7 +392,9 @@ fn a_call_blocked_on_a_full_stream_returns_when_the_wait_ends() {
                 assert!(!filling.is_finished(), "more than a driver's stream takes");
                 b.abort_handle().abort();
             }
-            until("who fills the stream is let go", || filling.is_finished());
+            until("the thread that fills the stream returns", || {
+                filling.is_finished()
+            });
         });
         assert!(matches!(wait.status(), Status::Failed(_)));
         assert!(started.elapsed() < BOUND / 2, "{:?}", started.elapsed());
@@ -405,14 +406,15 @@ fn a_call_blocked_on_a_full_stream_returns_when_the_wait_ends() {
 }
 
 #[test]
-fn a_deadline_does_not_run_while_work_of_others_is_before_the_wait() {
+fn deadline_does_not_run_behind_application_work() {
     let _alone = alone();
     let test = "deadline_behind_work";
     let limit = Limit::new(test, BOUND);
     let Some(context) = context(test) else {
         return;
     };
-    // Both come in time for a wait that has just begun, unless this thread gets no processor for that long: then it is tried again with more time.
+    // Message and value arrive within the deadline of a wait that has just begun, unless this thread is not scheduled: then the test repeats it with
+    // more time.
     let in_time = |work: Duration| {
         limit.step(work.as_secs(), BOUND);
         let stream = new_stream(&context, test);
@@ -421,7 +423,7 @@ fn a_deadline_does_not_run_while_work_of_others_is_before_the_wait() {
         let timeout = Some(work * 7 / 10);
         let sleep = move || std::thread::sleep(work);
         pair.b.stream_queue_recv(&stream, 1, &slices).unwrap();
-        // Neither the library nor its deadlines are told of it.
+        // The library does not know of this work.
         stream.launch_host(sleep).unwrap();
         let received = pair
             .b
@@ -441,7 +443,7 @@ fn a_deadline_does_not_run_while_work_of_others_is_before_the_wait() {
 }
 
 #[test]
-fn an_error_of_one_call_does_not_end_a_stream_that_goes_on() {
+fn failed_driver_call_does_not_end_the_stream() {
     let _alone = alone();
     let test = "error_of_one_call";
     let _limit = Limit::new(test, BOUND);
@@ -465,7 +467,7 @@ fn an_error_of_one_call_does_not_end_a_stream_that_goes_on() {
             "{refused:?}"
         );
         drop(fault);
-        // What was queued before is not told to be lost: it is executed.
+        // Work queued before is not reported as lost: it is executed.
         assert!(!waited.is_over());
         bench.region.store_u32(0, 1).unwrap();
         stream.synchronize(SOON).unwrap();
@@ -474,17 +476,17 @@ fn an_error_of_one_call_does_not_end_a_stream_that_goes_on() {
     }
 }
 
-/// A driver that is short of memory refuses a thread its context, again and again: the stream goes on, and is asked again.
+/// A driver that is short of memory repeatedly refuses to push the context on a thread: the stream continues, and later queries succeed.
 #[test]
-fn a_thread_without_the_context_takes_no_stream_for_dead() {
+fn failed_context_push_does_not_end_the_stream() {
     let _alone = alone();
-    let test = "a_thread_without_the_context";
+    let test = "failed_context_push_does_not_end_the_stream";
     let _limit = Limit::new(test, BOUND);
     let Some(context) = context(test) else {
         return;
     };
     if !is_standin() {
-        return waived(test, "a real driver does not fail when it is told to");
+        return waived(test, "a real driver does not fail on request");
     }
     let stream = CudaStream::new(&context, test).unwrap();
     let bench = Bench::new();
@@ -505,7 +507,7 @@ fn a_thread_without_the_context_takes_no_stream_for_dead() {
     assert_eq!(waited.status(), Status::Complete);
 }
 
-/// A card without a path that was asked for, over the stand-in, and whether that maps its registers. `None`: the test is WAIVED.
+/// A card, opened without a requested path, and whether the stand-in maps its registers. `None`: the test is WAIVED.
 fn standin_card(test: &str) -> Option<(Device, bool)> {
     let device = device();
     if device.name() != "mlx5_0" || !is_standin() {
@@ -521,12 +523,12 @@ fn standin_card(test: &str) -> Option<(Device, bool)> {
     Some((device, may))
 }
 
-/// Whether a GPU may store to a card's doorbell registers is the driver's to say: without privilege it may not, and a proxy rings, unless the path is
-/// asked for.
+/// The driver decides whether a GPU may store to a card's doorbell registers: without privilege it may not, and a proxy rings, unless the direct path
+/// is requested.
 #[test]
-fn a_card_whose_registers_no_gpu_reaches_is_rung_by_a_proxy() {
+fn proxy_rings_if_registers_cannot_be_mapped() {
     let _alone = alone();
-    let test = "a_card_whose_registers_no_gpu_reaches";
+    let test = "proxy_rings_if_registers_cannot_be_mapped";
     let Some(context) = context(test) else {
         return;
     };
@@ -552,7 +554,7 @@ fn a_card_whose_registers_no_gpu_reaches_is_rung_by_a_proxy() {
         Ok::<(), Error>(())
     };
     works(&mut pair).unwrap();
-    // An application that asks for the path gets it, and the first stream that cannot use it returns an error.
+    // An application that requests the path gets it, and the first stream that cannot use it returns an error.
     let config = EndpointConfig::default().control(Some(Control::Direct));
     let mut pair = Pair::new(&device, &config);
     match works(&mut pair) {
@@ -563,18 +565,18 @@ fn a_card_whose_registers_no_gpu_reaches_is_rung_by_a_proxy() {
         }
         Err(error) => panic!("{error}"),
     }
-    // A stream of the host rings it.
+    // A host stream rings on this path.
     let host = HostStream::new("host").unwrap();
     pair.a.stream_queue_send(&host, &Work::nop()).unwrap();
     pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
 }
 
-/// What a GPU stores to a card may be dropped between the two, though the driver has mapped the registers. The first endpoint rings for a NOP to find that
-/// out.
+/// Stores of a GPU to a card may be dropped on the way although the driver has mapped the registers. The first endpoint rings for a NOP to detect
+/// that.
 #[test]
-fn a_card_that_no_store_of_a_gpu_reaches_is_rung_by_a_proxy() {
+fn proxy_rings_if_gpu_stores_do_not_reach_the_card() {
     let _alone = alone();
-    let test = "a_card_that_no_store_of_a_gpu_reaches_is_rung_by_a_proxy";
+    let test = "proxy_rings_if_gpu_stores_do_not_reach_the_card";
     let Some((device, may)) = standin_card(test) else {
         return;
     };
@@ -598,12 +600,12 @@ fn a_card_that_no_store_of_a_gpu_reaches_is_rung_by_a_proxy() {
     assert_eq!(sent.status(), Status::Complete);
 }
 
-/// The first endpoint on a card tries whether the GPU reaches the card's registers. What this thread does next may be what the GPU waits for. (In a process
-/// of its own: it is tried once.)
+/// The first endpoint on a card checks whether the GPU reaches the card's registers, without blocking this thread, for which the GPU may be waiting.
+/// (In a process of its own, because the check runs once.)
 #[test]
-fn the_first_endpoint_on_a_card_does_not_wait_for_the_gpu() {
+fn first_endpoint_on_a_card_does_not_block_on_the_gpu() {
     let _alone = alone();
-    let test = "the_first_endpoint_on_a_card";
+    let test = "first_endpoint_on_a_card_does_not_block_on_the_gpu";
     let _limit = Limit::new(test, BOUND);
     let Some(context) = context(test) else {
         return;
@@ -624,17 +626,17 @@ fn the_first_endpoint_on_a_card_does_not_wait_for_the_gpu() {
     pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
 }
 
-/// Memory that cannot be registered is tried as registers of a device, too. The error is that of the memory, and not that a process without privilege may not
-/// map registers.
+/// If memory cannot be registered, the library also tries to register it as I/O memory. The error is that of the first attempt, not that mapping
+/// registers needs privilege.
 #[test]
-fn memory_that_the_driver_does_not_register_keeps_its_own_error() {
+fn failed_registration_keeps_the_error_of_the_memory() {
     let _alone = alone();
-    let test = "memory_that_the_driver_does_not_register";
+    let test = "failed_registration_keeps_the_error_of_the_memory";
     let Some(context) = context(test) else {
         return;
     };
     if !is_standin() {
-        return waived(test, "a real driver does not fail when it is told to");
+        return waived(test, "a real driver does not fail on request");
     }
     let bench = Bench::new();
     let region = Region::alloc(&bench.pair.domain, 64, Access::ALL).unwrap();
@@ -647,11 +649,11 @@ fn memory_that_the_driver_does_not_register_keeps_its_own_error() {
     region.device_address(&context).unwrap();
 }
 
-/// `cudaMallocHost`, which pinned tensors are made with: memory that the driver maps already, and does not register.
+/// Memory of `cudaMallocHost`, such as pinned tensors: the driver has mapped it already and refuses to register it.
 #[test]
-fn memory_that_the_driver_allocated_is_used_as_it_is() {
+fn memory_allocated_by_the_driver_is_not_registered_again() {
     let _alone = alone();
-    let test = "memory_that_the_driver_allocated";
+    let test = "memory_allocated_by_the_driver_is_not_registered_again";
     let _limit = Limit::new(test, BOUND);
     let Some(context) = context(test) else {
         return;
@@ -694,11 +696,11 @@ fn memory_that_the_driver_allocated_is_used_as_it_is() {
     }
 }
 
-/// The memory operations of streams do not take it, and it moves while a NIC accesses it.
+/// Memory operations of streams do not accept managed memory, and it migrates while a NIC accesses it.
 #[test]
-fn managed_memory_is_refused_by_its_name() {
+fn managed_memory_is_refused_by_name() {
     let _alone = alone();
-    let test = "managed_memory_is_refused_by_its_name";
+    let test = "managed_memory_is_refused_by_name";
     let _limit = Limit::new(test, BOUND);
     let Some(context) = context(test) else {
         return;
@@ -746,7 +748,7 @@ fn confidential_computing_is_named_as_the_cause() {
     for text in [findings, refused] {
         assert!(text.contains("confidential computing"), "{text}");
     }
-    // Memory that the driver allocates is no way round it.
+    // Memory that the driver allocates does not help.
     let mut start = std::ptr::null_mut();
     {
         let _entered = Current::enter(&context);
@@ -769,15 +771,15 @@ fn confidential_computing_is_named_as_the_cause() {
 
 /// Pages that stay registered make the next registration of their addresses fail.
 #[test]
-fn pages_are_given_back_though_the_driver_refuses_at_first() {
+fn pages_are_unregistered_after_a_refused_attempt() {
     let _alone = alone();
-    let test = "pages_are_given_back";
+    let test = "pages_are_unregistered_after_a_refused_attempt";
     let _limit = Limit::new(test, BOUND);
     let Some(context) = context(test) else {
         return;
     };
     if !is_standin() {
-        return waived(test, "a real driver does not fail when it is told to");
+        return waived(test, "a real driver does not fail on request");
     }
     let stream = CudaStream::new(&context, test).unwrap();
     for call in ["cuCtxPushCurrent_v2", "cuMemHostUnregister"] {
@@ -798,7 +800,7 @@ fn pages_are_given_back_though_the_driver_refuses_at_first() {
 }
 
 #[test]
-fn a_stream_that_is_captured_while_somebody_waits_for_it_is_not_taken_for_done() {
+fn capture_during_synchronize_does_not_end_it() {
     let _alone = alone();
     let test = "captured_meanwhile";
     let _limit = Limit::new(test, BOUND);
@@ -812,9 +814,9 @@ fn a_stream_that_is_captured_while_somebody_waits_for_it_is_not_taken_for_done()
     let waiting = stream.clone();
     let before = stream.driver_calls();
     let synchronized = std::thread::spawn(move || waiting.synchronize(SOON));
-    // It could not queue what it waits for during the capture.
+    // Synchronizing queues work first, which the capture would refuse.
     until("it waits", || stream.driver_calls() > before);
-    // By somebody else, as a framework would.
+    // Begun by the application, as a framework would.
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     let mut graph = std::ptr::null_mut();
     // SAFETY: a stream of the context.
@@ -835,7 +837,7 @@ fn a_stream_that_is_captured_while_somebody_waits_for_it_is_not_taken_for_done()
 }
 
 #[test]
-fn what_a_function_of_the_host_drops_last_is_unregistered_before_its_pages_are_used_again() {
+fn memory_dropped_in_a_host_function_is_unregistered_before_reuse() {
     let _alone = alone();
     let test = "dropped_in_a_host_function";
     let _limit = Limit::new(test, BOUND);
@@ -846,7 +848,7 @@ fn what_a_function_of_the_host_drops_last_is_unregistered_before_its_pages_are_u
     for round in 0..20 {
         let mut bench = Bench::new();
         bench.works(&stream, round + 1);
-        // Behind this, other work; and nobody has the endpoints but the function.
+        // Other work is behind the function, which has the only handles of the endpoints.
         stream.launch_host(move || drop(bench)).unwrap();
         let mut next = Bench::new();
         next.works(&stream, round + 1);
@@ -859,7 +861,7 @@ fn what_a_function_of_the_host_drops_last_is_unregistered_before_its_pages_are_u
     assert!(is_registered());
     stream.launch_host(move || drop(bench)).unwrap();
     until("it is unregistered", || !is_registered());
-    // A stream whose last handle goes with a function queued stays until it has run.
+    // A stream whose last handle is dropped with a function queued lives until the function has run.
     let ran = Arc::new(AtomicBool::new(false));
     let set = Arc::clone(&ran);
     let last = CudaStream::new(&context, "last").unwrap();
@@ -872,7 +874,7 @@ fn what_a_function_of_the_host_drops_last_is_unregistered_before_its_pages_are_u
     until("it has run", || ran.load(Ordering::Acquire));
 }
 
-/// A word, with an owner that takes its time to end.
+/// A word, with an owner whose destructor is slow.
 struct Slow {
     targets: Targets,
     target: Target,
@@ -909,7 +911,7 @@ impl Drop for Slow {
 }
 
 impl Slow {
-    /// One whose word is stored to on the stream.
+    /// A new one, to whose word the stream stores.
     fn on(stream: &CudaStream, ends_in: Duration) -> Arc<Slow> {
         let mut targets = Targets::new();
         let slow = Arc::new(Slow {
@@ -930,9 +932,9 @@ impl Slow {
 }
 
 #[test]
-fn work_that_is_done_keeps_nothing_of_the_applications() {
+fn finished_work_releases_application_objects() {
     let _alone = alone();
-    let test = "work_that_is_done_keeps_nothing";
+    let test = "finished_work_releases_application_objects";
     let Some(context) = context(test) else {
         return;
     };
@@ -942,7 +944,7 @@ fn work_that_is_done_keeps_nothing_of_the_applications() {
         let last = Arc::downgrade(&Slow::on(&stream, Duration::from_millis(100)));
         until("it ends", || last.strong_count() == 0);
         let kept = Slow::on(&stream, Duration::ZERO);
-        // The watching thread has seen it: no other thread looks.
+        // The library's watcher thread has seen it: no other thread polls.
         until("it is finished", || kept.finished.load(Ordering::Acquire));
         stream.synchronize(SOON).unwrap();
         assert_eq!(Arc::strong_count(&kept), 1);
@@ -951,9 +953,9 @@ fn work_that_is_done_keeps_nothing_of_the_applications() {
 }
 
 #[test]
-fn a_wait_whose_endpoint_fails_is_let_go_and_its_stream_goes_on() {
+fn endpoint_failure_ends_its_wait_and_the_stream_continues() {
     let _alone = alone();
-    let Some(context) = context("a_wait_whose_endpoint_fails") else {
+    let Some(context) = context("endpoint_failure_ends_its_wait_and_the_stream_continues") else {
         return;
     };
     let limit = Limit::new("endpoint fails", BOUND);
@@ -987,9 +989,9 @@ fn a_wait_whose_endpoint_fails_is_let_go_and_its_stream_goes_on() {
 }
 
 #[test]
-fn events_order_streams_of_both_kinds() {
+fn events_order_cuda_and_host_streams() {
     let _alone = alone();
-    let Some(context) = context("events_order_streams_of_both_kinds") else {
+    let Some(context) = context("events_order_cuda_and_host_streams") else {
         return;
     };
     let here = new_stream(&context, "here");
@@ -1051,7 +1053,7 @@ fn an_abort_ends_waits_for_events() {
             host.record(event).unwrap();
             stream.wait_event(event).unwrap();
         }
-        // The second one is behind the first, and what is behind both has no part in it.
+        // Two waits, one behind the other; work behind both must still run.
         let ran = Arc::new(AtomicBool::new(false));
         let runs = Arc::clone(&ran);
         stream
@@ -1064,18 +1066,18 @@ fn an_abort_ends_waits_for_events() {
         stream.abort();
         stream.synchronize(SOON).unwrap();
         assert!(ran.load(Ordering::Acquire));
-        // What the stream waited for is not there, though the abort is no fault.
+        // The event fails, because the record it waited for was never reached; the abort is not a fault of the stream.
         assert!(matches!(passed.query(), Err(Error::Asynchronous { .. })));
         assert_eq!(stream.status(), -19);
         stream.clear_status();
-        // Nothing of the abort stays.
+        // The abort has no effect on later waits.
         stream.wait_event(&held[1]).unwrap();
         assert!(stream.synchronize(SHORT).is_err());
         release.store(true, Ordering::Release);
         stream.synchronize(SOON).unwrap();
         assert_eq!(stream.status(), 0);
 
-        // Of another stream of the GPU: a kernel is told, and a memory operation waits for that stream.
+        // A wait for another CUDA stream: a kernel ends it on the abort, a memory operation waits for that stream.
         region.store_u32(0, 0).unwrap();
         let condition = Condition::GreaterOrEqual(1);
         let waited = stream_wait_value32(&other, &region, 0, condition, SOON).unwrap();
@@ -1098,7 +1100,7 @@ fn an_abort_ends_waits_for_events() {
         } else {
             other.abort();
         }
-        // Behind what another stream has given up.
+        // Behind a wait that the other stream's abort ended.
         let end = stream.synchronize(SOON);
         other.synchronize(SOON).unwrap();
         if let Err(end) = end {
@@ -1131,8 +1133,8 @@ fn a_stream_from_raw_is_not_destroyed() {
     let stream = unsafe { CudaStream::from_raw(&context, raw, "theirs") }.unwrap();
     assert_eq!(stream.raw(), raw);
     bench.works(&stream, 9);
-    // Dropped with work in its queue: that is done when its time comes. The endpoints go in another thread, which may have to wait for the
-    // stream, as memory that is unregistered does.
+    // Dropped with work in its queue, which is executed later. The endpoints are dropped in another thread, which may have to wait for the stream, as
+    // memory that is unregistered does.
     let region = bench.region.clone();
     region.store_u32(0, 0).unwrap();
     let wait = stream_wait_value32(&stream, &region, 0, Condition::GreaterOrEqual(1000), SOON);
@@ -1153,7 +1155,7 @@ fn a_stream_from_raw_is_not_destroyed() {
     drop(entered);
 }
 
-/// The context is current while this lives, as an application makes it.
+/// Makes the context current until it is dropped.
 struct Current;
 
 impl Current {
@@ -1221,13 +1223,13 @@ fn calls_restore_the_current_context_of_the_thread() {
     .unwrap();
 }
 
-/// Bytes of a page of the system's.
+/// The page size in bytes.
 fn page_bytes() -> usize {
     // SAFETY: asks for a number.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
-/// Pages of the application's.
+/// Pages mapped by the application.
 fn pages(count: usize) -> *mut libc::c_void {
     // SAFETY: a new mapping.
     let start = unsafe {
@@ -1255,9 +1257,10 @@ fn unregister(start: *mut libc::c_void) -> sys::CUresult {
 }
 
 #[test]
-fn memory_is_registered_while_it_is_needed_and_the_applications_own_stays() {
+fn memory_is_registered_while_needed_and_foreign_registrations_stay() {
     let _alone = alone();
-    let Some(context) = context("memory_is_registered_while_it_is_needed") else {
+    let Some(context) = context("memory_is_registered_while_needed_and_foreign_registrations_stay")
+    else {
         return;
     };
     let entered = Current::enter(&context);
@@ -1307,7 +1310,7 @@ fn memory_is_registered_while_it_is_needed_and_the_applications_own_stays() {
     stream_write_value32(&stream, &part, 0, 5).unwrap();
     stream.synchronize(SOON).unwrap();
     drop(part);
-    // The programs that were executed have handles of the regions until a thread of the library has let them go.
+    // Executed programs have handles of the regions until a thread of the library drops them.
     until("the pages are given back", || {
         register(start, 2 * page) == sys::CUresult::CUDA_SUCCESS
     });
@@ -1321,9 +1324,9 @@ fn memory_is_registered_while_it_is_needed_and_the_applications_own_stays() {
 }
 
 #[test]
-fn what_cannot_be_mapped_is_an_error_and_leaves_nothing_registered() {
+fn failed_mapping_is_an_error_and_later_work_succeeds() {
     let _alone = alone();
-    let test = "what_cannot_be_mapped_is_an_error";
+    let test = "failed_mapping_is_an_error_and_later_work_succeeds";
     let Some(context) = context(test) else { return };
     let stream = new_stream(&context, "mapped");
     let mut bench = Bench::new();
@@ -1359,9 +1362,9 @@ fn what_cannot_be_mapped_is_an_error_and_leaves_nothing_registered() {
 }
 
 #[test]
-fn a_function_of_the_host_that_panics_fails_the_stream_and_no_more() {
+fn panicking_host_function_fails_only_its_stream() {
     let _alone = alone();
-    let Some(context) = context("a_function_of_the_host_that_panics") else {
+    let Some(context) = context("panicking_host_function_fails_only_its_stream") else {
         return;
     };
     let stream = new_stream(&context, "panics");
@@ -1373,7 +1376,7 @@ fn a_function_of_the_host_that_panics_fails_the_stream_and_no_more() {
             counted.fetch_add(1, Ordering::SeqCst);
             let error = inside.synchronize(SOON).unwrap_err();
             assert!(matches!(error, Error::State { .. }));
-            // The last handle may go here, too.
+            // The last handle may be dropped here, too.
             drop(inside);
         })
         .unwrap();
@@ -1389,11 +1392,11 @@ fn a_function_of_the_host_that_panics_fails_the_stream_and_no_more() {
     Bench::new().works(&new_stream(&context, "next"), 2);
 }
 
-/// What is queued behind a function that panics, on its stream or on one that waits for it, transmits nothing, also if somebody takes the fault at once.
+/// Work queued behind a panicking function, on its stream or on one that waits for it, transmits nothing, even if a thread takes the fault at once.
 #[test]
-fn nothing_is_transmitted_behind_a_function_of_the_host_that_panics() {
+fn nothing_is_transmitted_behind_a_panicking_host_function() {
     let _alone = alone();
-    let test = "nothing_is_transmitted_behind";
+    let test = "nothing_is_transmitted_behind_a_panicking_host_function";
     let limit = Limit::new(test, BOUND);
     let Some(context) = context(test) else {
         return;
@@ -1439,11 +1442,12 @@ fn nothing_is_transmitted_behind_a_function_of_the_host_that_panics() {
     }
 }
 
-/// An endpoint's failure ends its waits of before a fault was taken and those of after it. What is behind the later ones transmits nothing.
+/// An endpoint's failure ends the waits that were queued before a fault was taken and those queued after it. Work behind the later ones transmits
+/// nothing.
 #[test]
-fn a_failure_ends_the_waits_of_before_a_taken_fault_and_those_of_after_it() {
+fn endpoint_failure_ends_waits_before_and_after_a_taken_fault() {
     let _alone = alone();
-    let test = "a_failure_ends_the_waits_of_before_a_taken_fault_and_those_of_after_it";
+    let test = "endpoint_failure_ends_waits_before_and_after_a_taken_fault";
     let Some(context) = context(test) else {
         return;
     };
@@ -1485,11 +1489,11 @@ fn a_failure_ends_the_waits_of_before_a_taken_fault_and_those_of_after_it() {
     assert_eq!(sending.region.load_u32(64), Ok(0));
 }
 
-/// A capture in the mode that forbids the most to every thread: neither do calls of this library invalidate it, nor does it change what they find.
+/// A capture in GLOBAL mode: calls of this library do not invalidate it, and it does not change their results.
 #[test]
-fn a_context_is_taken_up_and_time_is_measured_while_another_stream_is_captured() {
+fn contexts_and_timing_events_work_during_a_capture() {
     let _alone = alone();
-    let Some(context) = context("a_context_is_taken_up") else {
+    let Some(context) = context("contexts_and_timing_events_work_during_a_capture") else {
         return;
     };
     let captured = new_stream(&context, "captured");
@@ -1518,11 +1522,11 @@ fn a_context_is_taken_up_and_time_is_measured_while_another_stream_is_captured()
     }
 }
 
-/// Work on the legacy default stream goes on while the application captures a stream that is ordered with it, and does not break that capture.
+/// Work on the legacy default stream continues while the application captures a stream that is ordered with it, and does not break that capture.
 #[test]
-fn a_capture_beside_the_legacy_default_stream_is_left_alone() {
+fn capture_beside_the_legacy_default_stream_stays_valid() {
     let _alone = alone();
-    let test = "a_capture_beside_the_legacy_default_stream_is_left_alone";
+    let test = "capture_beside_the_legacy_default_stream_stays_valid";
     let Some(context) = context(test) else {
         return;
     };
@@ -1548,7 +1552,7 @@ fn a_capture_beside_the_legacy_default_stream_is_left_alone() {
             assert_eq!(sys::cuCtxSetCurrent(context.raw()), OK);
             assert_eq!(sys::cuStreamCreate(&mut blocking, 0), OK);
             let begun = sys::cuStreamBeginCapture_v2(blocking, mode);
-            // Some hundred turns of the threads that look after streams.
+            // Some hundred iterations of the library's watcher threads.
             std::thread::sleep(Duration::from_millis(500));
             let asked = sys::cuStreamIsCapturing(blocking, &mut status);
             [begun, asked, sys::cuStreamEndCapture(blocking, &mut graph)]
@@ -1607,9 +1611,9 @@ fn a_capture_of_a_stream_with_work_is_left_alone() {
 }
 
 #[test]
-fn a_context_destroyed_with_work_queued_is_an_error_for_everyone() {
+fn context_destroyed_with_work_queued_fails_every_wait() {
     let _alone = alone();
-    let test = "a_context_destroyed_with_work_queued";
+    let test = "context_destroyed_with_work_queued_fails_every_wait";
     if context(test).is_none() {
         return;
     }
@@ -1649,7 +1653,7 @@ fn a_context_destroyed_with_work_queued_is_an_error_for_everyone() {
         let (wait, sent) = (wait.clone(), sent.clone());
         move || (stream.synchronize(SOON), wait.is_over() && sent.is_over())
     });
-    until("somebody waits", || stream.driver_calls() > calls);
+    until("a thread waits", || stream.driver_calls() > calls);
     // SAFETY: made above.
     unsafe { sys::cuCtxDestroy_v2(raw) }.result().unwrap();
     let (result, were_over) = synchronized.join().unwrap();
@@ -1657,7 +1661,10 @@ fn a_context_destroyed_with_work_queued_is_an_error_for_everyone() {
         matches!(result, Err(Error::Asynchronous { .. })),
         "{result:?}"
     );
-    assert!(were_over, "who waited is told after everybody");
+    assert!(
+        were_over,
+        "synchronize returned before the tickets were final"
+    );
     assert!(wait.is_over() && sent.is_over());
     assert!(matches!(
         event.synchronize(SOON),
@@ -1670,9 +1677,9 @@ fn a_context_destroyed_with_work_queued_is_an_error_for_everyone() {
 }
 
 #[test]
-fn a_stream_destroyed_with_work_queued_is_an_error_for_everyone() {
+fn stream_destroyed_with_work_queued_fails_later_calls() {
     let _alone = alone();
-    let test = "a_stream_destroyed_with_work_queued";
+    let test = "stream_destroyed_with_work_queued_fails_later_calls";
     let Some(context) = context(test) else { return };
     if !is_standin() {
         return waived(
@@ -1705,7 +1712,7 @@ fn a_stream_destroyed_with_work_queued_is_an_error_for_everyone() {
         // SAFETY: made above.
         unsafe { sys::cuStreamDestroy_v2(raw) }.result().unwrap();
         drop(entered);
-        // Too late to be behind the wait, if this thread got no processor for as long: that is another round.
+        // The wait had failed before the send, because this thread was not scheduled: the round is repeated.
         let sent = match sent {
             Err(Error::Asynchronous { .. }) => {
                 until("the wait", || wait.is_over());
@@ -1714,7 +1721,7 @@ fn a_stream_destroyed_with_work_queued_is_an_error_for_everyone() {
             sent => sent.unwrap(),
         };
         round += 1;
-        // The driver finishes the queued work. How far it has come cannot be reported, and the next call returns the reason.
+        // The driver finishes the queued work. How much of it was executed cannot be reported; the next call returns the reason.
         let refused = bench.pair.a.stream_queue_send(&stream, &Work::nop());
         let error = refused.expect_err("a stream that is gone");
         assert!(
@@ -1732,11 +1739,11 @@ fn a_stream_destroyed_with_work_queued_is_an_error_for_everyone() {
     Bench::new().works(&CudaStream::new(&context, "next").unwrap(), 2);
 }
 
-/// Programs need what the device lacks: a child of this test has a driver that lacks it.
+/// Programs need memory operations that the device lacks: a child of this test has a driver without them.
 #[test]
-fn what_the_device_lacks_is_said_and_the_proxy_path_needs_none_of_it() {
+fn missing_memory_operations_are_named_and_the_proxy_path_works() {
     let _alone = alone();
-    let test = "what_the_device_lacks_is_said_and_the_proxy_path_needs_none_of_it";
+    let test = "missing_memory_operations_are_named_and_the_proxy_path_works";
     let Some(context) = context(test) else { return };
     if !is_standin() {
         return waived(test, "a real device lacks what it lacks");
@@ -1785,7 +1792,7 @@ fn what_the_device_lacks_is_said_and_the_proxy_path_needs_none_of_it() {
     }
 }
 
-/// The driver refuses one call in fifty, any that there is for a stream and its memory. Everything ends, in time, and says so.
+/// The driver refuses one call in fifty, of every kind for a stream and its memory. Everything ends in time with a result or an error.
 #[test]
 fn ten_thousand_calls_under_random_refusals_end_in_time() {
     let _alone = alone();
@@ -1848,7 +1855,7 @@ fn ten_thousand_calls_under_random_refusals_end_in_time() {
                 Error::Cuda { code, .. } => assert_eq!(code, OUT_OF_MEMORY),
                 // A wait for a send that was refused.
                 Error::State { .. } => {}
-                // A wait that was let go, or a stream that was ended by an earlier refusal.
+                // A wait that was released, or a stream that was ended by an earlier refusal.
                 Error::Asynchronous { .. } | Error::Work(_) => {}
                 other => panic!("{other:?}"),
             }
@@ -1861,11 +1868,11 @@ fn ten_thousand_calls_under_random_refusals_end_in_time() {
     println!("{refused} calls of {} failed", rounds * 4);
 }
 
-/// The stand-in says what it is.
+/// The stand-in for the driver names itself in the device's name.
 #[test]
-fn nobody_takes_the_stand_in_for_a_gpu() {
+fn stand_in_identifies_itself_in_the_device_name() {
     let _alone = alone();
-    let Some(context) = context("nobody_takes_the_stand_in_for_a_gpu") else {
+    let Some(context) = context("stand_in_identifies_itself_in_the_device_name") else {
         return;
     };
     assert_eq!(context.device_name().contains("stand-in"), is_standin());

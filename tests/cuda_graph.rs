@@ -1,5 +1,5 @@
-//! Transfers in CUDA graphs. `scripts/test cuda` runs this over the stand-in for the driver, on each control path; without a driver its tests
-//! are WAIVED. With a GPU they are the driver's, but for those that make it fail.
+//! Transfers in CUDA graphs. `scripts/test cuda` runs this over the stand-in for the driver, on each control path; without a driver its tests are
+//! WAIVED. With a GPU they use the real driver, except those that make the driver fail.
 #![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // calls the driver as an application does
 
@@ -26,7 +26,7 @@ use waived::waived;
 
 const BOUND: Duration = Duration::from_secs(120);
 
-/// A pair, its memory, and a stream; none where the test is WAIVED.
+/// A pair, its memory, and a stream; `None` where the test is WAIVED.
 struct Bench {
     pair: Pair,
     region: Region,
@@ -43,7 +43,7 @@ impl Bench {
             waived(test, "the doorbells of the sync path are in no graph");
             return None;
         }
-        // A peer that goes away is found after half a second.
+        // A lost peer is detected after half a second.
         let config = EndpointConfig::default()
             .send_depth(depth)
             .recv_depth(depth)
@@ -85,7 +85,7 @@ impl Bench {
         graph.arm(&mut [b, a])
     }
 
-    /// The graph transfers what is there at each of its launches.
+    /// Each launch transfers the current contents of the memory.
     fn check(&mut self, graph: &mut GraphExec, launches: u64) {
         for round in 0..launches {
             self.region.fill(0, 1 << 15, round as u8 + 1).unwrap();
@@ -113,8 +113,8 @@ fn ok(result: sys::CUresult) {
     assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
 }
 
-/// The device's address of a region's memory, for work of the application's own. The context is the thread's from now on, as an application
-/// has it.
+/// The device address of a region's memory, for work that the application queues itself. Makes the context current to the thread, as an application
+/// would.
 fn device_address(context: &CudaContext, region: &Region) -> sys::CUdeviceptr {
     // SAFETY: the context lives longer than the test's work.
     ok(unsafe { sys::cuCtxSetCurrent(context.raw()) });
@@ -122,7 +122,7 @@ fn device_address(context: &CudaContext, region: &Region) -> sys::CUdeviceptr {
 }
 
 #[test]
-fn a_graph_of_sixty_four_sends_is_launched_until_every_counter_has_wrapped() {
+fn graph_of_64_sends_is_launched_until_every_counter_wraps() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("wraps", 256) else {
         return;
@@ -143,7 +143,7 @@ fn a_graph_of_sixty_four_sends_is_launched_until_every_counter_has_wrapped() {
 }
 
 #[test]
-fn a_launch_needs_its_operations_prepared_each_time() {
+fn every_launch_needs_its_operations_prepared() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("prepared_each_time", 64) else {
         return;
@@ -154,7 +154,7 @@ fn a_launch_needs_its_operations_prepared_each_time() {
     graph.launch_armed(&bench.stream).unwrap();
     assert!(is_state(&graph.launch_armed(&bench.stream).unwrap_err()));
     bench.arm(&mut graph).unwrap();
-    // Prepared, and taken back: other work may be posted.
+    // Once the prepared launch is rolled back, other work may be posted.
     let Pair { a, b, .. } = &mut bench.pair;
     let work = Work::write_inline(
         b"x",
@@ -170,7 +170,7 @@ fn a_launch_needs_its_operations_prepared_each_time() {
 }
 
 #[test]
-fn the_next_launch_is_prepared_while_the_last_one_stands_still() {
+fn next_launch_is_prepared_while_the_last_is_blocked() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("prepared_ahead", 64) else {
         return;
@@ -207,7 +207,7 @@ fn the_next_launch_is_prepared_while_the_last_one_stands_still() {
 }
 
 #[test]
-fn kernels_and_transfers_have_the_order_in_which_they_were_captured() {
+fn kernels_and_transfers_keep_their_capture_order() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("captured_order", 64) else {
         return;
@@ -222,7 +222,7 @@ fn kernels_and_transfers_have_the_order_in_which_they_were_captured() {
     };
     let data = [bench.region.slice(0, 512).unwrap()];
     for value in [1, 2] {
-        // What is sent is what was there when the graph came to it, and what is done behind the wait comes after the transfer.
+        // The send transfers the contents at its place in the graph, and work behind the wait runs after the transfer.
         fill(memory, value);
         let to = remote.addr + (1 << 15) + 1024 * u64::from(value);
         let work = Work::write(&data, RemoteSlice::at(to, remote.rkey));
@@ -244,7 +244,7 @@ fn kernels_and_transfers_have_the_order_in_which_they_were_captured() {
     drop(graph);
 }
 
-/// What the next node of a captured stream comes after.
+/// The dependency of the next node of a captured stream.
 fn place_in(stream: &CudaStream) -> sys::CUgraphNode {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut nodes, mut count) = (null(), 0);
@@ -265,7 +265,7 @@ fn place_in(stream: &CudaStream) -> sys::CUgraphNode {
 }
 
 #[test]
-fn operations_that_do_not_wait_share_a_node_and_one_that_waits_begins_another() {
+fn operations_share_a_graph_node_until_a_wait() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("shared_nodes", 64) else {
         return;
@@ -275,7 +275,7 @@ fn operations_that_do_not_wait_share_a_node_and_one_that_waits_begins_another() 
     let flag = bench.pair.region(4096);
     let mut graph = GraphBuilder::capture(&bench.stream).unwrap();
     let stream = bench.stream.clone();
-    // What another stream does behind the first node may be what the wait is for: it must not come behind the wait.
+    // The send and its wait are in different nodes: the wait may depend on work of another stream behind the first node.
     graph.send(&mut bench.pair.a, &work).unwrap();
     let sent = place_in(&stream);
     graph.write_value32(&flag, 0, 1).unwrap();
@@ -289,13 +289,13 @@ fn operations_that_do_not_wait_share_a_node_and_one_that_waits_begins_another() 
     graph.wait_value32(&flag, 0, condition, SOON).unwrap();
     let again = place_in(&stream);
     assert_ne!(again, waited);
-    // Work of the application's comes between.
+    // Work of the application is between the two.
     stream.spin(Duration::ZERO).unwrap();
     let spun = place_in(&stream);
     graph.write_value32(&flag, 64, 1).unwrap();
     let last = place_in(&stream);
     assert!(last != spun && last != again);
-    // No more than a node can have.
+    // More than fit into one node.
     for _ in 0..300 {
         graph.write_value32(&flag, 64, 1).unwrap();
     }
@@ -312,7 +312,7 @@ fn operations_that_do_not_wait_share_a_node_and_one_that_waits_begins_another() 
 }
 
 #[test]
-fn nodes_of_ours_and_of_the_application_make_one_graph() {
+fn library_and_application_nodes_share_a_graph() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("explicit_nodes", 64) else {
         return;
@@ -355,7 +355,7 @@ fn nodes_of_ours_and_of_the_application_make_one_graph() {
     graph.wait_cq(&mut bench.pair.a, QueueKind::Send).unwrap();
     let waited = graph.last_node().unwrap();
     let behind = fill((1 << 15) + 256, 6, &[waited]);
-    // Not joined by anything of ours: the launch is not over before it all the same.
+    // No node of the library depends on this one; the launch still ends only after it.
     fill((1 << 15) + 2048, 7, &[behind]);
     let data = [bench.region.slice((1 << 15) + 256, 256).unwrap()];
     graph.after(&[behind]).unwrap();
@@ -369,7 +369,11 @@ fn nodes_of_ours_and_of_the_application_make_one_graph() {
     graph
         .send(&mut bench.pair.a, &work.signaled(false))
         .unwrap();
-    assert_ne!(graph.last_node().unwrap(), sent, "somebody knows that node");
+    assert_ne!(
+        graph.last_node().unwrap(),
+        sent,
+        "a node that was returned is not extended"
+    );
     let mut graph = graph.instantiate().unwrap();
     for _ in 0..20 {
         bench.region.fill(0, 1 << 16, 0).unwrap();
@@ -389,7 +393,7 @@ fn nodes_of_ours_and_of_the_application_make_one_graph() {
 }
 
 #[test]
-fn two_ends_answer_each_other_within_a_graph() {
+fn both_endpoints_exchange_messages_within_a_graph() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("ping_pong", 16) else {
         return;
@@ -418,14 +422,14 @@ fn two_ends_answer_each_other_within_a_graph() {
 }
 
 #[test]
-fn a_capture_is_refused_what_would_be_repeated_and_survives_being_looked_at() {
+fn capture_refuses_unrepeatable_calls_and_stays_valid() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("capture_refuses", 64) else {
         return;
     };
     let stream = bench.stream.clone();
     let flag = bench.pair.region(4096);
-    // Work of before the capture, which the thread that looks at streams asks about all the time.
+    // Work queued before the capture, which the watcher thread queries all the time.
     let condition = Condition::GreaterOrEqual(1);
     doorbell::stream_wait_value32(&stream, &flag, 0, condition, None).unwrap();
     let mut graph = GraphBuilder::capture(&stream).unwrap();
@@ -470,14 +474,14 @@ fn a_capture_is_refused_what_would_be_repeated_and_survives_being_looked_at() {
 }
 
 #[test]
-fn what_cannot_be_recorded_or_launched_is_said_and_nothing_has_changed() {
+fn refused_recordings_and_launches_change_nothing() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("cannot_be_recorded", 8) else {
         return;
     };
     let remote = bench.region.remote();
     let mut graph = GraphBuilder::capture(&bench.stream).unwrap();
-    // Nothing that could come.
+    // There is no completion to wait for.
     let error = graph
         .wait_cq(&mut bench.pair.a, QueueKind::Send)
         .unwrap_err();
@@ -500,14 +504,14 @@ fn what_cannot_be_recorded_or_launched_is_said_and_nothing_has_changed() {
     };
     assert!(matches!(error, Error::QueueFull { .. }) && recorded >= 8);
     drop(graph);
-    // The stream is as it was, and so are the queues.
+    // The stream and the queues are unchanged.
     bench.stream.synchronize(SOON).unwrap();
     let mut graph = bench.writes(5);
     bench.check(&mut graph, 3);
     let b = &mut bench.pair.b;
     let error = graph.launch(&bench.stream, &mut [b]).unwrap_err();
     assert!(matches!(error, Error::Foreign { .. }), "{error}");
-    // Room for some of its operations: five are with the stream, which stands still.
+    // Room for only some of its operations: five are queued on the stream, which is blocked.
     let flag = bench.pair.region(4096);
     let condition = Condition::GreaterOrEqual(1);
     doorbell::stream_wait_value32(&bench.stream, &flag, 0, condition, None).unwrap();
@@ -531,7 +535,7 @@ fn what_cannot_be_recorded_or_launched_is_said_and_nothing_has_changed() {
 }
 
 #[test]
-fn an_endpoint_that_fails_within_a_graph_lets_it_end_and_is_used_again_after_a_reset() {
+fn graph_ends_if_its_endpoint_fails_and_runs_again_after_reset() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("fails_within", 64) else {
         return;
@@ -539,7 +543,7 @@ fn an_endpoint_that_fails_within_a_graph_lets_it_end_and_is_used_again_after_a_r
     let flag = bench.pair.region(4096);
     let data = [bench.region.slice(0, 64).unwrap()];
     let mut graph = GraphBuilder::capture(&bench.stream).unwrap();
-    // A receive that there is only if the application posts it.
+    // Completes only if the application posts the receive.
     graph.send(&mut bench.pair.a, &Work::send(&data)).unwrap();
     graph.wait_cq(&mut bench.pair.a, QueueKind::Send).unwrap();
     graph.write_value32(&flag, 0, 1).unwrap();
@@ -551,7 +555,7 @@ fn an_endpoint_that_fails_within_a_graph_lets_it_end_and_is_used_again_after_a_r
     bench.stream.synchronize(SOON).unwrap();
     bench.pair.b.wait_cq(QueueKind::Recv, SOON).unwrap();
     flag.store_u32(0, 0).unwrap();
-    // A peer that is no more.
+    // Without a receive; the endpoint is aborted.
     bench.launch(&mut graph).unwrap();
     bench.pair.a.abort();
     let end = bench.stream.synchronize(SOON).unwrap_err();
@@ -571,7 +575,7 @@ fn an_endpoint_that_fails_within_a_graph_lets_it_end_and_is_used_again_after_a_r
 }
 
 #[test]
-fn a_deadline_within_a_graph_ends_the_wait_of_that_launch() {
+fn deadline_in_a_graph_ends_the_wait_of_that_launch() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("graph_deadline", 64) else {
         return;
@@ -598,7 +602,7 @@ fn a_deadline_within_a_graph_ends_the_wait_of_that_launch() {
 }
 
 #[test]
-fn a_graph_waits_for_its_turn_behind_another_stream_and_moves_between_streams() {
+fn graph_waits_for_earlier_streams_and_moves_between_streams() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("turns", 64) else {
         return;
@@ -610,7 +614,7 @@ fn a_graph_waits_for_its_turn_behind_another_stream_and_moves_between_streams() 
     let mut graph = bench.writes(4);
     bench.check(&mut graph, 1);
     for round in 1..=6 {
-        // Queued first on a stream that stands still; a doorbell of the graph would release it as well.
+        // Queued first on a blocked stream; a doorbell of the graph would ring for this send as well.
         let condition = Condition::GreaterOrEqual(round);
         doorbell::stream_wait_value32(&host, &flag, 0, condition, None).unwrap();
         let late = Work::write_inline(
@@ -640,7 +644,7 @@ fn a_graph_waits_for_its_turn_behind_another_stream_and_moves_between_streams() 
             assert_eq!(ticket.status(), Status::Complete);
         }
     }
-    // A launch that is refused leaves no turn behind that a reset would wait for.
+    // A refused launch leaves no turn for which a reset would wait.
     let condition = Condition::GreaterOrEqual(7);
     doorbell::stream_wait_value32(&host, &flag, 0, condition, None).unwrap();
     let late = Work::write_inline(b"x", RemoteSlice::at(remote.addr + 40_000, remote.rkey))
@@ -658,7 +662,7 @@ fn a_graph_waits_for_its_turn_behind_another_stream_and_moves_between_streams() 
 }
 
 #[test]
-fn what_the_driver_refuses_is_not_launched_and_can_be_launched_then() {
+fn launch_refused_by_the_driver_can_be_repeated() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("driver_refuses", 64) else {
         return;
@@ -704,7 +708,7 @@ fn what_the_driver_refuses_is_not_launched_and_can_be_launched_then() {
 }
 
 #[test]
-fn a_graph_that_is_dropped_is_finished_and_so_is_a_capture() {
+fn dropped_graph_completes_and_dropped_capture_ends() {
     let _alone = alone();
     let Some(mut bench) = Bench::new("dropped_graph", 64) else {
         return;
@@ -728,17 +732,17 @@ fn a_graph_that_is_dropped_is_finished_and_so_is_a_capture() {
         assert_eq!(ticket.status(), Status::Complete);
     }
     assert!(bench.region.is_filled_with(1 << 15, 32, 3).unwrap());
-    // One that was prepared and not launched leaves the queues usable.
+    // A graph that was prepared and not launched leaves the queues usable.
     drop(bench.writes(4));
     let mut graph = bench.writes(4);
     bench.check(&mut graph, 3);
-    // All of it goes with work queued.
+    // All are dropped with work queued.
     bench.launch(&mut graph).unwrap();
     drop((graph, bench));
 }
 
 #[test]
-fn a_graph_that_is_dropped_stays_until_all_of_it_is_done() {
+fn dropped_graph_is_destroyed_after_its_last_node() {
     const TEST: &str = "stays_until_done";
     let _alone = alone();
     if !is_standin() {
@@ -770,8 +774,7 @@ fn a_graph_that_is_dropped_stays_until_all_of_it_is_done() {
     let mut graph = unsafe { GraphBuilder::over(&bench.stream, raw) };
     graph.write_value32(&bench.region, 0, 1).unwrap();
     let written = graph.last_node().unwrap();
-    // Behind everything of ours but the end.
-    // SAFETY: a node of the graph.
+    // Behind every node of the library but the last. SAFETY: a node of the graph.
     ok(unsafe { sys::cuGraphAddHostNode(&mut leaf, raw, &written, 1, &params) });
     let mut graph = graph.instantiate().unwrap();
     bench.launch(&mut graph).unwrap();
@@ -795,9 +798,9 @@ fn a_graph_that_is_dropped_stays_until_all_of_it_is_done() {
     ok(unsafe { sys::cuGraphDestroy(raw) });
 }
 
-/// Random graphs, launched and re-launched between operations that are queued as always: what arrives is what was sent, in order.
+/// Random graphs, launched and relaunched between operations that are queued directly: each operation is executed once.
 #[test]
-fn random_graphs_among_queued_work_lose_and_repeat_nothing() {
+fn random_graphs_among_queued_work_execute_exactly_once() {
     let _alone = alone();
     let seed = from_env("DOORBELL_TEST_SEED", 1);
     let Some(mut bench) = Bench::new("random_graphs", 64) else {
@@ -806,7 +809,7 @@ fn random_graphs_among_queued_work_lose_and_repeat_nothing() {
     let mut random = Random(seed);
     let graphs = from_env("DOORBELL_TEST_GRAPHS", 30);
     let remote = bench.region.remote();
-    // Each send adds 1 to a word of the peer's, with a weight of its own: the sum tells what was executed, once each.
+    // Each send adds 1 to a word of the peer's, with a weight of its own: the sums show that each was executed once.
     let mut expected = [0u64; 4];
     let sums = 1 << 15;
     bench.region.fill(sums, 64, 0).unwrap();

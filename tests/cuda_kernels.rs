@@ -1,5 +1,5 @@
-//! The kernels of the library. `scripts/test cuda` runs this over the stand-in for the driver, which has functions of the same names;
-//! without a driver its tests are WAIVED. With a GPU the kernels are those that nvcc has compiled.
+//! The kernels of the library. `scripts/test cuda` runs this over the stand-in for the driver, which has functions of the same names; without a driver
+//! its tests are WAIVED. With a GPU they use the kernels compiled by nvcc.
 #![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // launches a kernel of its own
 
@@ -30,17 +30,17 @@ fn by_kernel(context: &CudaContext, name: &str) -> CudaStream {
     stream.with_execution(Execution::Kernel).unwrap()
 }
 
-/// Has the stand-in fail until `act` returns. None, and the test is WAIVED, if it is a real driver.
+/// Makes the stand-in fail until `act` returns. `None`, and the test is WAIVED, with a real driver.
 fn with_fault<R>(test: &str, rule: &str, act: impl FnOnce() -> R) -> Option<R> {
     let _fault = Fault::new(test, rule)?;
     Some(act())
 }
 
 #[test]
-fn a_spin_takes_its_time_in_the_order_of_its_stream() {
+fn spin_runs_in_stream_order_for_its_duration() {
     let _alone = alone();
     const TIME: Duration = Duration::from_millis(300);
-    let Some(context) = context("a_spin_takes_its_time") else {
+    let Some(context) = context("spin_runs_in_stream_order_for_its_duration") else {
         return;
     };
     let stream = CudaStream::new(&context, "spin").unwrap();
@@ -52,14 +52,15 @@ fn a_spin_takes_its_time_in_the_order_of_its_stream() {
     stream.spin(TIME).unwrap();
     stream.record(&after).unwrap();
     after.synchronize(SOON).unwrap();
-    // The GPU's clock is another one.
+    // The GPU measures the time by another clock.
     assert!(start.elapsed() > TIME * 9 / 10, "{:?}", start.elapsed());
 }
 
 #[test]
-fn what_is_queued_keeps_the_kernels_though_every_handle_is_gone() {
+fn queued_work_keeps_kernels_loaded_after_handles_are_dropped() {
     let _alone = alone();
-    let Some(context) = context("what_is_queued_keeps_the_kernels") else {
+    let Some(context) = context("queued_work_keeps_kernels_loaded_after_handles_are_dropped")
+    else {
         return;
     };
     let stream = CudaStream::new(&context, "dropped").unwrap();
@@ -71,11 +72,11 @@ fn what_is_queued_keeps_the_kernels_though_every_handle_is_gone() {
     after.synchronize(SOON).unwrap();
 }
 
-/// A driver of CUDA 12 refuses what nvcc 13 makes, and there is a second image for it.
+/// A driver of CUDA 12 refuses images made by nvcc 13, so the library has a second image for it.
 #[test]
-fn a_driver_of_cuda_12_loads_the_kernels_that_were_made_for_it() {
+fn cuda_12_driver_loads_its_own_kernel_image() {
     let _alone = alone();
-    let test = "a_driver_of_cuda_12_loads_the_kernels_that_were_made_for_it";
+    let test = "cuda_12_driver_loads_its_own_kernel_image";
     if !is_standin() {
         return waived(test, "a real driver is of the version that it is");
     }
@@ -93,11 +94,11 @@ fn a_driver_of_cuda_12_loads_the_kernels_that_were_made_for_it() {
     Bench::new().works(&by_kernel(&context, test), 3);
 }
 
-/// Each in a child of its own: a device that lacks a memory operation, and one that has none at all.
+/// Each case in a child process: devices that lack some memory operations, and one that has none.
 #[test]
-fn a_kernel_takes_the_place_of_what_the_device_lacks() {
+fn kernel_replaces_missing_memory_operations() {
     let _alone = alone();
-    let test = "a_kernel_takes_the_place_of_what_the_device_lacks";
+    let test = "kernel_replaces_missing_memory_operations";
     let Some(context) = context(test) else { return };
     if !is_standin() {
         return waived(test, "a real device lacks what it lacks");
@@ -124,7 +125,7 @@ fn a_kernel_takes_the_place_of_what_the_device_lacks() {
     let stream = CudaStream::new(&context, "poor").unwrap();
     let other = CudaStream::new(&context, "other").unwrap();
     let mut bench = Bench::new();
-    // More laps of the rings than one: both kinds of waits for completions.
+    // More than one lap of the rings: both kinds of waits for completions.
     for round in 0..300 {
         bench.works(&stream, round as u8);
     }
@@ -147,7 +148,7 @@ fn a_kernel_takes_the_place_of_what_the_device_lacks() {
     stream.synchronize(SOON).unwrap();
     let complete = |ticket: &Ticket| ticket.status() == Status::Complete;
     assert!(tickets.iter().all(complete));
-    // And of one of the host.
+    // The same with a host stream.
     let host = doorbell::HostStream::new("host").unwrap();
     let held = Event::new();
     let start = Instant::now();
@@ -160,9 +161,9 @@ fn a_kernel_takes_the_place_of_what_the_device_lacks() {
 }
 
 #[test]
-fn a_deadline_ends_a_wait_of_a_kernel_and_nobody_has_touched_the_word() {
+fn deadline_ends_a_kernel_wait_and_leaves_the_word_unchanged() {
     let _alone = alone();
-    let Some(context) = context("a_deadline_ends_a_wait_of_a_kernel") else {
+    let Some(context) = context("deadline_ends_a_kernel_wait_and_leaves_the_word_unchanged") else {
         return;
     };
     let stream = by_kernel(&context, "late");
@@ -175,12 +176,12 @@ fn a_deadline_ends_a_wait_of_a_kernel_and_nobody_has_touched_the_word() {
     ];
     for (word, condition) in cases {
         region.store_u32(64, word).unwrap();
-        // Behind this until all is queued: a stream that has a failure to tell of takes no more.
+        // Held until all is queued: a stream with an unreported failure accepts no more work.
         region.store_u32(256, 0).unwrap();
         let gate = Condition::GreaterOrEqual(1);
         stream_wait_value32(&stream, &region, 256, gate, SOON).unwrap();
         let late = stream_wait_value32(&stream, &region, 64, condition, SHORT).unwrap();
-        // One that comes in time behind it, and one that does not.
+        // Behind it a wait whose condition holds, and one that would time out.
         let good = stream_wait_value32(&stream, &region, 192, Condition::Nor(1), SOON).unwrap();
         let again = stream_wait_value32(&stream, &region, 64, condition, SHORT).unwrap();
         let behind = stream_write_value32(&stream, &region, 128, word).unwrap();
@@ -202,22 +203,22 @@ fn a_deadline_ends_a_wait_of_a_kernel_and_nobody_has_touched_the_word() {
             matches!(status, Status::Failed(e) if matches!(e.cause, Cause::Deadline(_))),
             "{status:?}"
         );
-        // What waits behind a failure is given up, unless what it waits for is there.
+        // Waits behind a failure are discarded, unless their condition holds.
         assert_eq!(good.status(), Status::Complete);
         assert_eq!(again.status(), Status::Discarded);
         assert!(stream.take_fault().is_some());
         assert_eq!(behind.status(), Status::Complete);
         assert_eq!(region.load_u32(128), Ok(word));
-        // What ends the wait is no store to the word, as it must be for memory operations.
+        // The wait is not ended by a store to the word, as is necessary for memory operations.
         assert!(seen.join().unwrap().iter().all(|seen| *seen == word));
     }
     bench.works(&stream, 5);
 }
 
 #[test]
-fn more_than_one_launch_takes_is_several_launches_in_order() {
+fn large_batches_are_split_into_launches_in_order() {
     let _alone = alone();
-    let Some(context) = context("more_than_one_launch_takes") else {
+    let Some(context) = context("large_batches_are_split_into_launches_in_order") else {
         return;
     };
     let stream = by_kernel(&context, "long");
@@ -272,16 +273,17 @@ fn a_launch_that_is_refused_is_not_queued() {
     }
 }
 
-/// What is promised and then fails is not there, and the reason is kept: in a process of its own, whose first calls fail.
+/// A capability that the driver reports and whose probe fails counts as missing, and the reason is kept. Each case runs in a process of its own, whose
+/// first calls fail.
 #[test]
-fn what_fails_when_it_is_tried_is_not_there() {
+fn capability_whose_probe_fails_is_reported_missing() {
     const FAULTS: &str = "DOORBELL_CUDA_STANDIN_FAULTS";
     let _alone = alone();
-    let test = "what_fails_when_it_is_tried_is_not_there";
+    let test = "capability_whose_probe_fails_is_reported_missing";
     if !is_standin() {
-        return waived(test, "a real driver does not fail when it is told to");
+        return waived(test, "a real driver does not fail on request");
     }
-    // Calls of the probe, in its order, and the error that it finds.
+    // Calls of the probe, in order, and the error that each reports.
     let cases = [
         (
             "cuStreamBatchMemOp_v2:801,nth=1",
@@ -361,8 +363,7 @@ fn what_fails_when_it_is_tried_is_not_there() {
     }
 }
 
-/// A kernel of the application's that copies a word, and a place for it. As text, which drivers compile; the stand-in has a function of the
-/// name.
+/// A kernel of the application that copies a word, and the destination. It is PTX, which drivers compile; the stand-in has a function of that name.
 struct Copier {
     context: CudaContext,
     module: sys::CUmodule,
@@ -409,7 +410,7 @@ impl Copier {
         }
     }
 
-    /// Queues a kernel that looks at the word.
+    /// Queues a kernel that reads the word.
     fn look(&self, stream: &CudaStream, word: sys::CUdeviceptr) {
         let mut to = 0;
         // SAFETY: a word of the driver's, and two parameters of the kernel, which are copied.
@@ -445,7 +446,7 @@ impl Copier {
         }
     }
 
-    /// What it saw, once the stream is done.
+    /// The value that it read, once the stream is done.
     fn seen(&self) -> i32 {
         // SAFETY: of the driver's, until `self` is dropped.
         unsafe { self.seen.cast::<i32>().read_volatile() }
@@ -465,10 +466,10 @@ impl Drop for Copier {
 }
 
 #[test]
-fn a_kernel_behind_a_wait_sees_that_it_was_ended_by_a_failure() {
+fn kernel_behind_a_failed_wait_sees_the_status_word() {
     const WORK: i32 = -19;
     let _alone = alone();
-    let Some(context) = context("a_kernel_behind_a_wait_sees") else {
+    let Some(context) = context("kernel_behind_a_failed_wait_sees_the_status_word") else {
         return;
     };
     let copier = Copier::new(&context);
@@ -504,7 +505,7 @@ fn a_kernel_behind_a_wait_sees_that_it_was_ended_by_a_failure() {
             let data = [region.slice(0, 64).unwrap()];
             let remote = region.remote();
             let nowhere = remote.rkey.wrapping_add(0x1000);
-            // Not before all is queued: an endpoint that has failed takes no more.
+            // Held until all is queued: a failed endpoint accepts no more work.
             region.store_u32(256, 0).unwrap();
             stream_wait_value32(&stream, &region, 256, condition, SOON).unwrap();
             a.stream_queue_write(&stream, &data, RemoteSlice::at(remote.addr, nowhere))

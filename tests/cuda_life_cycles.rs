@@ -1,5 +1,5 @@
-//! What a program makes, uses and drops while streams of a GPU wait. The driver gives memory back when the GPU is idle, and a lock of its own keeps other
-//! threads out until then: a call of the library that gave memory back behind a wait would block, and with it the thread that could end the wait.
+//! Creates, uses and drops objects while streams of a GPU wait. The driver frees memory only when the GPU is idle, and holds a lock until then: a
+//! library call that freed memory behind a wait would block, possibly in the thread that has to end the wait.
 #![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // registers memory of its own
 
@@ -48,7 +48,7 @@ fn mappings() -> usize {
     maps.lines().count()
 }
 
-/// A pair of which a stream waits for a message that does not come before the end.
+/// A pair with a stream that waits for a message that the test sends only at the end.
 struct Waiter {
     pair: Pair,
     region: Region,
@@ -90,7 +90,7 @@ impl Waiter {
     }
 }
 
-/// Makes, uses and drops endpoints, regions, a stream, and memory of the GPU that the software NIC copies by the driver.
+/// Creates, uses and drops endpoints, regions, a stream, and memory of the GPU that the software NIC copies by the driver.
 fn round(device: &Device, memory: Option<&DeviceBuffer>, calls: &mut Calls, value: u32) {
     let mut pair = calls.time("endpoints", || {
         Pair::new(device, &EndpointConfig::default())
@@ -133,8 +133,8 @@ fn round(device: &Device, memory: Option<&DeviceBuffer>, calls: &mut Calls, valu
 }
 
 #[test]
-fn nothing_is_given_back_behind_a_wait() {
-    let test = "nothing_is_given_back_behind_a_wait";
+fn no_call_blocks_on_freeing_memory_behind_a_wait() {
+    let test = "no_call_blocks_on_freeing_memory_behind_a_wait";
     let _alone = alone();
     let Some(context) = context(test) else { return };
     let device = device();
@@ -151,7 +151,7 @@ fn nothing_is_given_back_behind_a_wait() {
         limit.step(number, Duration::from_secs(60));
         round(&device, memory.as_ref(), &mut calls, number as u32 + 2);
         if number % 100 == 0 {
-            // Memory of the GPU of its own, which is not free before the waits are over.
+            // A separate allocation of GPU memory, which is not freed before the waits are over.
             let short = calls.time("an allocation", || context.alloc(4096).unwrap());
             calls.time("drop of an allocation", || drop(short));
         }
@@ -160,10 +160,10 @@ fn nothing_is_given_back_behind_a_wait() {
         }
     }
     let growth = mappings().saturating_sub(during);
-    // What is parked is used again.
+    // Objects whose destruction was deferred are reused.
     assert!(growth < 100, "{growth} mappings more in {rounds} rounds");
     waiters.into_iter().for_each(Waiter::end);
-    // What was kept for the waits is given back by a thread of the library.
+    // A thread of the library frees what was kept during the waits.
     let started = Instant::now();
     while mappings() > before + 32 {
         assert!(
@@ -183,10 +183,10 @@ fn nothing_is_given_back_behind_a_wait() {
     );
 }
 
-/// The driver has its pages still registered for a region that is gone, and nobody knows whether the memory is the same.
+/// The driver still has the pages of a dropped region registered, and the library cannot know whether the memory is the same.
 #[test]
-fn memory_of_the_application_is_registered_again_when_no_stream_has_work() {
-    let test = "memory_of_the_application_is_registered_again_when_no_stream_has_work";
+fn application_memory_is_reregistered_when_streams_are_idle() {
+    let test = "application_memory_is_reregistered_when_streams_are_idle";
     let _alone = alone();
     let Some(_context) = context(test) else {
         return;
@@ -222,8 +222,8 @@ fn memory_of_the_application_is_registered_again_when_no_stream_has_work() {
 /// The registers of a card stay registered with the driver while a stream waits. If they were unmapped meanwhile, other memory at their addresses could not
 /// be registered.
 #[test]
-fn the_addresses_of_a_device_that_was_closed_are_not_used_again_behind_a_wait() {
-    let test = "the_addresses_of_a_device_that_was_closed_are_not_used_again_behind_a_wait";
+fn addresses_of_a_closed_device_are_not_reused_behind_a_wait() {
+    let test = "addresses_of_a_closed_device_are_not_reused_behind_a_wait";
     let _alone = alone();
     let Some(_context) = context(test) else {
         return;
@@ -238,7 +238,7 @@ fn the_addresses_of_a_device_that_was_closed_are_not_used_again_behind_a_wait() 
     for number in 0..20 {
         limit.step(number, Duration::from_secs(60));
         round(&device(), None, &mut calls, number as u32 + 1);
-        // One of these has the addresses, if they are free.
+        // One of these gets the addresses, if they are free.
         for _ in 0..8 {
             let region = Region::alloc(&other.domain, 4096, Access::ALL).unwrap();
             calls.time("a store", || {

@@ -23,7 +23,7 @@ use waived::waived;
 
 const BOUND: Duration = Duration::from_secs(60);
 
-/// One test at a time: what the driver is told to fail at, it does for all.
+/// One test at a time: faults of the stand-in apply to all threads.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -33,7 +33,7 @@ fn is_standin() -> bool {
     std::env::var_os("DOORBELL_CUDA_STANDIN").is_some()
 }
 
-/// The context of the first device; none, and the test is WAIVED, where there is no driver.
+/// The context of the first device; `None`, and the test is WAIVED, without a driver.
 fn context(test: &str) -> Option<CudaContext> {
     match CudaContext::primary(0) {
         Ok(context) => Some(context),
@@ -45,7 +45,7 @@ fn context(test: &str) -> Option<CudaContext> {
     }
 }
 
-/// The software NIC, which has the memory copied; none, and the test is WAIVED, if another one is to be tested.
+/// The software NIC, which accesses GPU memory by copies; `None`, and the test is WAIVED, if another device is tested.
 fn copying(test: &str) -> Option<Device> {
     let device = device();
     if device.name() == "softcx" {
@@ -55,14 +55,14 @@ fn copying(test: &str) -> Option<Device> {
     None
 }
 
-/// Has the stand-in fail, as `tools/cuda-standin/src/fault.rs` says; until it is dropped.
+/// Makes the stand-in fail by the rules of `tools/cuda-standin/src/fault.rs`, until it is dropped.
 struct Fault(unsafe extern "C" fn(*const std::ffi::c_char) -> u32);
 
 impl Fault {
-    /// None, and the test is WAIVED, if it is a real driver.
+    /// `None`, and the test is WAIVED, with a real driver.
     fn new(test: &str, rules: &str) -> Option<Fault> {
         if !is_standin() {
-            waived(test, "a real driver does not fail when it is told to");
+            waived(test, "a real driver does not fail on request");
             return None;
         }
         // SAFETY: the library is loaded; the symbol is a function of that type.
@@ -93,7 +93,7 @@ impl Drop for Fault {
     }
 }
 
-/// While it lives, the stand-in is a GPU that sees writes of NICs when they are flushed, or late.
+/// Until it is dropped, the stand-in's GPU sees writes of NICs only when they are flushed, or late.
 struct HeldWrites(extern "C" fn(bool));
 
 impl HeldWrites {
@@ -135,7 +135,7 @@ fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Bytes that are free on the context's device.
+/// Free bytes on the context's device.
 fn free_bytes(context: &CudaContext) -> usize {
     let (mut free, mut total) = (0, 0);
     // SAFETY: a context; writes two numbers.
@@ -186,7 +186,7 @@ fn done(pair: &mut Pair, work: &Work<'_>) -> Completion {
     pair.a.wait_cq(QueueKind::Send, SOON).unwrap()
 }
 
-/// Lengths around what packets, pieces and the staging memory end at.
+/// Lengths around the sizes of packets, pieces and the staging memory.
 const LENGTHS: [u64; 21] = [
     1,
     3,
@@ -291,7 +291,7 @@ fn transfers_between_gpu_and_gpu_and_host_arrive_at_every_length() {
                 let bytes = random_bytes(&mut random, len + 64);
                 gpus[0].fill(&bytes);
                 hosts[0].write(0, &bytes).unwrap();
-                // With what lies around it.
+                // Also checks the bytes around it.
                 gpus[1].fill(&random_bytes(&mut random, len + 64));
                 let mut expected = read(to, len + 64);
                 let (at, into) = (random.below(64), random.below(64));
@@ -328,11 +328,11 @@ fn transfers_between_gpu_and_gpu_and_host_arrive_at_every_length() {
     }
 }
 
-/// By lanes in shared memory, as between processes.
+/// The devices communicate by lanes in shared memory, as between processes.
 #[test]
-fn two_devices_have_their_own_gpu_memory_copied_for_each_other() {
+fn transfers_between_two_devices_copy_gpu_memory() {
     let _alone = alone();
-    let test = "two_devices_have_their_own_gpu_memory_copied";
+    let test = "transfers_between_two_devices_copy_gpu_memory";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -424,7 +424,7 @@ fn lists_of_host_and_gpu_memory_arrive_in_their_order() {
         let image = random_bytes(&mut random, ROOM);
         gpus[0].fill(&image);
         hosts[0].write(0, &image).unwrap();
-        // Pieces one behind the other at either end, of the same lengths together and of others each.
+        // Consecutive slices at both ends, of the same total length and of different lengths each.
         let total = *random.pick(&[1_u64, 8, 63, 64, 65, 4096, 4097, 20_001, ROOM]);
         let mut pieces = |count: u64| {
             let mut cuts: Vec<u64> = (1..count).map(|_| random.below(total + 1)).collect();
@@ -469,9 +469,9 @@ fn lists_of_host_and_gpu_memory_arrive_in_their_order() {
 }
 
 #[test]
-fn atomics_on_gpu_memory_count_and_their_results_may_lie_there() {
+fn atomics_work_on_gpu_memory_with_results_in_gpu_memory() {
     let _alone = alone();
-    let test = "atomics_on_gpu_memory";
+    let test = "atomics_work_on_gpu_memory_with_results_in_gpu_memory";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -506,9 +506,9 @@ fn atomics_on_gpu_memory_count_and_their_results_may_lie_there() {
 }
 
 #[test]
-fn what_a_region_of_gpu_memory_refuses() {
+fn gpu_memory_region_refuses_cpu_access_and_bad_keys() {
     let _alone = alone();
-    let test = "what_a_region_of_gpu_memory_refuses";
+    let test = "gpu_memory_region_refuses_cpu_access_and_bad_keys";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -535,7 +535,7 @@ fn what_a_region_of_gpu_memory_refuses() {
         gpu.region.slice(4090, 7),
         Err(Error::OutOfBounds { .. })
     ));
-    // Keys and bounds are those of any region, at both ends.
+    // Keys and bounds are checked as for any region, at both ends.
     let host = pair.region(4096);
     let source = [host.slice(0, 64).unwrap()];
     let remote = gpu.region.remote();
@@ -590,9 +590,9 @@ fn status(error: &Error) -> Option<WcStatus> {
 }
 
 #[test]
-fn memory_of_others_is_looked_at_before_it_is_used() {
+fn foreign_device_memory_is_validated_before_use() {
     let _alone = alone();
-    let test = "memory_of_others_is_looked_at";
+    let test = "foreign_device_memory_is_validated_before_use";
     let Some(context) = context(test) else { return };
     let owner = context.alloc(8192).unwrap();
     let ptr = owner.ptr();
@@ -651,14 +651,14 @@ fn memory_of_others_is_looked_at_before_it_is_used() {
 }
 
 #[test]
-fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
+fn failed_copy_fails_only_its_work_request() {
     let _alone = alone();
-    let test = "a_copy_that_fails";
+    let test = "failed_copy_fails_only_its_work_request";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };
     let limit = Limit::new(test, BOUND);
-    // Nothing is repeated but at once.
+    // Retries are immediate.
     let config = EndpointConfig::default().ack_timeout(0);
     let mut pair = Pair::new(&device, &config);
     let mut bystander = Pair::new(&device, &EndpointConfig::default());
@@ -688,7 +688,7 @@ fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
         let (from, to) = ways[way];
         let source = [from.slice(0, LEN).unwrap()];
         let remote = to.remote();
-        // Always, and now and then.
+        // Every call fails, or some.
         for rule in ["", ",nth=1", ",nth=3", ",ppm=300000"] {
             for kind in ["write", "send", "read"] {
                 limit.step(index as u64, BOUND);
@@ -726,7 +726,7 @@ fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
                 match outcome {
                     Ok(_) => assert!(!rule.is_empty(), "{call} for a {kind}"),
                     Err(error) => {
-                        // By a completion, and at once: not when the requester has given up.
+                        // Reported by a completion at once, not by exceeded retries.
                         let status = status(&error);
                         let expected = [
                             WcStatus::LocProtErr,
@@ -743,7 +743,7 @@ fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
                     }
                 }
                 pair.reset();
-                // What failed has left nothing behind.
+                // The failure has no later effect.
                 done(
                     &mut pair,
                     &Work::write(&source, RemoteSlice::at(remote.addr, remote.rkey)),
@@ -760,9 +760,9 @@ fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
 }
 
 #[test]
-fn a_completion_comes_behind_its_copies_however_late_they_are() {
+fn completion_follows_delayed_copies() {
     let _alone = alone();
-    let test = "a_completion_comes_behind_its_copies";
+    let test = "completion_follows_delayed_copies";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -789,9 +789,9 @@ fn a_completion_comes_behind_its_copies_however_late_they_are() {
 }
 
 #[test]
-fn work_of_a_stream_sees_what_was_received_before_it_and_is_sent_when_it_is_done() {
+fn stream_work_and_transfers_of_gpu_memory_are_ordered() {
     let _alone = alone();
-    let test = "work_of_a_stream_sees_what_was_received";
+    let test = "stream_work_and_transfers_of_gpu_memory_are_ordered";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -894,7 +894,7 @@ fn gpu_copies_proceed_during_host_functions_and_captures() {
     transfer(&mut pair, &gpus, 1);
     let more = context.alloc(4096).unwrap();
     drop(more);
-    // Nor do a stream, the memory that it maps, and queries of the stream, from whatever thread.
+    // Creating a stream, mapping its memory and querying it do not block either, from any thread.
     let beside = CudaStream::new(&context, "beside").unwrap();
     let word = pair.region(64);
     stream_write_value32(&beside, &word, 0, 5).unwrap();
@@ -908,7 +908,7 @@ fn gpu_copies_proceed_during_host_functions_and_captures() {
         assert_eq!(ended, sys::CUresult::CUDA_SUCCESS);
         sys::cuGraphDestroy(graph);
     }
-    // Inside of a function that the driver calls, nothing of the driver may be called: a turn of the device is made there all the same.
+    // A host function must not call the driver; the device still makes progress in it.
     let back = Arc::new(Mutex::new(None));
     let given = Arc::clone(&back);
     stream
@@ -927,9 +927,9 @@ fn gpu_copies_proceed_during_host_functions_and_captures() {
 }
 
 #[test]
-fn a_buffer_is_kept_by_what_is_queued_and_freed_after_it() {
+fn queued_work_keeps_a_buffer_until_it_completes() {
     let _alone = alone();
-    let test = "a_buffer_is_kept_by_what_is_queued";
+    let test = "queued_work_keeps_a_buffer_until_it_completes";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -938,7 +938,7 @@ fn a_buffer_is_kept_by_what_is_queued_and_freed_after_it() {
     const LEN: u64 = 8 << 20;
     let target = pair.region(LEN);
     let gate = pair.region(64);
-    // The staging memory and the like are there already, and stay: nothing but what this test drops is freed meanwhile.
+    // Allocates the staging memory and the like first: only what this test drops is freed afterwards.
     let small = Gpu::new(&pair, &context, 64);
     let buffer = context.alloc(LEN).unwrap();
     let with_it = free_bytes(&context);
@@ -974,9 +974,9 @@ fn a_buffer_is_kept_by_what_is_queued_and_freed_after_it() {
 }
 
 #[test]
-fn a_context_that_is_destroyed_fails_its_transfers_and_nothing_else() {
+fn destroyed_context_fails_only_its_own_transfers() {
     let _alone = alone();
-    let test = "a_context_that_is_destroyed";
+    let test = "destroyed_context_fails_only_its_own_transfers";
     let (Some(_), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -1047,11 +1047,11 @@ fn a_context_that_is_destroyed_fails_its_transfers_and_nothing_else() {
     }
 }
 
-/// Pinned memory in between, on whatever NIC.
+/// Through pinned memory, so on any NIC.
 #[test]
-fn gpu_memory_goes_through_a_bounce_buffer_in_every_way() {
+fn bounce_buffer_transfers_gpu_memory_with_every_operation() {
     let _alone = alone();
-    let test = "gpu_memory_goes_through_a_bounce_buffer";
+    let test = "bounce_buffer_transfers_gpu_memory_with_every_operation";
     let Some(context) = context(test) else { return };
     let limit = Limit::new(test, BOUND);
     let mut random = Random(from_env("DOORBELL_TEST_SEED", 5));
@@ -1107,9 +1107,9 @@ fn gpu_memory_goes_through_a_bounce_buffer_in_every_way() {
 }
 
 #[test]
-fn a_bounce_buffer_stops_at_a_failure_in_the_middle_and_works_again() {
+fn bounce_buffer_stops_at_a_failure_and_works_again() {
     let _alone = alone();
-    let test = "a_bounce_buffer_stops_at_a_failure";
+    let test = "bounce_buffer_stops_at_a_failure_and_works_again";
     let Some(context) = context(test) else { return };
     let limit = Limit::new(test, BOUND);
     let mut pair = Pair::new(&device(), &EndpointConfig::default());
@@ -1119,7 +1119,7 @@ fn a_bounce_buffer_stops_at_a_failure_in_the_middle_and_works_again() {
     let remote = target.remote();
     let bytes = random_bytes(&mut Random(11), LEN);
     let config = BounceConfig::default().chunk_bytes(16 << 10).slots(4);
-    // The pinned memory is the driver's as well, or copies would not be under way while their caller goes on.
+    // The pinned memory has to be registered with the driver, or copies would block their caller.
     let Some(fault) = Fault::new(test, "cuMemHostRegister_v2:999") else {
         return;
     };
@@ -1164,7 +1164,7 @@ fn a_bounce_buffer_stops_at_a_failure_in_the_middle_and_works_again() {
                     "{call}: {error}"
                 );
             }
-            // The endpoint is as it was, and the next transfer whole.
+            // The endpoint is unchanged, and the next transfer is complete.
             target.fill(0, LEN, 0).unwrap();
             // SAFETY: as above.
             unsafe { bounce.write(&mut pair.a, gpu.ptr(), LEN, &remote, 0, BOUND) }.unwrap();
@@ -1174,7 +1174,7 @@ fn a_bounce_buffer_stops_at_a_failure_in_the_middle_and_works_again() {
         }
     }
     assert!(failed >= 10, "{failed}");
-    // A context that is gone, in the middle of a transfer: an error, and nothing waits.
+    // A context destroyed during a transfer: an error, and no call blocks.
     if !may_destroy(test) {
         return;
     }
@@ -1213,11 +1213,11 @@ fn a_bounce_buffer_stops_at_a_failure_in_the_middle_and_works_again() {
     );
 }
 
-/// What a NIC other than softcx says to memory of a GPU. A child of this test has a driver that exports it, or lacks something.
+/// Registration of GPU memory with a NIC other than softcx. A child of this test has a driver that exports dmabufs, or that lacks a capability.
 #[test]
-fn a_nic_reaches_gpu_memory_or_each_way_says_why_not() {
+fn nic_reaches_gpu_memory_or_every_way_reports_a_reason() {
     let _alone = alone();
-    let test = "a_nic_reaches_gpu_memory_or_each_way_says_why_not";
+    let test = "nic_reaches_gpu_memory_or_every_way_reports_a_reason";
     let Some(context) = context(test) else { return };
     let device = device();
     if device.name() == "softcx" {
@@ -1241,7 +1241,7 @@ fn a_nic_reaches_gpu_memory_or_each_way_says_why_not() {
                 reason.contains(expected) && reason.contains("bounce"),
                 "{reason}"
             );
-            // What is only read needs no order; whether there is a way is another question.
+            // Memory that is only read needs no ordering; it can still lack a way.
             let reach = Region::register_device_with_report(&pair.domain, &buffer, reads);
             assert_eq!(reach.is_err(), child == "gdr", "{reach:?}");
             return;
@@ -1295,7 +1295,7 @@ fn a_nic_reaches_gpu_memory_or_each_way_says_why_not() {
         assert_eq!(context.capabilities().dmabuf, child == "dmabuf");
         return;
     };
-    // A NIC that does: there and back.
+    // A NIC that reaches GPU memory: a transfer within the buffer.
     assert_ne!(region.kind(), RegionKind::Host);
     let (mut pair, bytes) = (pair, random_bytes(&mut Random(12), 1 << 19));
     buffer.copy_from_host(0, &bytes).unwrap();
@@ -1313,9 +1313,9 @@ fn a_nic_reaches_gpu_memory_or_each_way_says_why_not() {
 }
 
 #[test]
-fn contexts_streams_and_memory_of_cudarc_come_and_go() {
+fn cudarc_contexts_streams_and_memory_convert_both_ways() {
     let _alone = alone();
-    let test = "contexts_streams_and_memory_of_cudarc";
+    let test = "cudarc_contexts_streams_and_memory_convert_both_ways";
     let Some(context) = context(test) else { return };
     let _limit = Limit::new(test, BOUND);
     use cudarc::driver::{CudaContext as TheirContext, CudaSlice};
@@ -1323,7 +1323,7 @@ fn contexts_streams_and_memory_of_cudarc_come_and_go() {
     let same = CudaContext::from_cudarc(&theirs).unwrap();
     assert_eq!(same.raw(), context.raw());
     assert_eq!(context.to_cudarc().unwrap().cu_ctx(), context.raw());
-    // A buffer of theirs, transferred, and theirs again.
+    // A buffer of cudarc, converted, and converted back.
     let stream = theirs.new_stream().unwrap();
     let slice = stream.clone_htod(&[1_u32, 2, 3, 4, 5]).unwrap();
     let buffer = DeviceBuffer::from_cudarc(slice).unwrap();
@@ -1347,9 +1347,9 @@ fn contexts_streams_and_memory_of_cudarc_come_and_go() {
         assert_eq!(part.len_bytes(), 8);
     }
     assert_eq!(stream.clone_dtoh(&slice).unwrap(), [1, 2, 7, 9, 5]);
-    // One of ours, and theirs from then on: it is freed once.
+    // A buffer of this library, converted to cudarc: it is freed once.
     drop(slice);
-    // It is freed in the order of its stream.
+    // cudarc frees it in stream order.
     stream.synchronize().unwrap();
     let before = free_bytes(&context);
     let buffer = context.alloc(1 << 20).unwrap();
@@ -1361,8 +1361,8 @@ fn contexts_streams_and_memory_of_cudarc_come_and_go() {
     let slice = buffer.into_cudarc_on(&stream).unwrap();
     let bytes: Vec<u8> = stream.clone_dtoh(&slice).unwrap();
     assert!(bytes.len() == 1 << 20 && bytes.iter().all(|byte| *byte == 6));
-    // Not twice. What tests before this one have dropped may be freed meanwhile, by threads of the library's: so no exact count. A real driver has
-    // memory in blocks, and keeps some for the next allocation.
+    // Not freed twice. Threads of the library may meanwhile free what earlier tests have dropped, so the count is not exact. A real driver allocates
+    // in blocks and keeps some.
     if is_standin() {
         assert!(before.saturating_sub(free_bytes(&context)) <= 1 << 20);
     }
@@ -1371,7 +1371,7 @@ fn contexts_streams_and_memory_of_cudarc_come_and_go() {
     if is_standin() {
         until("the memory is freed", || free_bytes(&context) >= before);
     }
-    // A stream of theirs executes programs though they have let it go; one of ours takes their work.
+    // A stream of cudarc executes programs after cudarc has dropped it; a stream of this library accepts work of cudarc.
     let mut pair = Pair::new(&device(), &EndpointConfig::default());
     let host = pair.region(256);
     host.fill(0, 64, 3).unwrap();
@@ -1397,7 +1397,7 @@ fn contexts_streams_and_memory_of_cudarc_come_and_go() {
     let slice = theirs.clone_htod(&[8_u8; 100]).unwrap();
     assert_eq!(theirs.clone_dtoh(&slice).unwrap(), [8; 100]);
     drop((slice, theirs));
-    // A context that is neither a device's own nor theirs is not given away; one of theirs is kept.
+    // A context that is neither primary nor from cudarc cannot be converted; one from cudarc is kept.
     let mut raw = std::ptr::null_mut();
     // SAFETY: a new context, which is destroyed when nothing is made with it any more.
     unsafe {
@@ -1416,11 +1416,11 @@ fn contexts_streams_and_memory_of_cudarc_come_and_go() {
     }
 }
 
-/// A child of this test has a driver that gives addresses out again.
+/// A child of this test has a driver that reuses addresses.
 #[test]
-fn a_cache_registers_an_allocation_once_and_anew_when_it_is_another() {
+fn cache_registers_each_allocation_once() {
     let _alone = alone();
-    let test = "a_cache_registers_an_allocation_once_and_anew_when_it_is_another";
+    let test = "cache_registers_each_allocation_once";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -1446,7 +1446,7 @@ fn a_cache_registers_an_allocation_once_and_anew_when_it_is_another() {
     assert!(matches!(beyond, Err(Error::State { .. })), "{beyond:?}");
     let counters = cache.counters();
     assert_eq!((counters.hits, counters.misses), (1, 2));
-    // What comes of it is a region like any other.
+    // The cached region works like any other.
     buffers[0].copy_from_host(7, &[4; 100]).unwrap();
     let host = pair.region(100);
     let remote = host.remote();
@@ -1456,7 +1456,7 @@ fn a_cache_registers_an_allocation_once_and_anew_when_it_is_another() {
         &Work::write(&source, RemoteSlice::at(remote.addr, remote.rkey)),
     );
     assert!(host.is_filled_with(0, 100, 4).unwrap());
-    // What is in use stays; of the others the oldest goes.
+    // Entries in use stay; of the others the least recently used is evicted.
     drop(reads);
     for buffer in &buffers[1..] {
         get(buffer.ptr(), 1, Access::ALL).unwrap();
@@ -1501,7 +1501,7 @@ fn a_cache_registers_an_allocation_once_and_anew_when_it_is_another() {
         );
         return;
     }
-    // Somebody else's memory, freed and allocated behind the cache's back.
+    // Memory of the application, freed and allocated without a call into the cache.
     let allocate = || {
         let mut ptr = 0;
         // SAFETY: writes one address.
@@ -1540,11 +1540,11 @@ fn a_cache_registers_an_allocation_once_and_anew_when_it_is_another() {
     assert_eq!(freed, sys::CUresult::CUDA_SUCCESS);
 }
 
-/// It takes the ten seconds that a copy is given.
+/// Takes ten seconds, the time limit of a copy.
 #[test]
-fn a_copy_that_does_not_end_fails_its_transfer_and_memory_made_later_works() {
+fn hanging_copy_fails_its_transfer_and_later_memory_works() {
     let _alone = alone();
-    let test = "a_copy_that_does_not_end";
+    let test = "hanging_copy_fails_its_transfer_and_later_memory_works";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {
         return;
     };
@@ -1564,7 +1564,7 @@ fn a_copy_that_does_not_end_fails_its_transfer_and_memory_made_later_works() {
     let refused = pair.a.wait_cq(QueueKind::Send, SOON).unwrap_err();
     assert!(status(&refused).is_some(), "{refused}");
     drop(fault);
-    // Nothing waits a second time: it would be for ten seconds at each of these.
+    // The later calls do not wait for ten seconds again.
     let mut took = || {
         let began = Instant::now();
         for refused in [
@@ -1595,7 +1595,7 @@ fn a_copy_that_does_not_end_fails_its_transfer_and_memory_made_later_works() {
         &Work::write(&source, RemoteSlice::at(remote.addr, remote.rkey)),
     );
     assert!(other.bytes(100_000).iter().all(|byte| *byte == 8));
-    // What is late comes to its end in memory that is still there, which is freed after it.
+    // The late copy ends in memory that is still allocated and is freed after it.
     drop((gpu, other));
     until("the memory is freed", || free_bytes(&context) >= before);
 }

@@ -1,5 +1,5 @@
-//! Devices, domains, regions, endpoints, streams, prepared operations, tickets and events go in any order, with work in flight: nothing
-//! is used after it is gone, nothing stays, and streams come to their end.
+//! Devices, domains, regions, endpoints, streams, prepared operations, tickets and events are dropped in every order, with work in flight: no use
+//! after free, no leak, and every stream ends.
 #![cfg(all(feature = "softcx", not(loom)))]
 
 mod rig;
@@ -20,7 +20,7 @@ fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
-/// Everything that there can be, with work in flight that ends well, that ends by a deadline, and that ends with the drop.
+/// One object of each kind, with work in flight that completes, that ends by a deadline, and that ends with the drop.
 fn everything(random: &mut Random) -> Things {
     let device = device();
     let config = EndpointConfig::default()
@@ -51,7 +51,7 @@ fn everything(random: &mut Random) -> Things {
         let stream = *random.pick(&[&one, &two]);
         things.push(Box::new(pair.b.post_recv(round, &into)));
         let kernel = regions[0].clone();
-        // On a slow machine the deadlines of what is queued may have passed by now: that is a result as well.
+        // On a slow machine the deadlines of queued work may have passed by now, which is allowed.
         let _ = stream.launch(move || kernel.fill(0, 4096, round as u8).unwrap());
         let sent = pair.a.stream_queue_send(stream, &Work::send(&data));
         things.push(Box::new(sent));
@@ -68,7 +68,7 @@ fn everything(random: &mut Random) -> Things {
         let _ = other.wait_event(&event);
         things.push(Box::new(event));
     }
-    // A receive for which nothing comes, and a wait for it.
+    // A receive without a message, and a wait for it.
     let _ = pair.b.stream_queue_recv(&two, 9, &into);
     things.push(Box::new(pair.b.stream_wait_cq(&two, QueueKind::Recv)));
     for _ in 0..2 {
@@ -97,7 +97,7 @@ fn everything(random: &mut Random) -> Things {
     things
 }
 
-/// Streams and engines end when what they work for is over.
+/// Threads of streams and engines end after their work.
 fn wait_for_threads(before: usize) {
     let started = Instant::now();
     while threads() > before {
@@ -118,7 +118,7 @@ fn everything_can_be_dropped_in_any_order() {
     println!("DOORBELL_SEED={seed} DOORBELL_DROPS={rounds}");
     let limit = Limit::new("drop order", Duration::from_secs(120));
     let mut random = Random(seed);
-    // The watchdog's thread stays.
+    // The watchdog's thread keeps running.
     drop(everything(&mut random));
     std::thread::sleep(Duration::from_millis(500));
     let before = {
@@ -144,7 +144,7 @@ fn everything_can_be_dropped_in_any_order() {
             wait_for_threads(before);
         }
     }
-    // Every order of the things that own others.
+    // Every order of the objects that own others.
     let mut orders = vec![vec![]];
     for _ in 0..5 {
         orders = orders
@@ -173,7 +173,7 @@ fn everything_can_be_dropped_in_any_order() {
         pair.a
             .stream_queue_send(&stream, &Work::send(&[region.slice(8, 8).unwrap()]))
             .unwrap();
-        // On a slow machine the deadline may pass meanwhile: that is a result as well.
+        // On a slow machine the deadline may pass meanwhile, which is allowed.
         let waits = (
             pair.a.stream_wait_cq(&stream, QueueKind::Send),
             pair.b.stream_wait_cq(&stream, QueueKind::Recv),

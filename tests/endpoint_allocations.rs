@@ -1,4 +1,4 @@
-//! Preparing, queueing, waiting, posting and polling allocate nothing: a counting allocator is the witness.
+//! Preparing, queueing, waiting, posting and polling allocate no memory, as a counting allocator shows.
 #![allow(unsafe_code)] // Reason: an allocator that counts
 #![cfg(all(feature = "softcx", not(loom)))]
 
@@ -34,7 +34,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// One test: the counter is the process's, all threads counted, the watchdog's, the engine's and the stream's as well.
+/// One test, because the counter covers all threads of the process, including the watchdog, the engine and the stream.
 #[test]
 fn prepare_post_wait_and_poll_allocate_nothing() {
     for blueflame in [false, true] {
@@ -69,8 +69,8 @@ fn prepare_post_wait_and_poll_allocate_nothing() {
             pair.b.wait_cq(QueueKind::Recv, SOON).unwrap();
             assert_eq!(receive.details(), Some((64, None)));
         };
-        // Lists of the device and of the watchdog grow to what they need: on the proxy path now and then for a send that comes before its
-        // receive, and where other processes have the cores for what has not come before. There is an end to that.
+        // Lists of the device and of the watchdog grow to their final size: on the proxy path for a send that arrives before its receive, and on a
+        // busy machine for new interleavings. So one repetition without allocations is enough.
         (0..2000).for_each(&mut queued);
         let rounds = |_| {
             let before = ALLOCATIONS.load(Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! Ten thousand random faults. Each ends in bounded time with the error that it should have, and after reset and connect the same
-//! endpoints work. The seed is printed; `DOORBELL_SEED` repeats a run, `DOORBELL_FAULTS` sets the number of faults.
-//! With `DOORBELL_TEST_STREAM=cuda` all is queued on CUDA streams, and there are faults of the driver besides.
+//! Ten thousand random faults. Each ends in bounded time with the expected error, and after reset and connect the same endpoints work. The seed is
+//! printed; `DOORBELL_SEED` repeats a run, `DOORBELL_FAULTS` sets the number of faults. With `DOORBELL_TEST_STREAM=cuda` all is queued on CUDA
+//! streams, with faults of the driver in addition.
 #![cfg(all(feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // calls the driver as an application does
 
@@ -32,10 +32,10 @@ use rig::{
 const WORKERS: u64 = 6;
 /// No single fault takes this long.
 const BOUND: Duration = Duration::from_secs(60);
-/// The deadline of a wait that is going to miss it.
+/// The deadline of a wait that is to time out.
 const SHORT: Option<Duration> = Some(Duration::from_millis(2));
 
-/// Gives up late.
+/// A configuration with many retries.
 fn patient() -> EndpointConfig {
     EndpointConfig::default()
         .send_depth(16)
@@ -46,7 +46,7 @@ fn patient() -> EndpointConfig {
         .mtu_bytes(1024)
 }
 
-/// Gives up soon.
+/// A configuration with few retries.
 fn hasty() -> EndpointConfig {
     patient().ack_timeout(5).retry_count(1).rnr_retry(1)
 }
@@ -112,17 +112,17 @@ const FAULTS: [Fault; 27] = [
     Fault::StreamDestroyed,
 ];
 
-/// Those of the driver, which the stand-in for it makes when it is told to.
+/// Faults of the driver, which the stand-in injects.
 const BY_THE_DRIVER: [Fault; 3] = [
     Fault::DriverRefuses,
     Fault::DriverRefusesLater,
     Fault::StreamDestroyed,
 ];
 
-/// Those that the device has to help with. Another than the software ConnectX of this process does not hang when it is told to.
+/// Faults that the device has to inject: only the software ConnectX of this process can.
 const BY_THE_DEVICE: [Fault; 2] = [Fault::FrozenNic, Fault::FrozenNicTwoStreams];
 
-/// Those of operations that are in a stream's queue while this thread goes on. On the sync path none is.
+/// Faults of operations that are in a stream's queue while this thread continues. On the sync path there are none.
 const IN_A_QUEUE: [Fault; 8] = [
     Fault::LateReceive,
     Fault::FrozenNic,
@@ -142,7 +142,7 @@ struct Bench {
     region: Region,
     hasty_region: Region,
     stream: Stream,
-    /// Another one, that has nothing but memory.
+    /// Another one, a stream that accesses only memory.
     deaf: Box<dyn Executor>,
     random: Random,
     faults: Vec<Fault>,
@@ -157,7 +157,7 @@ impl Bench {
         let hasty = Pair::new(&device, &hasty());
         let can_hang = device.set_frozen(false);
         let has_queues = control(&device) != Control::Sync;
-        // It is the application that launches the kernels which execute triggers.
+        // The application launches the kernels that execute triggers.
         let has_standin =
             is_cuda() && !by_trigger() && std::env::var_os("DOORBELL_CUDA_STANDIN").is_some();
         let faults = FAULTS.into_iter();
@@ -166,7 +166,7 @@ impl Bench {
                 .filter(|fault| can_hang || !BY_THE_DEVICE.contains(fault))
                 .filter(|fault| has_queues || !IN_A_QUEUE.contains(fault))
                 .filter(|fault| has_standin || !BY_THE_DRIVER.contains(fault))
-                // That is of the stream of an application, whose kernels are not launched then.
+                // The fault is of a stream of the application, whose kernels are not launched then.
                 .filter(|fault| !by_trigger() || *fault != Fault::KernelPanics)
                 // Streams of a GPU have no such call.
                 .filter(|fault| !is_cuda() || *fault != Fault::StreamAborted)
@@ -341,7 +341,7 @@ impl Bench {
                 let error = self.stream.synchronize(SOON).unwrap_err();
                 assert!(matches!(error, Error::Asynchronous { .. }), "{error:?}");
                 match queued {
-                    // A GPU goes on, but the endpoint behind the function was given up.
+                    // A GPU continues, but the endpoint behind the function was aborted.
                     Ok(queued) if is_cuda() => {
                         let started = Instant::now();
                         while !queued.is_over() {
@@ -509,7 +509,7 @@ impl Bench {
                     .unwrap(),
             ),
             _ => {
-                // However often the request comes, it is carried out once.
+                // However often the request arrives, it is executed once.
                 let word = 2 * HALF - 8;
                 self.region.write(word, &[0; 8]).unwrap();
                 let result = [self.region.slice(word - 8, 8).unwrap()];
@@ -594,7 +594,7 @@ impl Bench {
         assert_ended(&ticket, failure);
     }
 
-    /// Either it came in time, or it is refused: on whichever end the region was.
+    /// Either it was in time, or it is refused, on whichever end the region was.
     fn deregistered_in_flight(&mut self) {
         let gone = self.patient.region(256 << 10);
         let kept = self.patient.region(256 << 10);
@@ -625,7 +625,7 @@ impl Bench {
         }
     }
 
-    /// Two streams in turn on one queue of a NIC that hangs: both are let go, the one that waits for its turn as well.
+    /// Two streams in turn on one queue of a frozen NIC: both are released, including the one that waits for its turn.
     fn frozen_two_streams(&mut self) {
         self.device.set_frozen(true);
         let word = self.patient.region(4);
@@ -633,7 +633,7 @@ impl Bench {
         let a = &mut self.patient.a;
         let one = a.stream_queue_send(first, &Work::nop()).unwrap();
         let wait = a.stream_wait_cq_for(first, QueueKind::Send, SHORT).unwrap();
-        // Never executed: its stream is held behind the wait until that is given up.
+        // Never executed: its stream is blocked by the wait until that times out.
         let two = taken_in_time(a.stream_queue_send(first, &Work::nop()));
         let three = taken_in_time(a.stream_queue_send(&*second, &Work::nop()));
         let tickets: Vec<_> = [one, wait].into_iter().chain(two).chain(three).collect();
@@ -643,7 +643,7 @@ impl Bench {
         drop(word);
     }
 
-    /// The endpoint goes, its work stays with the streams, and ends.
+    /// The endpoint is dropped; its work stays on the streams and ends.
     fn endpoint_dropped(&mut self) {
         let mut doomed = Pair::new(&self.device, &hasty());
         let region = doomed.region(4096);
@@ -682,7 +682,7 @@ impl Bench {
         assert!(tickets.iter().all(Ticket::is_over));
     }
 
-    /// One call of the driver out of those that an operation takes is refused. Each operation is done or says so.
+    /// One of the driver calls of an operation is refused. Each operation completes or returns an error.
     #[cfg(feature = "cuda")]
     fn driver_refuses(&mut self) {
         const OUT_OF_MEMORY: u32 = 2;
@@ -695,7 +695,7 @@ impl Bench {
             "cuLaunchHostFunc",
         ]);
         let nth = 1 + self.random.below(4);
-        // New ones: what is mapped already is not mapped again.
+        // New objects: memory that is mapped already is not mapped again.
         let mut pair = Pair::new(&self.device, &patient());
         let region = pair.region(4096);
         let remote = region.remote();
@@ -722,7 +722,7 @@ impl Bench {
         for error in refused {
             let expected = match error {
                 Error::Cuda { code, .. } => *code == OUT_OF_MEMORY,
-                // A wait for a send that was refused; what comes behind a batch that broke off.
+                // A wait for a refused send, or work behind a partly queued batch.
                 Error::State { .. } | Error::Work(_) | Error::Asynchronous { .. } => true,
                 _ => false,
             };
@@ -734,7 +734,7 @@ impl Bench {
         }
     }
 
-    /// A batch of more calls than one, of which a later one is refused.
+    /// A batch of several driver calls, of which a later one is refused.
     #[cfg(feature = "cuda")]
     fn driver_refuses_later(&mut self) {
         let config = patient().send_depth(512);
@@ -753,8 +753,7 @@ impl Bench {
         assert!(tickets.iter().all(Ticket::is_over));
     }
 
-    /// The stream is destroyed with a wait and work behind it queued. That work ends as ever, and a later call that queues work gets an
-    /// error.
+    /// The stream is destroyed with a wait and work behind it queued. That work ends as usual, and a later call that queues work returns an error.
     #[cfg(feature = "cuda")]
     fn stream_destroyed(&mut self) {
         use cudarc::driver::sys;
@@ -773,7 +772,7 @@ impl Bench {
         let wait = stream_wait_value32(&stream, &self.region, 8, condition, SHORT).unwrap();
         let sent = match self.patient.a.stream_queue_send(&stream, &Work::nop()) {
             Ok(ticket) => Some(ticket),
-            // The deadline had passed before this thread came to run.
+            // The deadline had passed before this thread was scheduled.
             Err(Error::Asynchronous { .. }) => None,
             Err(other) => panic!("{other:?}"),
         };
@@ -793,7 +792,7 @@ impl Bench {
             std::thread::sleep(Duration::from_micros(50));
         }
         assert!(matches!(wait.status(), Status::Failed(_)), "{wait:?}");
-        // Behind a wait that has failed, so its endpoint was given up.
+        // Behind a wait that has failed, so its endpoint was aborted.
         let mut given_up = sent.iter();
         assert!(
             given_up.all(|sent| {
@@ -808,7 +807,7 @@ impl Bench {
         self.patient.reset();
     }
 
-    /// A peer that was dropped is still there for a while if a GPU's stream has a handle of it.
+    /// A dropped peer still exists for a while if a GPU's stream has a handle of it.
     fn peer_gone(&mut self, dropped: bool) {
         let bytes = [1; 16];
         let stream = executor(&self.stream, &*self.deaf, &mut self.random);
@@ -821,7 +820,7 @@ impl Bench {
     }
 }
 
-/// A stream that has nothing but memory, as a GPU's has.
+/// A stream that accesses only memory, as a GPU does.
 fn deaf(name: &str) -> Box<dyn Executor> {
     if is_cuda() {
         Box::new(stream(name))
@@ -838,7 +837,7 @@ fn executor<'a>(
     if random.below(2) == 0 { stream } else { deaf }
 }
 
-/// Everything on the stream ends; a wait that was given up is reported.
+/// Asserts that everything on the stream ends; a failed wait is reported.
 fn synchronized(stream: &dyn Executor) {
     match stream.synchronize(SOON) {
         Ok(()) | Err(Error::Asynchronous { .. }) => {}
@@ -870,7 +869,7 @@ fn fails(pair: &mut Pair, stream: &dyn Executor, random: &mut Random, work: Work
             stream_post(stream, prepared).unwrap()
         }
     };
-    // It may have failed before the next of these calls, which then say so.
+    // It may have failed before the next of these calls, which then return the failure.
     let _ = pair.a.post_send(&Work::nop());
     if way == 1 && random.below(2) == 0 {
         match pair.a.wait_cq(QueueKind::Send, SOON) {
@@ -909,7 +908,7 @@ fn expect(failure: WorkError, expected: WcStatus) {
     }
 }
 
-/// The failure, which comes in bounded time.
+/// Waits for the endpoint's failure, in bounded time.
 fn failure_of(endpoint: &doorbell::Endpoint) -> WorkError {
     let started = Instant::now();
     loop {
@@ -921,13 +920,13 @@ fn failure_of(endpoint: &doorbell::Endpoint) -> WorkError {
     }
 }
 
-/// The peer of a refused request is in error, without a completion of its own.
+/// The peer of a refused request is in the error state, without a completion of its own.
 fn peer_fails(pair: &mut Pair) {
     let failure = failure_of(&pair.b);
     assert_eq!((failure.wr_id, failure.cause), (None, Cause::QueuePair));
 }
 
-/// The ticket of an operation that was queued behind a wait with a deadline; none if this thread was not let run until that had passed.
+/// The ticket of an operation that was queued behind a wait with a deadline; `None` if this thread was not scheduled before the deadline.
 fn taken_in_time(queued: doorbell::Result<Ticket>) -> Option<Ticket> {
     match queued {
         Ok(ticket) => Some(ticket),
@@ -945,7 +944,7 @@ fn taken_in_time(queued: doorbell::Result<Ticket>) -> Option<Ticket> {
     }
 }
 
-/// A wait misses its deadline: the stream goes on, and everything of the endpoint has failed with that.
+/// A wait misses its deadline: the stream continues, and all operations of the endpoint fail with that cause.
 fn missed(endpoint: &doorbell::Endpoint, stream: &dyn Executor, tickets: &[Ticket]) {
     synchronized(stream);
     let failure = failure_of(endpoint);
@@ -960,7 +959,7 @@ fn ten_thousand_faults_end_in_time_with_the_right_error() {
     let seed = from_env("DOORBELL_SEED", 0x00d0_0bbe_1100);
     let faults = from_env("DOORBELL_FAULTS", 10_000);
     println!("DOORBELL_SEED={seed} DOORBELL_FAULTS={faults}");
-    // Past the test harness, which would keep it until the end of a test that is going to be aborted.
+    // Bypasses the test harness, which would hold the output back until the end of a test that is going to abort.
     std::panic::set_hook(Box::new(|panic| {
         let _ = writeln!(std::io::stderr(), "{panic}");
     }));
@@ -984,7 +983,7 @@ fn ten_thousand_faults_end_in_time_with_the_right_error() {
                         bench.works();
                     });
                     if std::panic::catch_unwind(run).is_err() {
-                        // At once: what the other workers say later only hides it.
+                        // At once, because output of the other workers would hide it.
                         let _ = writeln!(
                             std::io::stderr(),
                             "DOORBELL_SEED={seed}: fault {number}, {fault:?}, worker {worker}"
@@ -1006,9 +1005,9 @@ fn ten_thousand_faults_end_in_time_with_the_right_error() {
     }
 }
 
-/// What a wait protects is not sent when the wait is given up: the doorbell behind it comes too late for this life of the endpoint.
+/// A send behind a wait is not transmitted if the wait times out: the doorbell behind it is too late for this generation of the endpoint.
 #[test]
-fn a_doorbell_behind_a_wait_that_was_given_up_sends_nothing() {
+fn doorbell_behind_a_timed_out_wait_sends_nothing() {
     let limit = Limit::new("behind a wait", BOUND);
     let mut pair = Pair::new(&device(), &patient());
     let region = pair.region(4096);
@@ -1046,9 +1045,9 @@ fn a_doorbell_behind_a_wait_that_was_given_up_sends_nothing() {
     }
 }
 
-/// One endpoint of a batch has failed: nothing of the batch is given, and the others' operations can be given without it.
+/// One endpoint of a batch has failed: nothing of the batch is posted, and the operations of the others can be posted without it.
 #[test]
-fn a_batch_with_a_failed_endpoint_in_it_gives_nothing() {
+fn batch_with_a_failed_endpoint_posts_nothing() {
     let device = device();
     let stream = stream("batch");
     let mut pairs = [0; 3].map(|_| Pair::new(&device, &patient()));

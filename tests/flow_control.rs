@@ -1,4 +1,4 @@
-//! Flow control: how much room a queue has, waiting for it, and waiting for one operation.
+//! Flow control: the room of a queue, waits for room, and waits for one operation.
 #![cfg(all(feature = "softcx", not(loom)))]
 
 #[path = "../examples/flow_control.rs"]
@@ -40,10 +40,9 @@ fn held(stream: &rig::Stream) -> Arc<AtomicBool> {
     go
 }
 
-/// A call that queues more than there is room for waits, whatever the depth, also if only some of the requests are
-/// signaled.
+/// A call that queues more than there is room for blocks, at every depth, also if only some of the requests are signaled.
 #[test]
-fn a_queue_of_any_depth_takes_any_number_of_steps() {
+fn queue_of_any_depth_accepts_any_number_of_operations() {
     let _limit = Limit::new("steps", STEP);
     for depth in [1, 2, 3, 32, 100] {
         let mut pair = Pair::new(&device(), &config(depth).room_timeout(SOON));
@@ -71,16 +70,16 @@ fn a_queue_of_any_depth_takes_any_number_of_steps() {
 }
 
 #[test]
-fn the_example_ends() {
+fn flow_control_example_finishes() {
     let _limit = Limit::new("example", STEP);
     let device = std::env::var("DOORBELL_TEST_DEVICE");
     let device = device.as_deref().unwrap_or("softcx");
     example::flow(device, 1000).unwrap();
 }
 
-/// Completions that nobody takes fill the completion queue; unsignaled work fills the send queue. No wait would end that.
+/// Completions that are not polled fill the completion queue; unsignaled work fills the send queue. No wait would make room.
 #[test]
-fn room_that_will_not_come_is_not_waited_for() {
+fn wait_room_returns_at_once_if_no_room_will_come() {
     let _limit = Limit::new("no room", STEP);
     let mut pair = Pair::new(&device(), &config(DEPTH));
     let full = |error: Error, queue: &str, cure: &str| {
@@ -120,7 +119,7 @@ fn room_that_will_not_come_is_not_waited_for() {
     assert_eq!(pair.a.room(QueueKind::Send), 0);
     let error = pair.a.wait_room(QueueKind::Send, 1, None).unwrap_err();
     full(error, "send", "signaled");
-    // Receives complete when a message comes, which cannot be known here: so the call waits for that.
+    // Receives complete when a message arrives, which cannot be ruled out, so the call waits.
     for _ in 0..DEPTH {
         pair.b.post_recv(1, &[]).unwrap();
     }
@@ -132,12 +131,9 @@ fn room_that_will_not_come_is_not_waited_for() {
 }
 
 #[test]
-fn a_wait_for_room_ends_with_room_its_timeout_or_the_failure() {
+fn wait_for_room_ends_with_room_timeout_or_failure() {
     let device = device();
-    if has_no_queue(
-        &device,
-        "a_wait_for_room_ends_with_room_its_timeout_or_the_failure",
-    ) {
+    if has_no_queue(&device, "wait_for_room_ends_with_room_timeout_or_failure") {
         return;
     }
     let _limit = Limit::new("waits", STEP);
@@ -189,7 +185,7 @@ fn a_wait_for_room_ends_with_room_its_timeout_or_the_failure() {
 }
 
 #[test]
-fn a_ticket_is_waited_for() {
+fn ticket_wait_ends_on_completion_timeout_or_abort() {
     let _limit = Limit::new("tickets", STEP);
     let mut pair = Pair::new(&device(), &config(DEPTH));
     let region = pair.region(4096);
@@ -198,7 +194,7 @@ fn a_ticket_is_waited_for() {
         let ticket = pair.a.post_send(&Work::nop()).unwrap();
         ticket.wait(SOON).unwrap();
         ticket.wait(Some(Duration::ZERO)).unwrap();
-        // Waiting for a ticket takes no completion.
+        // Waiting for a ticket does not consume the completion.
         pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
     }
     let received = pair.b.post_recv(1, &slices).unwrap();
@@ -229,9 +225,9 @@ fn a_ticket_is_waited_for() {
     other.join().unwrap();
 }
 
-/// The failure names the oldest work request that was not done, and what usually keeps it.
+/// The failure names the oldest work request that was not done, and the usual cause.
 #[test]
-fn a_deadline_names_what_was_not_done() {
+fn deadline_failure_names_the_oldest_unfinished_request() {
     let _limit = Limit::new("deadline", STEP);
     let mut pair = Pair::new(&device(), &config(DEPTH));
     let stream = rig::stream("s");

@@ -1,4 +1,4 @@
-//! The ring of `examples/ring.rs` as jobs of processes: under plain shells' variables, under `mpirun`, and with one of them killed.
+//! The ring of `examples/ring.rs` as jobs of processes: with torchrun's variables, under `mpirun`, and with one rank killed.
 //!
 //! The test starts itself again as each rank.
 #![cfg(all(feature = "group", feature = "softcx", not(loom)))]
@@ -18,17 +18,17 @@ use doorbell::{
     Token,
 };
 
-/// Set for a rank: how many rounds it goes.
+/// Set for a rank: the number of rounds.
 const ROUNDS: &str = "DOORBELL_TEST_RING";
-/// Set for a job in which one is to be killed: which rank, by itself, after a few rounds.
+/// Set for a job in which a rank kills itself after a few rounds: which one.
 const KILLED: &str = "DOORBELL_TEST_KILLED";
 const LEN_BYTES: u64 = 40_000;
-/// No job of these tests takes near as long, also under a sanitizer; what is not over then hangs.
+/// Far longer than any job of these tests, even under a sanitizer: a job that has not ended by then hangs.
 const LIMIT: Duration = Duration::from_secs(90);
-/// Within which the others have to end: their waits alone would take 30 s.
+/// Time in which the other ranks have to end: the deadlines of their waits are 30 s.
 const NOTICED: Duration = Duration::from_secs(20);
 
-/// A rank; a test that does nothing unless it is started as one.
+/// A rank: does nothing unless the process was started as one.
 #[test]
 fn member() {
     let Ok(rounds) = std::env::var(ROUNDS) else {
@@ -43,7 +43,7 @@ fn member() {
         }
     };
     let done = ring::ring(rounds.parse().unwrap(), LEN_BYTES, after);
-    // Not by way of the harness, which would print a backtrace of its own.
+    // Bypasses the harness, which would print a backtrace.
     if let Err(error) = done {
         // One write: mpirun puts what the ranks say side by side.
         let said = format!("ended with: {error:#}\n");
@@ -54,7 +54,7 @@ fn member() {
 
 const MEMBER: [&str; 3] = ["--exact", "member", "--nocapture"];
 
-/// A child that ends with the test, whatever comes of it.
+/// A child process that is killed when the test ends.
 struct Rank(Option<Child>);
 
 impl Rank {
@@ -88,7 +88,7 @@ impl Drop for Rank {
     }
 }
 
-/// A job as torchrun's variables describe it.
+/// A job that is described by torchrun's variables.
 fn torchrun(size: u32, rounds: u64, killed: Option<u32>) -> Vec<Rank> {
     // This process's own address, and ports of this call's. None that was bound to find out that it is free: a child that another test
     // forks just then would keep it.
@@ -121,14 +121,14 @@ fn text(output: &Output) -> String {
     )
 }
 
-/// What is said at the end of a good job, by every rank.
+/// What every rank prints at the end of a successful job.
 fn good(rank: u32, size: u32, rounds: u64) -> String {
     let total = rounds * u64::from(size) * LEN_BYTES;
     format!("rank {rank} of {size}: {total} bytes, all of them right")
 }
 
 #[test]
-fn a_ring_by_torchruns_variables() {
+fn ring_starts_from_torchrun_variables() {
     let began = torchrun(4, 20, None);
     for (rank, process) in (0..).zip(began) {
         let output = process.end(LIMIT);
@@ -138,9 +138,9 @@ fn a_ring_by_torchruns_variables() {
     }
 }
 
-/// Any rank, and the one that has the store.
+/// Kills an ordinary rank, and the one that hosts the store.
 #[test]
-fn a_killed_rank_is_named_by_every_other() {
+fn every_rank_names_the_killed_rank() {
     for killed in [2, 0] {
         let mut job = torchrun(4, u64::MAX >> 40, Some(killed));
         let first = job.remove(killed as usize).end(LIMIT);
@@ -162,7 +162,7 @@ fn mpirun(rounds: u64, more: &[&str], killed: Option<u32>) -> Output {
         .args(more)
         .arg(std::env::current_exe().unwrap())
         .args(MEMBER);
-    // What this process was told by a launcher of its own is not for the job.
+    // Variables of a launcher of this process are not for the job.
     for name in [
         "RANK",
         "WORLD_SIZE",
@@ -186,8 +186,8 @@ fn has_mpirun(test: &str) -> bool {
 }
 
 #[test]
-fn a_ring_by_mpirun() {
-    if !has_mpirun("a_ring_by_mpirun") {
+fn ring_starts_under_mpirun() {
+    if !has_mpirun("ring_starts_under_mpirun") {
         return;
     }
     let output = mpirun(20, &[], None);
@@ -199,20 +199,20 @@ fn a_ring_by_mpirun() {
 }
 
 #[test]
-fn a_rank_killed_under_mpirun_is_named_by_every_other() {
-    if !has_mpirun("a_rank_killed_under_mpirun_is_named_by_every_other") {
+fn every_rank_names_the_rank_killed_under_mpirun() {
+    if !has_mpirun("every_rank_names_the_rank_killed_under_mpirun") {
         return;
     }
-    // Else mpirun itself ends the others first.
+    // Otherwise mpirun itself ends the others first.
     let output = mpirun(u64::MAX >> 40, &["--enable-recovery"], Some(1));
     let said = text(&output);
     let named = said.matches("ended with: rank 1 of the group: ").count();
     assert_eq!(named, 3, "{said}");
 }
 
-/// A waiting thread learns the rank without asking the group: by the ticket, by the stream, and by a poll.
+/// The ticket, the stream and a poll name the dead rank, without a call to the group.
 #[test]
-fn what_waits_for_a_dead_rank_names_it() {
+fn waits_for_a_dead_rank_name_it() {
     let [_, b, c, d] = std::process::id().to_be_bytes();
     let address = format!("127.{b}.{c}.{d}:19999");
     let one = |rank| {
@@ -224,11 +224,11 @@ fn what_waits_for_a_dead_rank_names_it() {
         group.endpoint(peer).unwrap();
         group.barrier().unwrap();
         if group.rank() == 1 {
-            // The other one waits by then, usually.
+            // The other rank usually waits by then.
             thread::sleep(Duration::from_millis(300));
             return;
         }
-        // None, if the group knows already.
+        // Refused if the group knows already.
         let Ok(endpoint) = group.endpoint(peer) else {
             return;
         };

@@ -1,5 +1,5 @@
-//! The interpreter that kernels are made of, `include/doorbell/detail/execute.h`, on the processor: what no stream can be made to show, and, by
-//! ThreadSanitizer, that it and its host have no data race.
+//! The interpreter that kernels consist of, `include/doorbell/detail/execute.h`, on the CPU: cases that no stream can be made to reach, and, with
+//! ThreadSanitizer, data races between it and the host.
 
 mod waived;
 
@@ -268,7 +268,7 @@ int main(void)
 }
 "#;
 
-/// Triggers, by threads that stand for kernels: what each has stored before is plain memory, so that ThreadSanitizer sees what orders it.
+/// Triggers executed by threads in place of kernels. Each stores to plain memory before, so that ThreadSanitizer checks the order.
 const TRIGGERS: &str = r#"
 #include <pthread.h>
 #include <sched.h>
@@ -543,7 +543,7 @@ fn compile_and_run(name: &str, text: &str, sanitizer: &[&str]) -> Option<()> {
             None
         }
         Ok(_) => {
-            // A hang is ended. Under a sanitizer and beside other work it takes a minute.
+            // The time limit of a hang. Under a sanitizer and on a busy machine the program takes a minute.
             let output = Command::new("timeout")
                 .arg("400")
                 .arg(&program)
@@ -565,15 +565,18 @@ fn compile_and_run(name: &str, text: &str, sanitizer: &[&str]) -> Option<()> {
 }
 
 #[test]
-fn the_interpreter_waits_stops_and_goes_on_as_its_control_block_says() {
+fn interpreter_waits_stops_and_resumes_by_its_control_block() {
     if compile_and_run("plain", PROGRAM, &[]).is_none() {
-        waived("the_interpreter_waits", "there is no C compiler");
+        waived(
+            "interpreter_waits_stops_and_resumes_by_its_control_block",
+            "there is no C compiler",
+        );
     }
 }
 
 #[test]
 fn the_interpreter_and_its_host_have_no_data_race() {
-    // What the fences order is atomics: gcc warns that its sanitizer knows nothing of fences, and it need not.
+    // The fences order atomics only: gcc warns that its sanitizer does not support fences, which is not needed here.
     let flags = ["-fsanitize=thread", "-Wno-tsan"];
     if compile_and_run("tsan", PROGRAM, &flags).is_none() {
         waived(

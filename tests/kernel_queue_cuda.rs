@@ -1,6 +1,6 @@
-//! Queues that kernels of a GPU post to: what `crates/capi/tests/kernel_queue.rs` cannot show with threads, that the queue is mapped and its state lies in
-//! the device's memory. Over the stand-in for the driver the kernel is a function of the CPU, made of the same header; with a GPU it is
-//! the library's own, `doorbell_put_step`.
+//! Queues that kernels of a GPU post to. In addition to `crates/capi/tests/kernel_queue.rs`, which uses threads: the queue is mapped to the GPU, and
+//! its state is in device memory. Over the stand-in for the driver the kernel is a function of the CPU, made of the same header; with a GPU it is the
+//! library's own, `doorbell_put_step`.
 #![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // launches kernels that post
 
@@ -25,9 +25,9 @@ const FINE: i32 = 0;
 
 const BOUND: Duration = Duration::from_secs(60);
 
-/// A pair whose first end's send queue is a GPU's, with a region of it and an application's stream.
+/// A pair whose first endpoint has its send queue on a GPU, with a region and a stream of the application.
 struct Application {
-    // In the order in which they may go: nothing uses the queue any more.
+    // In the order of destruction: the queue is no longer in use.
     queue: KernelQueue,
     stream: CudaStream,
     code: DeviceBuffer,
@@ -35,7 +35,7 @@ struct Application {
 }
 
 impl Application {
-    /// None where no kernel rings, and the test is WAIVED.
+    /// `None`, and the test is WAIVED, where kernels cannot ring.
     fn new(test: &str) -> Option<Application> {
         let context = context(test)?;
         if control(&device()) == Control::Sync {
@@ -78,7 +78,7 @@ impl Application {
         unsafe { self.queue.put_step(&self.stream, step) }.unwrap();
     }
 
-    /// What the kernels have left, which are done: the last code of one that failed.
+    /// The last error code of the finished kernels.
     fn code(&self) -> i32 {
         self.stream.synchronize(SOON).unwrap();
         let mut bytes = [0; 4];
@@ -90,7 +90,7 @@ impl Application {
         &self.bench.region
     }
 
-    /// Kernels post, wait, and it arrives.
+    /// Kernels post and wait, and the data arrives.
     fn works(&self, value: u8) {
         self.code.copy_from_host(0, &FINE.to_ne_bytes()).unwrap();
         self.region().fill(0, 512, value).unwrap();
@@ -100,7 +100,7 @@ impl Application {
         assert!(self.region().is_filled_with(4096, 512, value).unwrap());
     }
 
-    /// The endpoint is brought back, and works with a queue that is lent anew.
+    /// Resets the endpoint, which then works with a new kernel queue.
     fn works_after_reset(self) {
         let Application {
             queue,
@@ -127,7 +127,7 @@ fn kernels_post_to_a_queue_in_which_every_count_wraps() {
         return;
     };
     application.works(1);
-    // Many times round the ring, and the laps of the completions; as long as the NIC's 16 bits takes crates/capi/tests/kernel_queue.rs.
+    // Wraps the ring and the completion queue many times; crates/capi/tests/kernel_queue.rs wraps the NIC's 16 bits.
     let rounds = if std::env::var_os("DOORBELL_CUDA_STANDIN").is_some() {
         2_000
     } else {
@@ -144,9 +144,11 @@ fn kernels_post_to_a_queue_in_which_every_count_wraps() {
 }
 
 #[test]
-fn immediate_data_of_a_kernel_reaches_a_receive_of_the_host() {
+fn immediate_data_posted_by_a_kernel_reaches_the_receive() {
     let _alone = alone();
-    let Some(mut application) = Application::new("immediate_data_of_a_kernel") else {
+    let Some(mut application) =
+        Application::new("immediate_data_posted_by_a_kernel_reaches_the_receive")
+    else {
         return;
     };
     application.bench.pair.b.post_recv(5, &[]).unwrap();
@@ -162,9 +164,10 @@ fn immediate_data_of_a_kernel_reaches_a_receive_of_the_host() {
 }
 
 #[test]
-fn an_error_of_the_nic_is_a_code_and_the_endpoint_comes_back() {
+fn nic_error_is_a_kernel_code_and_reset_recovers() {
     let _alone = alone();
-    let Some(application) = Application::new("an_error_of_the_nic_is_a_code") else {
+    let Some(application) = Application::new("nic_error_is_a_kernel_code_and_reset_recovers")
+    else {
         return;
     };
     let mut step = application.put(0);
@@ -182,7 +185,7 @@ fn an_error_of_the_nic_is_a_code_and_the_endpoint_comes_back() {
         ),
         "{failure}"
     );
-    // Nothing more goes out.
+    // Nothing more is transmitted.
     application.launch(&application.put(0));
     assert_eq!(application.code(), EWORK);
     application.works_after_reset();
@@ -201,14 +204,14 @@ fn an_abort_ends_a_wait_of_a_kernel() {
         );
     }
     let mut config = config();
-    // For ever: what a kernel waits for does not come, and is not given up either.
+    // The kernel's completion never arrives, and its retries do not end.
     config.ack_timeout = 0;
     let pair = Pair::new(&device(), &config);
     let region = pair.region(8192);
     let mut application = Application::over(&context, Bench { pair, region });
     let start = Instant::now();
     application.bench.pair.b.abort();
-    // The peer is gone some time after it was told to; until then a put may still arrive, and one that is late may only have had to wait.
+    // The peer ends some time after the call; until then a put may still arrive, or be late.
     let mut late = 0;
     while late < 2 {
         application.launch(&PutStep {
@@ -237,11 +240,11 @@ fn an_abort_ends_a_wait_of_a_kernel() {
     application.works_after_reset();
 }
 
-/// A kernel would find the completion of a get before its data. A child of this test has such a GPU.
+/// On such a GPU a kernel could see the completion of a get before its data. A child of this test has such a GPU.
 #[test]
-fn a_gpu_that_sees_writes_of_nics_in_any_order_gets_no_queue() {
+fn kernel_queue_is_refused_on_a_gpu_with_unordered_nic_writes() {
     let _alone = alone();
-    let test = "a_gpu_that_sees_writes_of_nics_in_any_order_gets_no_queue";
+    let test = "kernel_queue_is_refused_on_a_gpu_with_unordered_nic_writes";
     if !standin::is_standin() {
         return waived(test, "a real device has the order that it has");
     }
@@ -255,15 +258,15 @@ fn a_gpu_that_sees_writes_of_nics_in_any_order_gets_no_queue() {
     let mut bench = Bench::new();
     let refused = KernelQueue::on_gpu(&context, &mut bench.pair.a).unwrap_err();
     assert!(refused.to_string().contains("WRITES_ORDERING"), "{refused}");
-    // The endpoint has its queue still.
+    // The endpoint still has its queue.
     bench.pair.a.post_send(&Work::nop()).unwrap();
     bench.pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
 }
 
 #[test]
-fn what_the_driver_does_not_map_is_an_error_and_the_queue_comes_back() {
+fn failed_mapping_is_an_error_and_the_endpoint_keeps_its_queue() {
     let _alone = alone();
-    let test = "what_the_driver_does_not_map";
+    let test = "failed_mapping_is_an_error_and_the_endpoint_keeps_its_queue";
     if !standin::is_standin() {
         return waived(test, "a driver that refuses is the stand-in's");
     }
@@ -277,7 +280,7 @@ fn what_the_driver_does_not_map_is_an_error_and_the_queue_comes_back() {
         let refused = KernelQueue::on_gpu(&context, &mut bench.pair.a).unwrap_err();
         assert!(matches!(refused, Error::Cuda { .. }), "{call}: {refused}");
         drop(fault);
-        // Nothing has changed: it still sends.
+        // The endpoint is unchanged: it still sends.
         let slice = [bench.region.slice(0, 8).unwrap()];
         let remote = bench.region.remote();
         let write = Work::write(&slice, RemoteSlice::at(remote.addr + 4096, remote.rkey));

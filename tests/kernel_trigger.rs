@@ -1,6 +1,6 @@
-//! Triggers: operations that kernels of the application ring, beside what the suites of the public interface show with
-//! `DOORBELL_TEST_STREAM=cuda-trigger`. Over the stand-in for the driver the kernel is a function of the CPU, made of the same header; with a
-//! GPU it is the library's own, `doorbell_step`.
+//! Triggers: operations that kernels of the application ring, in addition to the suites of the public interface with
+//! `DOORBELL_TEST_STREAM=cuda-trigger`. Over the stand-in for the driver the kernel is a function of the CPU, made of the same header; with a GPU it
+//! is the library's own, `doorbell_step`.
 #![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // launches kernels that execute triggers
 
@@ -32,7 +32,7 @@ const NOT_RUN: i32 = 77;
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(30);
 
-/// An application: a stream of its own, whose kernels execute triggers, and a place for their codes.
+/// An application: a stream whose kernels execute triggers, and memory for their return codes.
 struct Application {
     context: CudaContext,
     stream: CudaStream,
@@ -50,7 +50,7 @@ impl Application {
         application
     }
 
-    /// None where no kernel rings, and the test is WAIVED.
+    /// `None`, and the test is WAIVED, where kernels cannot ring.
     fn of(test: &str) -> Option<Application> {
         let context = context(test)?;
         if is_sync(test) {
@@ -80,7 +80,7 @@ impl Application {
         self.codes.copy_from_host(0, &bytes).unwrap();
     }
 
-    /// Has kernels execute all that is queued, one after the other; their codes, and how long it took.
+    /// Executes all that is queued by kernels, one after the other; returns their codes and the time it took.
     fn execute_within(&self, kernels: &KernelStream, bound: Duration) -> (Vec<i32>, Duration) {
         let triggers = take_all(kernels);
         self.forget_codes();
@@ -148,9 +148,10 @@ fn is_discarded(ticket: &Ticket) -> bool {
 }
 
 #[test]
-fn a_kernel_rings_what_was_prepared_and_waits_for_it() {
+fn kernel_rings_prepared_operations_and_waits_for_them() {
     let _alone = alone();
-    let Some(application) = Application::of("a_kernel_rings_what_was_prepared") else {
+    let Some(application) = Application::of("kernel_rings_prepared_operations_and_waits_for_them")
+    else {
         return;
     };
     let kernels = application.kernels();
@@ -158,7 +159,7 @@ fn a_kernel_rings_what_was_prepared_and_waits_for_it() {
     assert!(kernels.take().unwrap().is_none());
     for round in 0..50 {
         let tickets = write(&mut bench, &kernels, round);
-        // In one trigger, and nothing is rung before a kernel has it.
+        // All are in one trigger, and nothing is rung before a kernel executes it.
         let trigger = kernels.take().unwrap().unwrap();
         assert!(kernels.take().unwrap().is_none());
         assert_eq!(trigger.number(), u64::from(round));
@@ -181,11 +182,12 @@ fn a_kernel_rings_what_was_prepared_and_waits_for_it() {
     }
 }
 
-/// Past the ends of the rings, with as many operations in a trigger as there are places, and more than one trigger takes.
+/// The rings wrap, and there are more operations than fit into one trigger.
 #[test]
-fn thousands_in_a_row_arrive_once_and_in_order() {
+fn thousands_of_operations_execute_once_and_in_order() {
     let _alone = alone();
-    let Some(application) = Application::of("thousands_in_a_row") else {
+    let Some(application) = Application::of("thousands_of_operations_execute_once_and_in_order")
+    else {
         return;
     };
     let kernels = application.kernels();
@@ -283,7 +285,7 @@ fn two_kernel_streams_and_a_stream_take_turns_at_one_endpoint() {
             let value = round * count + step + 1;
             region.store_u32(8 * u64::from(step), value).unwrap();
             let data = [region.slice(8 * u64::from(step), 4).unwrap()];
-            // All to one word: the last one stays.
+            // All write to one word: the last value stays.
             let to = remote.addr + 4096;
             let which = random.below(3) as usize;
             let on: &dyn Executor = if which < 2 { &kernels[which] } else { &stream };
@@ -307,7 +309,7 @@ fn two_kernel_streams_and_a_stream_take_turns_at_one_endpoint() {
                     .unwrap(),
             );
         }
-        // The one that is launched last may have the first turn.
+        // The kernel that is launched last may have the first turn.
         for at in [round as usize % 2, 1 - round as usize % 2] {
             applications[at].forget_codes();
             for (place, trigger) in triggers[at].iter().enumerate() {
@@ -325,18 +327,19 @@ fn two_kernel_streams_and_a_stream_take_turns_at_one_endpoint() {
     }
 }
 
-/// Each failure reaches the kernel that waits as a code, long before its bound, and the owner as it does on every stream.
+/// Each failure is returned to the waiting kernel as a code, long before its timeout, and to the owner as on every stream.
 #[test]
-fn every_failure_reaches_the_kernel_that_waits() {
+fn every_failure_is_returned_to_the_waiting_kernel() {
     let _alone = alone();
-    let Some(application) = Application::of("every_failure_reaches_the_kernel") else {
+    let Some(application) = Application::of("every_failure_is_returned_to_the_waiting_kernel")
+    else {
         return;
     };
     let fails = |kernels: &KernelStream, what: &str| {
         let (codes, took) = application.execute_within(kernels, BOUND);
         assert_eq!(codes.last(), Some(&EWORK), "{what}: {codes:?}");
         assert!(took < BOUND / 2, "{what} took {took:?}");
-        // Its owners hear of it, and then the stream is used again.
+        // The failure is reported to the owners, and then the stream works again.
         let end = kernels.synchronize(SOON).unwrap_err();
         assert_eq!(kernels.take_fault(), Some(end), "{what}");
         until(what, || kernels.query() == Ok(true));
@@ -400,22 +403,22 @@ fn every_failure_reaches_the_kernel_that_waits() {
     }
 }
 
-/// A trigger that is not executed for longer than its deadline is not late.
+/// The deadline of a trigger starts with its execution, not when it is taken.
 #[test]
-fn a_deadline_begins_when_the_kernel_does() {
+fn deadline_starts_when_the_kernel_starts() {
     let _alone = alone();
-    let test = "a_deadline_begins_when_the_kernel_does";
+    let test = "deadline_starts_when_the_kernel_starts";
     let Some(context) = context(test) else { return };
     let application = Application::new(&context);
     let bench = Bench::new();
     let region = bench.region.clone();
-    // What is waited for comes in time for a kernel that has just begun, unless this thread gets no processor for that long: then it is tried
-    // again with more time.
+    // The value arrives within the deadline of a kernel that has just begun, unless this thread is not scheduled: then the test repeats it with more
+    // time.
     let in_time = |deadline: Duration| {
         let kernels = application.kernels();
         region.store_u32(64, 0).unwrap();
         let condition = Condition::GreaterOrEqual(1);
-        // One behind the other, so that the second is not the first thing in its trigger either.
+        // Two waits, so that the second is not the first operation of its trigger.
         let waits = [(); 2].map(|()| {
             stream_wait_value32(&kernels, &region, 64, condition, Some(deadline)).unwrap()
         });
@@ -439,9 +442,10 @@ fn a_deadline_begins_when_the_kernel_does() {
 }
 
 #[test]
-fn a_dead_peer_reaches_the_kernel_that_waits() {
+fn dead_peer_error_is_returned_to_the_waiting_kernel() {
     let _alone = alone();
-    let Some(application) = Application::of("a_dead_peer_reaches_the_kernel") else {
+    let Some(application) = Application::of("dead_peer_error_is_returned_to_the_waiting_kernel")
+    else {
         return;
     };
     let hasty = config().ack_timeout(8).retry_count(1);
@@ -468,9 +472,9 @@ fn a_dead_peer_reaches_the_kernel_that_waits() {
 }
 
 #[test]
-fn a_full_queue_is_told_when_it_is_posted_to() {
+fn full_queue_is_reported_at_post() {
     let _alone = alone();
-    let Some(application) = Application::of("a_full_queue_is_told") else {
+    let Some(application) = Application::of("full_queue_is_reported_at_post") else {
         return;
     };
     let kernels = application.kernels();
@@ -503,11 +507,12 @@ fn a_full_queue_is_told_when_it_is_posted_to() {
     assert_eq!(application.execute(&kernels), [OK]);
 }
 
-/// A kernel that gives up a wait: nothing behind it is executed, and everyone hears of it.
+/// A kernel whose wait times out: nothing behind it is executed, and every later call and ticket reports it.
 #[test]
-fn a_kernel_that_gives_up_ends_the_stream_and_nothing_is_half_executed() {
+fn kernel_timeout_ends_the_stream_and_discards_the_rest() {
     let _alone = alone();
-    let Some(application) = Application::of("a_kernel_that_gives_up") else {
+    let Some(application) = Application::of("kernel_timeout_ends_the_stream_and_discards_the_rest")
+    else {
         return;
     };
     let mut bench = Bench::new();
@@ -547,7 +552,7 @@ fn a_kernel_that_gives_up_ends_the_stream_and_nothing_is_half_executed() {
         }
         assert_eq!(region.load_u32(1088), Ok(0));
         assert!(region.is_filled_with(4096, 512, !3).unwrap());
-        // It is over; another one goes on.
+        // The stream has ended; a new one works.
         assert!(kernels.take().is_err());
         assert!(stream_write_value32(&kernels, &region, 1088, 1).is_err());
         bench.pair.reset();
@@ -558,9 +563,9 @@ fn a_kernel_that_gives_up_ends_the_stream_and_nothing_is_half_executed() {
 }
 
 #[test]
-fn a_trigger_is_executed_once_and_in_its_turn() {
+fn trigger_is_executed_once_and_in_order() {
     let _alone = alone();
-    let Some(application) = Application::of("a_trigger_is_executed_once") else {
+    let Some(application) = Application::of("trigger_is_executed_once_and_in_order") else {
         return;
     };
     let kernels = application.kernels();
@@ -573,7 +578,7 @@ fn a_trigger_is_executed_once_and_in_its_turn() {
     application.launch(&second, SHORT, 0);
     application.stream.synchronize(SOON).unwrap();
     assert!(start.elapsed() > SHORT);
-    // Nothing has happened.
+    // Nothing was executed.
     assert_eq!(application.code(0), ETIMEOUT);
     assert!(
         second_tickets
@@ -608,9 +613,10 @@ fn a_trigger_is_executed_once_and_in_its_turn() {
 }
 
 #[test]
-fn what_no_kernel_will_execute_is_given_up() {
+fn discard_taken_ends_work_that_no_kernel_will_execute() {
     let _alone = alone();
-    let Some(application) = Application::of("what_no_kernel_will_execute") else {
+    let Some(application) = Application::of("discard_taken_ends_work_that_no_kernel_will_execute")
+    else {
         return;
     };
     let mut bench = Bench::new();
@@ -657,9 +663,11 @@ fn what_no_kernel_will_execute_is_given_up() {
 }
 
 #[test]
-fn an_abort_ends_every_wait_of_what_was_taken_and_discards_the_rest() {
+fn abort_ends_waits_of_taken_triggers_and_discards_the_rest() {
     let _alone = alone();
-    let Some(application) = Application::of("an_abort_ends_every_wait") else {
+    let Some(application) =
+        Application::of("abort_ends_waits_of_taken_triggers_and_discards_the_rest")
+    else {
         return;
     };
     let bench = Bench::new();
@@ -745,12 +753,11 @@ fn an_abort_ends_waits_for_events_of_other_streams() {
     }
 }
 
-/// The end of a stream says nothing of what it had executed before.
+/// The end of a stream does not fail records that it passed before.
 #[test]
-fn a_record_that_was_passed_before_an_abort_is_good() {
+fn event_record_passed_before_an_abort_succeeds() {
     let _alone = alone();
-    let Some(application) = Application::of("a_record_that_was_passed_before_an_abort_is_good")
-    else {
+    let Some(application) = Application::of("event_record_passed_before_an_abort_succeeds") else {
         return;
     };
     let bench = Bench::new();
@@ -772,9 +779,10 @@ fn a_record_that_was_passed_before_an_abort_is_good() {
 }
 
 #[test]
-fn handles_go_in_any_order_and_what_was_taken_is_executed() {
+fn handles_drop_in_any_order_and_taken_triggers_execute() {
     let _alone = alone();
-    let Some(application) = Application::of("handles_go_in_any_order") else {
+    let Some(application) = Application::of("handles_drop_in_any_order_and_taken_triggers_execute")
+    else {
         return;
     };
     for round in 0..12_u8 {
@@ -795,8 +803,7 @@ fn handles_go_in_any_order_and_what_was_taken_is_executed() {
         application.stream.synchronize(SOON).unwrap();
         // An endpoint that is dropped fails what it has in flight.
         if round % 3 == 0 {
-            // What was not taken ends as a failure, as soon as the host sees that what was taken is done, and the kernel may not have looked for
-            // one yet.
+            // Work that was not taken fails as soon as the host sees that the taken trigger is done; the kernel may see that failure.
             let code = application.code(0);
             assert!(code == OK || (queued.is_some() && code == EWORK), "{code}");
             assert!(region.is_filled_with(4096, 512, round).unwrap());
@@ -827,7 +834,7 @@ fn kernels_and_streams_wait_for_each_other_by_events_and_values() {
     let mut bench = Bench::new();
     let region = bench.region.clone();
     for round in 1..=40_u32 {
-        // The stream's value, the kernel's write, the stream again.
+        // A value from the stream, then the kernel's write, then the stream again.
         let condition = Condition::GreaterOrEqual(round);
         stream_wait_value32(&kernels, &region, 1024, condition, SOON).unwrap();
         write(&mut bench, &kernels, round as u8);
@@ -838,7 +845,7 @@ fn kernels_and_streams_wait_for_each_other_by_events_and_values() {
         let seen = stream_wait_value32(&stream, &region, 1088, condition, SOON).unwrap();
         let done = Event::new();
         stream.record(&done).unwrap();
-        // A stream of the host, which nothing on a GPU can look at, and one that it can.
+        // A host stream, whose records a GPU cannot read, and a CUDA stream.
         let gate = Event::new();
         host.launch(|| std::thread::sleep(Duration::from_millis(3)))
             .unwrap();
@@ -865,11 +872,11 @@ fn kernels_and_streams_wait_for_each_other_by_events_and_values() {
     }
 }
 
-/// What is refused when it is queued leaves what was queued before as it was.
+/// A refused call does not change operations that were queued before.
 #[test]
-fn what_is_refused_is_not_in_the_trigger() {
+fn refused_operations_are_not_in_the_trigger() {
     let _alone = alone();
-    let test = "what_is_refused_is_not_in_the_trigger";
+    let test = "refused_operations_are_not_in_the_trigger";
     let Some(context) = context(test) else { return };
     if is_sync(test) {
         return;
@@ -880,7 +887,7 @@ fn what_is_refused_is_not_in_the_trigger() {
     let other = Bench::new();
     for round in 0..10 {
         let tickets = write(&mut bench, &kernels, round);
-        // Memory that another context's process has none of: a target table that is not the owner's.
+        // Offsets beyond the region or misaligned.
         let region = &other.region;
         assert!(stream_write_value32(&kernels, region, 8192, 1).is_err());
         assert!(stream_write_value32(&kernels, region, 2, 1).is_err());
@@ -896,11 +903,11 @@ fn what_is_refused_is_not_in_the_trigger() {
     }
 }
 
-/// Nor is the first part of a batch of which a later part cannot be.
+/// If a later part of a batch is refused, its first part is not in the trigger either.
 #[test]
-fn a_batch_that_is_refused_in_its_middle_is_not_in_the_trigger() {
+fn batch_refused_in_the_middle_is_not_in_the_trigger() {
     let _alone = alone();
-    let test = "a_batch_that_is_refused_in_its_middle";
+    let test = "batch_refused_in_the_middle_is_not_in_the_trigger";
     let Some(context) = context(test) else { return };
     if is_sync(test) {
         return;
@@ -911,14 +918,14 @@ fn a_batch_that_is_refused_in_its_middle_is_not_in_the_trigger() {
     write(&mut bench, &kernels, 1);
     assert_eq!(application.execute(&kernels), [OK]);
     for queued_before in [false, true] {
-        // Whose memory the GPU does not have yet.
+        // Its memory is not registered with the GPU yet.
         let mut fresh = Bench::new();
         let mut expected = vec![];
         if queued_before {
             write(&mut bench, &kernels, 2);
             expected.push(OK);
         }
-        // More than one trigger takes before it comes to that.
+        // More than fit into one trigger precede the refused operation.
         let mut batch: Vec<_> = (0..16)
             .map(|_| bench.pair.a.prepare_send(&Work::nop()).unwrap())
             .collect();
@@ -967,11 +974,11 @@ fn a_batch_that_is_refused_in_its_middle_is_not_in_the_trigger() {
     }
 }
 
-/// On the sync path an operation is carried out where it is posted, once what was taken is executed.
+/// On the sync path an operation is executed in the call that queues it, after the taken triggers were executed.
 #[test]
-fn on_the_sync_path_nothing_is_left_to_a_kernel() {
+fn sync_path_executes_at_post_and_leaves_no_trigger() {
     let _alone = alone();
-    let test = "on_the_sync_path";
+    let test = "sync_path_executes_at_post_and_leaves_no_trigger";
     let Some(context) = context(test) else { return };
     let application = Application::new(&context);
     let kernels = application.kernels();
@@ -980,7 +987,7 @@ fn on_the_sync_path_nothing_is_left_to_a_kernel() {
     let region = pair.region(8192);
     let mut bench = Bench { pair, region };
     stream_write_value32(&kernels, &bench.region, 1024, 7).unwrap();
-    // Which nobody has taken: this would wait for ever.
+    // The write is not taken, so this call would block for ever.
     let error = bench.pair.a.stream_queue_send(&kernels, &Work::nop());
     assert!(matches!(error, Err(Error::State { .. })), "{error:?}");
     assert_eq!(application.execute(&kernels), [OK]);

@@ -1,6 +1,6 @@
-//! A peer process that is killed in the middle of a transfer, and many of them.
+//! Peer processes that are killed in the middle of a transfer.
 //!
-//! The test starts itself again as the peer. Both sides tell each other over pipes what they need to connect.
+//! The test starts itself again as the peer. Both sides exchange connection data over pipes.
 #![cfg(feature = "softcx")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -15,7 +15,7 @@ use soft_end::End;
 
 const ROLE: &str = "DOORBELL_TEST_PEER";
 const LEN: usize = 1 << 20;
-/// 4.096 us * 2^15, sent eight times: the peer is given up after 1.07 s. One that lives may be off its processor for a while.
+/// 4.096 us * 2^15, sent eight times: the retries are exceeded after 1.07 s. A live peer may not be scheduled for a while.
 const ATTRIBUTES: Attributes = Attributes {
     ack_timeout: 15,
     retry_count: 7,
@@ -29,7 +29,7 @@ const ATTRIBUTES: Attributes = Attributes {
     pkey_index: 0,
 };
 
-/// What one side tells the other, as a line of text.
+/// The connection data of one side, as a line of text.
 struct Card {
     remote: RemoteQueuePair,
     addr: u64,
@@ -91,7 +91,7 @@ impl Card {
     }
 }
 
-/// The peer's side; a test that does nothing unless it is started as the peer.
+/// The peer's side: does nothing unless the process was started as the peer.
 #[test]
 fn peer() {
     if std::env::var_os(ROLE).is_none() {
@@ -144,7 +144,7 @@ impl Drop for Peer {
 }
 
 #[test]
-fn a_killed_peer_ends_in_a_time_out_and_its_place_is_used_again() {
+fn killed_peer_causes_retry_exceeded_and_the_queue_pair_is_reused() {
     let device = Device::open().unwrap();
     let mut end = End::new(&device, LEN);
     for round in 0..2 {
@@ -158,7 +158,7 @@ fn a_killed_peer_ends_in_a_time_out_and_its_place_is_used_again() {
             end.ring(&write);
             end.wait();
         }
-        // In the middle of transfers, with more behind them: those posted afterwards have nobody to arrive at.
+        // In the middle of transfers, with more behind them: those posted afterwards have no receiver.
         for _ in 0..8 {
             end.ring(&write);
         }
@@ -188,10 +188,10 @@ fn a_killed_peer_ends_in_a_time_out_and_its_place_is_used_again() {
 }
 
 #[test]
-fn the_lanes_of_dead_processes_are_free_again() {
+fn lanes_of_dead_processes_are_freed() {
     let device = Device::open().unwrap();
     let end = End::new(&device, 4096);
-    // More than the 32 that a device has, one after the other; each had claimed one when it was killed.
+    // More processes, one after the other, than the 32 lanes of a device; each had claimed a lane when it was killed.
     for _ in 0..40 {
         Peer::start(&end).kill();
     }

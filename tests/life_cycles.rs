@@ -1,4 +1,4 @@
-//! A program that makes and drops everything again and again holds as many threads, descriptors and mappings as after the first times.
+//! Creating and dropping all objects repeatedly does not increase the number of threads, descriptors and mappings.
 #![cfg(all(feature = "softcx", not(loom)))]
 
 mod rig;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use doorbell::{EndpointConfig, Executor, HostStream, QueueKind, RemoteSlice};
 use rig::{Limit, Pair, SOON, device, from_env};
 
-/// What the process holds.
+/// Resources of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Held {
     threads: usize,
@@ -37,7 +37,7 @@ impl Held {
     }
 }
 
-/// The allocator splits and joins mappings of its own: a few more are no leak, and a leak is one for each of a thousand cycles.
+/// The allocator splits and joins mappings of its own: a few more are not a leak, which would be one in each of a thousand cycles.
 const MAPPINGS: usize = 32;
 
 fn cycle() {
@@ -56,9 +56,9 @@ fn cycle() {
     assert_eq!(got, [7; 64]);
 }
 
-/// One test, because it counts what the whole process holds.
+/// One test, because it counts the resources of the whole process.
 #[test]
-fn nothing_is_left_of_a_thousand_cycles() {
+fn thousand_life_cycles_leak_nothing() {
     const WARM_UP: u64 = 20;
     let cycles = from_env("DOORBELL_CYCLES", 1000);
     let limit = Limit::new("life cycles", Duration::from_secs(60));
@@ -66,7 +66,7 @@ fn nothing_is_left_of_a_thousand_cycles() {
         limit.step(number, Duration::from_secs(60));
         cycle();
     }
-    // Behind a door a device is closed a moment later.
+    // Behind a door a device is closed with a delay.
     let settled = |allowed: &mut dyn FnMut(Held) -> bool| {
         let started = Instant::now();
         while !allowed(Held::now()) && started.elapsed() < Duration::from_secs(30) {

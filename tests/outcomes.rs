@@ -1,4 +1,4 @@
-//! What is told is what happened: no ticket says Complete of a write that did not arrive, and nothing runs behind a failure.
+//! Reported statuses are correct: no ticket is Complete for a write that did not arrive, and nothing is executed behind a failure.
 #![cfg(all(feature = "softcx", not(loom)))]
 
 mod rig;
@@ -14,7 +14,7 @@ use doorbell::{
 };
 use rig::{Pair, SOON, has_no_queue, strict_device as device};
 
-/// Polls until the ticket has its final status. The rig's limit of time ends the test if that never comes.
+/// Polls until the ticket has its final status. The rig's time limit ends the test if it gets none.
 fn settled(ticket: &Ticket) -> Status {
     let started = Instant::now();
     while !ticket.is_over() {
@@ -28,16 +28,16 @@ fn settled(ticket: &Ticket) -> Status {
     ticket.status()
 }
 
-/// Peers go away here, and nobody is to wait long until that is known: half a second.
+/// These tests lose peers, so the retries are to end within half a second.
 fn config() -> EndpointConfig {
     EndpointConfig::default().ack_timeout(14)
 }
 
-/// A stream stands before its doorbells when the endpoint fails. The writes behind it were never transmitted.
+/// The endpoint fails before its stream has reached the doorbells, so the writes were never transmitted.
 #[test]
-fn no_ticket_is_complete_of_a_write_that_never_left() {
+fn write_never_transmitted_is_not_reported_complete() {
     let device = device();
-    if has_no_queue(&device, "no_ticket_is_complete_of_a_write_that_never_left") {
+    if has_no_queue(&device, "write_never_transmitted_is_not_reported_complete") {
         return;
     }
     let mut unknown = 0;
@@ -62,7 +62,7 @@ fn no_ticket_is_complete_of_a_write_that_never_left() {
         if round % 2 == 0 {
             pair.a.abort();
         } else {
-            // The other end is gone, so that nothing is acknowledged.
+            // Through a handle, as another thread would.
             pair.a.abort_handle().abort();
         }
         let _ = stream.synchronize(SOON);
@@ -83,16 +83,17 @@ fn no_ticket_is_complete_of_a_write_that_never_left() {
                 "round {round}, write {at}: {status:?} of a write that never left"
             );
         }
-        // A stream begins one doorbell at a time.
+        // A stream executes one doorbell at a time.
         assert!(unknown - unknown_before <= 1, "round {round}: {tickets:?}");
     }
-    // It is not known whether a GPU has begun the next doorbell. A thread is seldom interrupted between its note that it begins one and the doorbell.
+    // It is not known whether a GPU has begun the next doorbell. A host thread is seldom interrupted between recording that it begins a doorbell and
+    // ringing it.
     assert!(rig::is_cuda() || unknown <= 2, "{unknown} are unknown");
 }
 
-/// A queue of one place: the next request takes the place of one that has failed, before anybody is told of the failure.
+/// A queue of depth 1: the next request takes the entry of a failed one before the failure is reported.
 #[test]
-fn no_ticket_is_complete_of_a_request_that_failed() {
+fn failed_request_is_not_reported_complete() {
     let config = config().send_depth(1);
     let mut pair = Pair::new(&device(), &config);
     let region = pair.region(4096);
@@ -124,9 +125,9 @@ fn no_ticket_is_complete_of_a_request_that_failed() {
     }
 }
 
-/// A wait that no stream had, and that nobody has a ticket of, leaves the completion to the next poll, also on an endpoint that has failed meanwhile.
+/// A wait that was never queued and has no ticket leaves its completion to the next poll, even if the endpoint has failed meanwhile.
 #[test]
-fn a_wait_that_is_taken_back_after_a_failure_takes_no_completion_with_it() {
+fn wait_rolled_back_after_a_failure_leaves_its_completion() {
     let mut pair = Pair::new(&device(), &config());
     for round in 0..20 {
         let sent = pair.a.post_send(&Work::nop().wr_id(round)).unwrap();
@@ -136,7 +137,7 @@ fn a_wait_that_is_taken_back_after_a_failure_takes_no_completion_with_it() {
         let wait = pair.a.prepare_wait_cq(QueueKind::Send).unwrap();
         pair.a.abort();
         if round % 2 == 1 {
-            // After the breakdown, too.
+            // Also after the endpoint's requests were ended.
             assert!(pair.a.prepare_wait_cq(QueueKind::Send).is_err());
             while sent.status() != Status::Complete {
                 std::thread::yield_now();
@@ -154,20 +155,20 @@ fn a_wait_that_is_taken_back_after_a_failure_takes_no_completion_with_it() {
     }
 }
 
-/// What was rung, and is under way when its endpoint is reset, is flushed first: its ticket says how it ended.
+/// A reset flushes rung work requests that are in flight first; their tickets have the resulting status.
 #[test]
-fn a_reset_flushes_what_was_rung() {
+fn reset_flushes_rung_work_requests() {
     let device = device();
     let config = config().rnr_retry(7);
     let mut pair = Pair::new(&device, &config);
     let region = pair.region(64);
     for _ in 0..20 {
-        // Repeated for ever: there is no receive.
+        // Retried without end: there is no receive.
         let slices = [region.slice(0, 8).unwrap()];
         let sent = pair.a.post_send(&Work::send(&slices)).unwrap();
         pair.a.reset().unwrap();
         let status = sent.status();
-        // A device that hangs, or gets no processor, has not flushed it in time.
+        // A device that hangs, or is not scheduled, has not flushed it in time.
         let may_be_late = device.name() != "softcx";
         assert!(
             matches!(status, Status::Failed(_))
@@ -178,7 +179,7 @@ fn a_reset_flushes_what_was_rung() {
     }
 }
 
-/// A ticket of an operation that was dropped goes on saying so when its place in the queue is used again.
+/// The ticket of a dropped operation stays Cancelled when its entry in the queue is reused.
 #[test]
 fn a_dropped_operation_stays_cancelled() {
     let mut pair = Pair::new(&device(), &config().send_depth(4).recv_depth(4));
@@ -230,8 +231,8 @@ fn cause(reported: Result<(), Error>) -> Option<Cause> {
     }
 }
 
-/// A wait that fails, in each of four ways: nothing behind it runs, every call says so with the cause, and the stream is used again after
-/// its fault was taken.
+/// A wait that fails, in each of four ways: nothing behind it runs, every call returns the cause, and the stream works again after its fault was
+/// taken.
 #[test]
 fn nothing_runs_behind_a_failed_wait() {
     let device = device();
@@ -317,8 +318,8 @@ fn nothing_runs_behind_a_failed_wait() {
     }
 }
 
-/// The event of a stream that has failed stands for work that was not done: a stream that waits for it has failed, too, whether it waited
-/// before or after the event passed.
+/// An event recorded behind a failure stands for work that was not done: a stream that waits for it fails too, whether it waits before or after the
+/// event has passed.
 #[test]
 fn a_failed_producer_transmits_nothing() {
     let device = device();
@@ -345,7 +346,7 @@ fn a_failed_producer_transmits_nothing() {
             gate.store(true, Ordering::Release);
             let end = producer.synchronize(SOON);
             assert!(matches!(end, Err(Error::Asynchronous { .. })), "{end:?}");
-            // The stream itself goes on; its event stays what it was.
+            // The stream itself continues; its event keeps its failure.
             assert!(producer.take_fault().is_some());
             producer.launch(|| {}).unwrap();
             producer.synchronize(SOON).unwrap();
@@ -376,11 +377,11 @@ fn a_failed_producer_transmits_nothing() {
     }
 }
 
-/// A stream that is to go on does, and reports the failure once.
+/// With `continue_on_error` a stream continues behind a failure and reports it once.
 #[test]
-fn a_stream_goes_on_where_it_is_told_to() {
+fn stream_with_continue_on_error_continues() {
     let device = device();
-    if has_no_queue(&device, "a_stream_goes_on_where_it_is_told_to") {
+    if has_no_queue(&device, "stream_with_continue_on_error_continues") {
         return;
     }
     let mut pair = Pair::new(&device, &config());
@@ -419,7 +420,7 @@ fn held(stream: &doorbell::HostStream) -> Arc<AtomicBool> {
 /// An abort that comes while the endpoint is reset counts for the old generation or for the new one. It does not come between the steps of the
 /// reset, or of the connection: those would find a queue pair in error.
 #[test]
-fn an_abort_during_a_reset_is_told_as_an_abort() {
+fn abort_during_a_reset_is_reported_as_abort() {
     // Long queues, so that the reset takes longer than from one look of the watchdog to the next.
     let config = config().send_depth(8192).recv_depth(8192);
     let mut pair = Pair::new(&device(), &config);
@@ -450,7 +451,7 @@ fn an_abort_during_a_reset_is_told_as_an_abort() {
     pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
 }
 
-/// Lets a stream go on that stands still while the flag is set.
+/// Releases a held stream when dropped.
 struct Release(Arc<AtomicBool>);
 
 impl Drop for Release {
@@ -483,10 +484,10 @@ fn no_endpoint_transmits_behind_a_failed_wait_of_another() {
                     }
                 })
                 .unwrap();
-            // A stream that has not come to an earlier send of the endpoint.
+            // A stream that has not reached an earlier send of the endpoint.
             let held = (way == "turn").then(|| rig::stream("held"));
             let holds = Arc::new(AtomicBool::new(true));
-            // Also if the test fails: a stream that stands still cannot be dropped.
+            // Also if the test fails: a held stream cannot be dropped.
             let release = Release(Arc::clone(&holds));
             let slices = [region.slice(0, 64).unwrap()];
             if let Some(held) = &held {

@@ -1,4 +1,4 @@
-//! The control paths: which one is taken and why, and what befalls those that depend on a proxy.
+//! The control paths: which one is taken and why, and failures of endpoints that depend on a proxy.
 #![allow(unsafe_code)] // Reason: an executor of its own
 #![cfg(all(feature = "softcx", not(loom)))]
 
@@ -31,7 +31,7 @@ fn with(control: Control) -> EndpointConfig {
 }
 
 #[test]
-fn the_best_path_is_taken_unless_one_is_asked_for() {
+fn best_path_is_chosen_unless_one_is_requested() {
     let device = Device::open("softcx").unwrap();
     let domain = device.protection_domain();
     let path = |config| doorbell::Endpoint::new(&domain, &config).unwrap().path();
@@ -46,7 +46,7 @@ fn the_best_path_is_taken_unless_one_is_asked_for() {
     let sync = path(with(Control::Sync));
     let better: Vec<Control> = sync.better.iter().map(|(control, _)| *control).collect();
     assert_eq!(better, [Control::Direct, Control::Proxy]);
-    // The device's name says it for all, and an endpoint's own configuration goes before it.
+    // The device's name sets the path of all endpoints; an endpoint's configuration overrides it.
     let device = Device::open("softcx,path=sync").unwrap();
     let domain = device.protection_domain();
     let path = |config| doorbell::Endpoint::new(&domain, &config).unwrap().path();
@@ -55,7 +55,7 @@ fn the_best_path_is_taken_unless_one_is_asked_for() {
 }
 
 #[test]
-fn names_that_ask_for_nonsense_are_refused() {
+fn malformed_device_names_are_refused() {
     for name in [
         "softcx,path=gpu",
         "softcx,path=",
@@ -76,9 +76,9 @@ fn names_that_ask_for_nonsense_are_refused() {
     }
 }
 
-/// What a stream gets on the proxy path are words, and nothing of the device's.
+/// On the proxy path a stream's programs access words of memory and no registers or queues of the device.
 #[test]
-fn programs_of_the_proxy_path_touch_words_only() {
+fn proxy_path_programs_access_only_words() {
     let mut pair = Pair::new(&proxied(), &EndpointConfig::default());
     let region = pair.region(4096);
     let remote = region.remote();
@@ -116,11 +116,10 @@ fn programs_of_the_proxy_path_touch_words_only() {
     );
 }
 
-/// The proxy reads the ring when it sees the trigger: what was written before, by any component, has to be there by then. So in each
-/// program the trigger is the only store, and the last thing; and a fence stands right before it, for reads and writes, of whatever
-/// operation.
+/// The proxy reads the ring when it sees the trigger, so everything written before, by any component, must be visible by then. In the program of every
+/// operation the trigger is the only store and the last operation, and directly before it is a fence for reads and writes.
 #[test]
-fn every_trigger_has_a_fence_before_it_that_orders_all_work() {
+fn every_trigger_store_follows_a_full_fence() {
     let seed = from_env("DOORBELL_SEED", 0xd00b_0f3c);
     println!("DOORBELL_SEED={seed}");
     let mut random = Random(seed);
@@ -174,7 +173,7 @@ fn every_trigger_has_a_fence_before_it_that_orders_all_work() {
             }
             let prepared = pair.a.prepare_send(&work).unwrap();
             triggers(&prepared, &mut counts[0]);
-            // Never given to a stream: its place is the next one's again.
+            // Never posted: the next operation reuses its entry.
             counts[0] -= 1;
             pair.a.rollback(prepared);
             if counts[1] == 200 {
@@ -198,7 +197,7 @@ fn triggers(prepared: &Prepared, count: &mut u32) {
     let Some((ProgramOp::Fence(fence), rest)) = before.split_last() else {
         panic!("no fence before the trigger:\n{text}");
     };
-    // The work request was written by the processor, and what the stream's kernels did is theirs: for memory that the device reads.
+    // The fence covers the work request, which the CPU wrote, and stores of the stream's kernels to memory that the device reads.
     for needed in [Fence::READ, Fence::WRITE, Fence::FROM_CPU, Fence::SYSTEM] {
         assert!(fence.contains(needed), "{fence}:\n{text}");
     }
@@ -213,10 +212,10 @@ fn triggers(prepared: &Prepared, count: &mut u32) {
     );
 }
 
-/// In a batch that the calling thread carries out, for one of its endpoints is on the sync path, an endpoint that streams ring for waits
-/// for what another stream has of it: the doorbell record counts, so a doorbell too early would tell of both.
+/// A batch with an endpoint on the sync path is executed by the calling thread. Another endpoint in it, which streams ring for, waits for earlier work
+/// that is queued on another stream: the doorbell record is a count, so an early doorbell would ring for both.
 #[test]
-fn a_batch_in_the_calling_thread_waits_for_what_another_stream_has() {
+fn sync_batch_waits_for_earlier_work_of_another_stream() {
     let _limit = Limit::new("turn", STEP);
     let device = Device::open("softcx").unwrap();
     for control in [Control::Direct, Control::Proxy] {
@@ -245,9 +244,9 @@ fn a_batch_in_the_calling_thread_waits_for_what_another_stream_has() {
         ];
         let second = batch[0].ticket();
         let caller = std::thread::spawn(move || stream_post_all(&other, &mut batch).map(drop));
-        // Longer than a doorbell takes, also where the cores are busy; it can only be too short to see the fault.
+        // Longer than a doorbell takes, even on a busy machine. If it is too short, the test can only miss the fault.
         std::thread::sleep(Duration::from_millis(300));
-        assert!(!caller.is_finished(), "{control:?}: nobody was waited for");
+        assert!(!caller.is_finished(), "{control:?}: the batch did not wait");
         assert_eq!((theirs.load_u32(0), ours.load_u32(0)), (Ok(0), Ok(0)));
         assert_eq!(first.status(), Status::Queued, "{control:?}");
         gate.store(1, Ordering::Release);
@@ -265,7 +264,7 @@ fn a_batch_in_the_calling_thread_waits_for_what_another_stream_has() {
     }
 }
 
-/// In a batch that the calling thread carries out, what is behind an operation that fails is not carried out, as on a stream.
+/// In a batch that the calling thread executes, operations behind a failed one are not executed, as on a stream.
 #[test]
 fn a_batch_in_the_calling_thread_ends_at_a_failure() {
     let _limit = Limit::new("failure", STEP);
@@ -299,7 +298,7 @@ fn a_batch_in_the_calling_thread_ends_at_a_failure() {
     }
 }
 
-/// What is queued on the stream of a batch while the calling thread carries it out does not overtake the batch.
+/// Work queued on the stream of a batch while the calling thread executes the batch does not overtake it.
 #[test]
 fn a_stream_does_not_overtake_a_batch_in_the_calling_thread() {
     let _limit = Limit::new("overtake", STEP);
@@ -343,7 +342,7 @@ fn a_stream_does_not_overtake_a_batch_in_the_calling_thread() {
                 Err(rejected) => panic!("{rejected}"),
             }
         }
-        // Longer than a doorbell takes, also where the cores are busy; it can only be too short to see the fault.
+        // Longer than a doorbell takes, even on a busy machine. If it is too short, the test can only miss the fault.
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(region.load_u32(0), Ok(0), "{control:?}");
         assert_eq!([&first, &second].map(Ticket::status), [Status::Queued; 2]);
@@ -362,16 +361,16 @@ fn a_stream_does_not_overtake_a_batch_in_the_calling_thread() {
     }
 }
 
-/// A stream that waits for a count of completions is released only when the completions before its own are counted, which nothing waits
-/// for: neither comes, for their receives were never rung.
+/// A wait by count is released only when the completions before its own are counted, for which there are no waits. None of them arrives, because their
+/// receives were never rung.
 #[test]
-fn a_wait_by_count_is_let_go_with_those_before_it_that_nobody_waits_for() {
+fn wait_by_count_is_released_with_earlier_unwaited_completions() {
     let _limit = Limit::new("counted", STEP);
     let device = Device::open("softcx").unwrap();
     for control in [Control::Direct, Control::Proxy] {
         for unwaited in [0, 1, 3] {
             let mut pair = Pair::new(&device, &with(control));
-            // It sees memory and nothing else: only what it polls can let it go.
+            // This stream accesses only memory: only the polled word can release it.
             let stream = StoreOnlyStream(HostStream::new("counted").unwrap());
             let receives: Vec<_> = (0..=unwaited)
                 .map(|number| pair.b.prepare_recv(number, &[]).unwrap())
@@ -390,7 +389,7 @@ fn a_wait_by_count_is_let_go_with_those_before_it_that_nobody_waits_for() {
             assert!(matches!(failure.cause, Cause::Deadline(_)), "{failure}");
             assert_eq!(wait.status(), Status::Failed(failure));
             drop(receives);
-            // And it goes on from there.
+            // The endpoint and the stream work after a reset.
             pair.reset();
             pair.b.stream_queue_recv(&stream, 1, &[]).unwrap();
             pair.b.stream_wait_cq(&stream, QueueKind::Recv).unwrap();
@@ -401,16 +400,16 @@ fn a_wait_by_count_is_let_go_with_those_before_it_that_nobody_waits_for() {
     }
 }
 
-/// A stalled proxy is one for all tests of this process that are at that place.
+/// A stalled proxy affects all tests of this process that use the same proxy thread.
 static STALLED: Mutex<()> = Mutex::new(());
 
-/// A thread that does not get to run delays, and loses nothing.
+/// A proxy thread that is not scheduled causes delay, but no loss.
 #[test]
 fn a_proxy_that_stalls_for_two_seconds_loses_nothing() {
     let _alone = STALLED.lock().unwrap_or_else(PoisonError::into_inner);
     let _limit = Limit::new("stall", STEP);
     let stall = Duration::from_millis(from_env("DOORBELL_STALL_MS", 2000));
-    // At a place of its own: other tests' endpoints are served by another thread.
+    // With a separate proxy thread: endpoints of other tests are served by another one.
     let device = Device::open("softcx,path=proxy,cpu=0").unwrap_or_else(|_| proxied());
     let mut pair = Pair::new(&device, &EndpointConfig::default());
     let region = pair.region(1 << 16);
@@ -431,7 +430,7 @@ fn a_proxy_that_stalls_for_two_seconds_loses_nothing() {
     queue(&mut pair, 21);
     let started = Instant::now();
     std::thread::sleep(stall / 2);
-    assert!(!stream.query().unwrap(), "somebody else rang");
+    assert!(!stream.query().unwrap(), "another thread rang");
     assert_eq!(region.load_u32(21 * 4), Ok(0));
     std::thread::sleep(stall / 2);
     device.set_proxy_stalled(false).unwrap();
@@ -457,7 +456,7 @@ fn a_wait_behind_a_stalled_proxy_ends_at_its_deadline() {
         .stream_wait_cq_for(&stream, QueueKind::Send, short)
         .unwrap();
     let started = Instant::now();
-    // Let go by a completion of the watchdog's, or told to give up: the stream may see either first.
+    // Released by the watchdog's completion, or told to end the wait: the stream may see either first.
     let ended = stream.synchronize(SOON);
     assert!(
         matches!(ended, Err(Error::Asynchronous { .. })),
@@ -477,9 +476,9 @@ fn a_wait_behind_a_stalled_proxy_ends_at_its_deadline() {
     pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
 }
 
-/// A hundred endpoints on one thread; one of them fails in the midst of it, for each reason that it can have.
+/// A hundred endpoints on one proxy thread; one of them fails during transfers, for each possible reason.
 #[test]
-fn one_of_a_hundred_that_fails_harms_no_other() {
+fn failed_endpoint_does_not_affect_others_on_its_proxy() {
     const PAIRS: usize = 50;
     let _limit = Limit::new("hundred", STEP);
     let device = proxied();
@@ -488,7 +487,7 @@ fn one_of_a_hundred_that_fails_harms_no_other() {
         .collect();
     let regions: Vec<_> = pairs.iter().map(|pair| pair.region(4096)).collect();
     let streams: Vec<_> = (0..2).map(|_| HostStream::new("many").unwrap()).collect();
-    // What one endpoint does is not to end what is queued for others on the same stream.
+    // A failure of one endpoint must not discard work of others on the same stream.
     streams
         .iter()
         .for_each(|stream| stream.continue_on_error(true));
@@ -514,9 +513,9 @@ fn one_of_a_hundred_that_fails_harms_no_other() {
             for at in 0..4 {
                 let to = remote.slice(at * 4, 4).unwrap();
                 let work = Work::write_inline(&data, RemoteSlice::at(to.addr(), key));
-                let sent = told_of_failures(|| pair.a.stream_queue_send(stream, &work));
+                let sent = retry_past_stream_faults(|| pair.a.stream_queue_send(stream, &work));
                 let waited = sent.and_then(|_| {
-                    told_of_failures(|| pair.a.stream_wait_cq(stream, QueueKind::Send))
+                    retry_past_stream_faults(|| pair.a.stream_wait_cq(stream, QueueKind::Send))
                 });
                 // The one that fails may have failed by its next operation.
                 assert!(number == bad || waited.is_ok(), "{waited:?}");
@@ -555,14 +554,16 @@ fn one_of_a_hundred_that_fails_harms_no_other() {
     }
 }
 
-/// Repeats the call while it reports an earlier failure of the stream and queues nothing: there are few of these.
-fn told_of_failures(queue: impl FnMut() -> doorbell::Result<Ticket>) -> doorbell::Result<Ticket> {
+/// Repeats the call while it returns an earlier failure of the stream and queues nothing; there are few of these.
+fn retry_past_stream_faults(
+    queue: impl FnMut() -> doorbell::Result<Ticket>,
+) -> doorbell::Result<Ticket> {
     let mut calls = std::iter::repeat_with(queue).take(10);
     let told = |called: &doorbell::Result<_>| matches!(called, Err(Error::Asynchronous { .. }));
     calls.find(|called| !told(called)).unwrap()
 }
 
-/// A stream that stores something else than the program of a work request says: what a stray pointer of a kernel does.
+/// A stream that stores another value than the program of a work request, as a stray pointer of a kernel would.
 struct Corrupting {
     stream: HostStream,
     value: u32,
@@ -638,9 +639,9 @@ unsafe impl Executor for Corrupting {
     }
 }
 
-/// The link of a moment ago is no reason to fail: retries are for that.
+/// A short link failure must not fail an endpoint: retries cover it.
 #[test]
-fn a_link_that_goes_down_and_comes_back_delays() {
+fn link_flaps_delay_but_fail_nothing() {
     let _limit = Limit::new("link", STEP);
     for path in ["direct", "proxy", "sync"] {
         let device = Device::open(&format!("softcx,path={path}")).unwrap();
@@ -669,7 +670,7 @@ fn a_link_that_goes_down_and_comes_back_delays() {
 
 /// A NIC that is pulled out: every wait ends, every ticket fails, and new endpoints are refused.
 #[test]
-fn a_device_that_is_pulled_out_fails_its_endpoints_in_time() {
+fn surprise_removal_fails_endpoints_in_bounded_time() {
     let _limit = Limit::new("gone", STEP);
     for path in ["direct", "proxy", "sync"] {
         let device = Device::open(&format!("softcx,path={path}")).unwrap();
@@ -711,7 +712,7 @@ fn a_device_that_is_pulled_out_fails_its_endpoints_in_time() {
 
 /// Many endpoints, many streams, in random order: each stream sees its own order, whichever component rings.
 #[test]
-fn random_orders_over_one_proxy_are_kept() {
+fn proxy_keeps_random_stream_orders() {
     let limit = Limit::new("random", STEP);
     let seed = from_env("DOORBELL_SEED", 0xd00b_0004);
     println!("DOORBELL_SEED={seed}");
@@ -730,7 +731,7 @@ fn random_orders_over_one_proxy_are_kept() {
         let remote = region.remote();
         let count = counts[at] + 1;
         let bytes = count.to_ne_bytes();
-        // What is unsignaled is done when a later one is: a queue full of it stays full.
+        // Unsignaled work is retired by a later signaled request: a queue full of it stays full.
         let signaled = count % 4 == 0 || random.below(2) == 0;
         let work = Work::write_inline(&bytes, RemoteSlice::at(remote.addr, remote.rkey))
             .signaled(signaled);
@@ -755,16 +756,16 @@ fn random_orders_over_one_proxy_are_kept() {
     for ((pair, region), count) in pairs.iter_mut().zip(&regions).zip(counts) {
         let deadline = Instant::now() + Duration::from_secs(20);
         while region.load_u32(0) != Ok(count) {
-            assert!(Instant::now() < deadline, "the last write never came");
+            assert!(Instant::now() < deadline, "the last write did not arrive");
             pair.a.poll_cq(QueueKind::Send).unwrap();
         }
         assert_eq!(pair.a.failure(), None);
     }
 }
 
-/// A caller that posts, and checks nothing but whether there is room, gets room.
+/// A caller that only retries refused posts gets room.
 #[test]
-fn posts_that_are_tried_again_find_room() {
+fn retried_posts_find_room() {
     let _limit = Limit::new("room", STEP);
     for path in ["direct", "proxy", "sync"] {
         let name = std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_else(|_| "softcx".into());

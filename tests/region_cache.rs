@@ -1,5 +1,5 @@
-//! The registration cache: what is a hit, what makes room, and that no entry outlives its memory. The last is tried hard: threads that map,
-//! fill, register, transfer, unmap and map again at the same addresses, and each registration is traced to the mapping that it was made of.
+//! The registration cache: hits, eviction, and that no entry outlives its memory. A stress test for the last has threads that map, fill, register,
+//! transfer, unmap and map again at the same addresses, and traces each registration to the mapping that it was made from.
 #![cfg(feature = "softcx")]
 #![allow(unsafe_code)] // maps memory, and registers it
 
@@ -24,8 +24,8 @@ const PAGE: usize = 4096;
 const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
 const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 
-/// Tests of one process share its addresses: what one unmaps, another may map before the kernel has told of it, and then its entry goes,
-/// which is right and no hit.
+/// Tests of one process share its addresses: a range that one unmaps, another may map before the kernel's event arrives. Its entry is then
+/// invalidated, which is correct and not a hit.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> std::sync::MutexGuard<'static, ()> {
@@ -41,7 +41,7 @@ fn map(at: *mut u8, len: usize, flags: i32) -> NonNull<u8> {
     NonNull::new(at.cast()).unwrap()
 }
 
-/// Maps what was just unmapped, unless somebody else in the process was given the place.
+/// Maps a range again that was just unmapped, unless another thread of the process got the addresses.
 fn again(at: NonNull<u8>, len: usize) -> Option<NonNull<u8>> {
     let flags = ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: a new mapping, where there is none.
@@ -67,7 +67,7 @@ fn get(cache: &RegionCache, at: NonNull<u8>, len: usize) -> CachedRegion {
     unsafe { cache.get(at, len as u64, Access::ALL) }.unwrap()
 }
 
-/// The number of the registration that a request comes to.
+/// The id of the registration that a request returns.
 fn id(cache: &RegionCache, at: NonNull<u8>, len: usize) -> u64 {
     get(cache, at, len).region.id()
 }
@@ -80,7 +80,7 @@ fn explicit(domain: &ProtectionDomain, max_entries: u32, max_bytes: u64) -> Regi
     unsafe { RegionCache::explicit(domain, &config) }.unwrap()
 }
 
-/// A cache that the kernel tells, if this machine has that.
+/// A cache that is invalidated by events of the kernel, if this machine supports that.
 fn watched(test: &str, domain: &ProtectionDomain) -> Option<RegionCache> {
     let cache = RegionCache::new(domain, &CacheConfig::default()).unwrap();
     match cache.invalidation() {
@@ -104,7 +104,7 @@ fn a_part_of_a_registered_range_with_the_same_rights_is_a_hit() {
     let part = get(&cache, behind(at, PAGE + 5), 100);
     assert_eq!(part.region.id(), whole.region.id());
     assert_eq!((whole.offset, part.offset), (0, PAGE as u64 + 5));
-    // Beyond its end, and with other rights, it is another.
+    // A range beyond its end, or with other access rights, is a separate entry.
     let beyond = get(&cache, behind(at, 3 * PAGE), 2 * PAGE);
     assert_ne!(beyond.region.id(), whole.region.id());
     // SAFETY: as in `get`.
@@ -115,7 +115,7 @@ fn a_part_of_a_registered_range_with_the_same_rights_is_a_hit() {
     (counters.hits, counters.misses) = (1, 3);
     assert_eq!(cache.counters(), counters);
     assert_eq!(cache.size(), (3, 6 * PAGE as u64 + 8));
-    // What is around them takes their place.
+    // A larger range replaces the entries within it.
     assert_ne!(id(&cache, at, 8 * PAGE), whole.region.id());
     assert_eq!(cache.size(), (2, 8 * PAGE as u64 + 8));
     assert!(whole.region.is_registered() && beyond.region.is_registered());
@@ -128,7 +128,7 @@ fn a_part_of_a_registered_range_with_the_same_rights_is_a_hit() {
 }
 
 #[test]
-fn what_is_in_use_stays_and_the_rest_makes_room() {
+fn entries_in_use_stay_and_others_are_evicted() {
     let _alone = alone();
     let domain = device().protection_domain();
     let cache = explicit(&domain, 3, 10 * PAGE as u64);
@@ -145,11 +145,11 @@ fn what_is_in_use_stays_and_the_rest_makes_room() {
     assert_eq!(id(&cache, page(0), PAGE), used.region.id());
     assert_eq!(cache.size().0, 3);
 
-    // By bytes: all but what is in use goes.
+    // The limit of bytes evicts all entries that are not in use.
     id(&cache, page(8), 9 * PAGE);
     assert_eq!(cache.size(), (2, 10 * PAGE as u64));
     assert_eq!(id(&cache, page(0), PAGE), used.region.id());
-    // Too long for what is left of it, and for all of it: registered, and not kept.
+    // Too long for the bytes left, and for the whole cache: registered, but not kept.
     let uncached = cache.counters().uncached;
     for pages in [10, 11] {
         let region = get(&cache, page(16), pages * PAGE).region;
@@ -185,7 +185,7 @@ fn what_is_in_use_stays_and_the_rest_makes_room() {
 }
 
 #[test]
-fn what_cannot_be_registered_is_an_error_and_no_entry() {
+fn failed_registration_is_an_error_and_adds_no_entry() {
     let _alone = alone();
     let domain = device().protection_domain();
     let cache = explicit(&domain, 4, 1 << 30);
@@ -206,7 +206,7 @@ fn what_cannot_be_registered_is_an_error_and_no_entry() {
     unmap(at, PAGE);
 }
 
-/// Changes a mapping of eight pages, and makes it one again at the same address. If that cannot be, the rest of it is left behind.
+/// Changes a mapping of eight pages, and restores it at the same address. `None` if that is impossible; the rest then stays mapped.
 type Change = (&'static str, fn(NonNull<u8>) -> Option<NonNull<u8>>);
 
 fn advise(at: NonNull<u8>, advice: i32) -> NonNull<u8> {
@@ -276,11 +276,11 @@ const CHANGES: &[Change] = &[
 ];
 
 #[test]
-fn whatever_changes_the_memory_ends_the_entry_before_it_returns() {
+fn mapping_changes_invalidate_entries_before_they_return() {
     let _alone = alone();
     let _limit = Limit::new("changes", Duration::from_secs(100));
     let domain = device().protection_domain();
-    let name = "whatever_changes_the_memory_ends_the_entry_before_it_returns";
+    let name = "mapping_changes_invalidate_entries_before_they_return";
     let Some(cache) = watched(name, &domain) else {
         return;
     };
@@ -299,14 +299,13 @@ fn whatever_changes_the_memory_ends_the_entry_before_it_returns() {
             assert!(cache.counters().invalidations > counted, "{name}");
             let Some(after) = after else { continue };
             assert_ne!(id(&cache, after, 8 * PAGE), before, "{name}");
-            // First touches are as ever.
-            // SAFETY: the test's own mapping.
+            // First touches work as usual. SAFETY: the test's own mapping.
             unsafe { after.as_ptr().write_bytes(2, 8 * PAGE) };
             unmap(after, 8 * PAGE);
             assert_eq!(cache.size(), (0, 0), "{name}");
         }
     }
-    // What is beside it may go.
+    // Neighbouring pages may be unmapped without effect.
     let at = anywhere(8 * PAGE);
     let before = id(&cache, behind(at, PAGE), PAGE);
     unmap(behind(at, 2 * PAGE), 6 * PAGE);
@@ -316,10 +315,10 @@ fn whatever_changes_the_memory_ends_the_entry_before_it_returns() {
 }
 
 #[test]
-fn memory_that_others_can_change_is_not_kept_unless_the_caller_promises() {
+fn shared_memory_is_cached_only_with_explicit_invalidation() {
     let _alone = alone();
     let domain = device().protection_domain();
-    let name = "memory_that_others_can_change_is_not_kept_unless_the_caller_promises";
+    let name = "shared_memory_is_cached_only_with_explicit_invalidation";
     let shared = map(
         std::ptr::null_mut(),
         PAGE,
@@ -330,7 +329,7 @@ fn memory_that_others_can_change_is_not_kept_unless_the_caller_promises() {
     promised.invalidate(shared.as_ptr(), PAGE as u64);
     if let Some(cache) = watched(name, &domain) {
         assert_ne!(id(&cache, shared, PAGE), id(&cache, shared, PAGE));
-        // Constants of the program: private, but of a file.
+        // Constants of the program: a private mapping, but of a file.
         static BYTES: [u8; 4] = [1, 2, 3, 4];
         let constant = NonNull::from(&BYTES).cast();
         // SAFETY: constants stay, and a region that only reads does not write them.
@@ -343,12 +342,12 @@ fn memory_that_others_can_change_is_not_kept_unless_the_caller_promises() {
 }
 
 #[test]
-fn memory_that_is_held_is_answered_for_by_its_holder() {
+fn held_region_stays_cached_and_serves_lookups() {
     let _alone = alone();
     let domain = device().protection_domain();
     let caches = [
         Some(explicit(&domain, 4, 1 << 30)),
-        watched("memory_that_is_held_is_answered_for_by_its_holder", &domain),
+        watched("held_region_stays_cached_and_serves_lookups", &domain),
     ];
     for cache in caches.iter().flatten() {
         let at = anywhere(8 * PAGE);
@@ -363,7 +362,7 @@ fn memory_that_is_held_is_answered_for_by_its_holder() {
         assert_eq!(again.region().id(), held.region().id());
         assert_eq!(id(cache, behind(at, PAGE), PAGE), held.region().id());
         drop(held);
-        // Still held once: it stays, whatever else is wanted.
+        // Still held once: it is not evicted by other requests.
         let elsewhere = anywhere(64 * PAGE);
         for i in 0..8 {
             id(cache, behind(elsewhere, 2 * i * PAGE), PAGE);
@@ -378,11 +377,11 @@ fn memory_that_is_held_is_answered_for_by_its_holder() {
 }
 
 #[test]
-fn a_child_has_no_part_in_it() {
+fn forked_child_has_no_part_in_the_cache() {
     let _alone = alone();
     let _limit = Limit::new("fork", Duration::from_secs(100));
     let domain = device().protection_domain();
-    let kernel = watched("a_child_has_no_part_in_it", &domain);
+    let kernel = watched("forked_child_has_no_part_in_the_cache", &domain);
     for cache in [Some(explicit(&domain, 4, 1 << 30)), kernel]
         .iter()
         .flatten()
@@ -400,7 +399,7 @@ fn child_of(cache: &RegionCache) {
         assert!(child >= 0, "{}", io::Error::last_os_error());
         if child == 0 {
             let refused = cache.check().is_err();
-            // Its own copy of the memory does not concern the parent, and no thread waits for an event.
+            // Changes of the child's copy of the memory do not affect the parent, and no thread blocks on an event.
             let done = libc::munmap(at.as_ptr().cast(), 4 * PAGE) == 0;
             let nothing =
                 cache.size() == (0, 0) && cache.invalidate(std::ptr::null(), u64::MAX) == 0;
@@ -417,19 +416,22 @@ fn child_of(cache: &RegionCache) {
     unmap(at, 4 * PAGE);
 }
 
-/// The threads of the last cache of a process unmap memory as they end, and so does everybody afterwards: nobody may wait for an event then,
-/// not even while a child has a copy of the descriptor.
+/// The threads of the last cache of a process unmap memory when they end, and so do later callers. They must not block on an event that is no longer
+/// read, not even while a child has a copy of the descriptor.
 #[test]
-fn nobody_waits_for_a_cache_that_is_gone() {
+fn unmapping_after_the_cache_is_dropped_does_not_block() {
     let _alone = alone();
     let _limit = Limit::new("gone", Duration::from_secs(100));
     let domain = device().protection_domain();
     for with_child in [false, true] {
         let at = anywhere(16 * PAGE);
-        let Some(cache) = watched("nobody_waits_for_a_cache_that_is_gone", &domain) else {
+        let Some(cache) = watched(
+            "unmapping_after_the_cache_is_dropped_does_not_block",
+            &domain,
+        ) else {
             return;
         };
-        // What is next to it, as the stacks of threads, may be part of the same mapping, and is watched then.
+        // Neighbouring memory, such as stacks of threads, may be part of the same mapping, and is watched then.
         let beside = anywhere(16 * PAGE);
         for start in [at, beside] {
             id(&cache, start, 16 * PAGE);
@@ -462,7 +464,7 @@ fn nobody_waits_for_a_cache_that_is_gone() {
 struct Origins(Mutex<HashMap<u64, u64>>);
 
 impl Origins {
-    /// A request for memory of that mapping came to that registration.
+    /// A request for memory of that mapping returned that registration.
     fn check(&self, registration: u64, mapping: u64) {
         let mut known = self.0.lock().unwrap();
         let first = *known.entry(registration).or_insert(mapping);
@@ -470,7 +472,7 @@ impl Origins {
     }
 }
 
-/// One thread of the test: maps, registers, transfers, changes, again and again.
+/// One thread of the test, which maps, registers, transfers and changes memory repeatedly.
 struct Mapper {
     cache: RegionCache,
     origins: Arc<Origins>,
@@ -484,7 +486,7 @@ struct Mapper {
 const PAGES: usize = 4;
 
 impl Mapper {
-    /// Fills memory that is new with what no other has, registers parts of it, and looks at what a transfer makes of them.
+    /// Fills new memory with unique contents, registers parts of it, and checks the result of a transfer.
     fn use_it(&mut self, at: NonNull<u8>) {
         let mapping = self.mappings.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the thread's own mapping.
@@ -497,7 +499,7 @@ impl Mapper {
             let start = self.random.below((PAGES * PAGE / 8) as u64) as usize;
             let count = 1 + self.random.below((PAGES * PAGE / 8 - start) as u64) as usize;
             let found = match self.random.below(4) {
-                // Whole: parts of it are hits then.
+                // The whole range first, so that parts of it are hits.
                 0 => get(&self.cache, at, PAGES * PAGE),
                 _ => get(&self.cache, behind(at, start * 8), count * 8),
             };
@@ -566,14 +568,14 @@ impl Mapper {
 }
 
 #[test]
-fn no_hit_is_stale_however_threads_map_and_unmap() {
+fn concurrent_map_and_unmap_gives_no_stale_hit() {
     let _alone = alone();
     let time = Duration::from_millis(from_env("DOORBELL_CACHE_MS", 3000));
     let seed = from_env("DOORBELL_SEED", 1);
     let _limit = Limit::new("stale", time + Duration::from_secs(100));
     let device = device();
     let domain = device.protection_domain();
-    let Some(cache) = watched("no_hit_is_stale_however_threads_map_and_unmap", &domain) else {
+    let Some(cache) = watched("concurrent_map_and_unmap_gives_no_stale_hit", &domain) else {
         return;
     };
     let (origins, mappings, over) = (

@@ -1,4 +1,4 @@
-//! What memory can be registered, and what each refusal says. Every mapping here is made for the test.
+//! Which memory can be registered, and the reasons of refusals. Every mapping here is made for the test.
 #![cfg(feature = "softcx")]
 #![allow(unsafe_code)] // maps memory, and registers it
 
@@ -139,7 +139,7 @@ fn carries(pair: &mut Pair, from: &Region, to: &Region) {
 }
 
 #[test]
-fn memory_that_belongs_to_no_file_system_carries_transfers() {
+fn anonymous_memfd_and_tmpfs_memory_carries_transfers() {
     let _limit = Limit::new("memory", Duration::from_secs(100));
     let mut pair = Pair::new(&device(), &EndpointConfig::default());
     let len = 3 * PAGE;
@@ -174,12 +174,12 @@ fn memory_that_belongs_to_no_file_system_carries_transfers() {
 }
 
 #[test]
-fn a_shared_mapping_of_a_file_is_refused_by_its_name() {
+fn shared_file_mapping_is_refused_by_name() {
     let domain = device().protection_domain();
     let file = Scratch::new("shared", PAGE);
     if file.is_of_memory() {
         return waived(
-            "a_shared_mapping_of_a_file_is_refused_by_its_name",
+            "shared_file_mapping_is_refused_by_name",
             "the build's folder lies in memory",
         );
     }
@@ -208,7 +208,7 @@ fn a_shared_mapping_of_a_file_is_refused_by_its_name() {
 }
 
 #[test]
-fn what_is_not_there_is_refused_and_not_touched() {
+fn unmapped_or_inaccessible_memory_is_refused() {
     let domain = device().protection_domain();
     let closed = Map::new(PAGE, libc::PROT_NONE, ANONYMOUS, None);
     refused(
@@ -225,7 +225,7 @@ fn what_is_not_there_is_refused_and_not_touched() {
     let at = format!("nothing is mapped at {:#x}", hole as usize);
     refused(holed.register(&domain, Access::ALL), &holed, &[&at]);
 
-    // A page that lets nobody in, in the middle.
+    // A page without access rights in the middle.
     let barred = Map::new(3 * PAGE, RW, ANONYMOUS, None);
     // SAFETY: as above.
     unsafe {
@@ -266,14 +266,14 @@ fn what_is_not_there_is_refused_and_not_touched() {
     assert!(enough.register(&domain, Access::ALL).is_ok());
 }
 
-/// This test has no memory of another device. It checks that each way reports why it cannot be used, and that the last one is left.
+/// This test has no memory of another device. It checks that each way reports why it cannot be used.
 #[test]
-fn memory_of_another_device_is_reached_or_each_way_says_why_not() {
+fn device_memory_refusal_reports_a_reason_for_every_way() {
     let device = device();
     let domain = device.protection_domain();
-    // No dmabuf, but a descriptor.
+    // A descriptor that is not a dmabuf.
     let file = memfd(PAGE);
-    // An address that nothing is mapped at, as of a GPU that this machine does not have.
+    // An unmapped address, in place of an address of a GPU.
     let gone = Map::new(PAGE, RW, ANONYMOUS, None);
     let (addr, len_bytes) = (gone.at.as_ptr() as u64, PAGE as u64);
     drop(gone);
@@ -300,7 +300,7 @@ fn memory_of_another_device_is_reached_or_each_way_says_why_not() {
         assert!(peermem.contains(peers), "{peermem}");
     }
     waived(
-        "memory_of_another_device_is_reached",
+        "device_memory_refusal_reports_a_reason_for_every_way",
         "no device here has memory that a NIC could reach; the refusals were seen",
     );
     for (addr, len_bytes, name) in [
@@ -322,7 +322,7 @@ fn memory_of_another_device_is_reached_or_each_way_says_why_not() {
     }
 }
 
-/// How many huge pages the machine has reserved, with more of them if this process may.
+/// The number of huge pages that the machine has reserved, after adding some if this process may.
 struct Reserved(Option<String>);
 
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
@@ -361,7 +361,7 @@ impl Drop for Reserved {
 fn huge_pages_carry_transfers() {
     let _limit = Limit::new("huge pages", Duration::from_secs(100));
     let mut pair = Pair::new(&device(), &EndpointConfig::default());
-    // Transparent ones, where the kernel gives them: the advice is no promise, and the memory works either way.
+    // Transparent huge pages, if the kernel provides them: it may ignore the advice, and the memory works either way.
     let plain = Map::new(2 * HUGE, RW, ANONYMOUS, None);
     // SAFETY: advice about a mapping of ours.
     unsafe { libc::madvise(plain.at.as_ptr().cast(), plain.len, libc::MADV_HUGEPAGE) };

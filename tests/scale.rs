@@ -1,4 +1,4 @@
-//! A thousand connected pairs in one process: they work, they are small, and idle ones cost nothing.
+//! A thousand connected pairs in one process: they work, need little memory, and take no CPU time while idle.
 #![cfg(all(feature = "softcx", not(loom)))]
 
 mod rig;
@@ -48,8 +48,8 @@ fn cpu() -> Cost<Duration> {
     }
 }
 
-/// The share of one core that a second without work takes: the least of a few, for the machine has other users; and of more if none of these
-/// is as little as is asked for.
+/// The share of one core used in a second without work: the minimum of a few measurements, because the machine has other users, and of more if none of
+/// them meets the limit.
 fn idle_share(enough: impl Fn(Cost<f64>) -> bool) -> Cost<f64> {
     let mut least = Cost {
         engine: f64::INFINITY,
@@ -72,7 +72,7 @@ fn idle_share(enough: impl Fn(Cost<f64>) -> bool) -> Cost<f64> {
 }
 
 #[test]
-fn a_thousand_pairs_work_are_small_and_cost_nothing_while_idle() {
+fn thousand_pairs_work_within_memory_and_idle_cpu_limits() {
     let count = from_env("DOORBELL_PAIRS", 1000);
     let limit = Limit::new("scale", Duration::from_secs(150));
     let device = device();
@@ -148,7 +148,7 @@ fn a_thousand_pairs_work_are_small_and_cost_nothing_while_idle() {
     // Measured: 0.3 % with a thousand pairs and 0.5 % with one, which is noise both ways. One point of a core is what a busy
     // machine may add to either.
     let most_rest = idle_with_one.rest + 0.01;
-    // Behind a door nobody says that a UAR page was stored to, and each of these queue pairs has one: the engine looks at all of
+    // Behind a door the engine is not notified of a store to a UAR page, and each of these queue pairs has one: the engine looks at all of
     // them, every few milliseconds. Measured: 10 % of a core with them, 4 % with one, in a release build. On a card there is no engine.
     let dearer = if device.name() == "softcx" { 0.01 } else { 0.7 };
     let most_engine = idle_with_one.engine + dearer;

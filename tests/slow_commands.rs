@@ -1,5 +1,5 @@
-//! Commands of the device that hang or fail, and a flush that takes its time: other endpoints keep their deadlines, waits end in bounded time, and
-//! no ticket says more than is known.
+//! Commands of the device that hang or fail, and a flush that takes its time: other endpoints keep their deadlines, waits end in bounded time, and no
+//! ticket has a wrong status.
 #![cfg(all(feature = "softcx", not(loom)))]
 
 mod rig;
@@ -17,9 +17,9 @@ use rig::{Limit, Pair, SOON, device, has_no_queue};
 use waived::waived;
 
 const STEP: Duration = Duration::from_secs(60);
-/// How long a command hangs: nobody here waits for that.
+/// How long a command hangs: far longer than any call may block.
 const HANG: Duration = Duration::from_secs(40);
-/// How much later than its deadline a wait may end. Nearly all of it is for a processor that is busy with other things.
+/// How much later than its deadline a wait may end; most of it allows for a busy machine.
 const LATE: Duration = Duration::from_secs(5);
 /// As in docs/outcomes.md: how long the device may take to stop, and how long a thread waits for that.
 const STOPPED_IN: Duration = Duration::from_secs(2);
@@ -80,8 +80,8 @@ fn wait_for_nothing(endpoint: &mut Endpoint, region: &Region, stream: &rig::Stre
 }
 
 #[test]
-fn a_command_that_hangs_delays_the_deadline_of_no_other_endpoint() {
-    let test = "a_command_that_hangs_delays_the_deadline_of_no_other_endpoint";
+fn hanging_command_does_not_delay_deadlines_of_other_endpoints() {
+    let test = "hanging_command_does_not_delay_deadlines_of_other_endpoints";
     let Some(device) = faulty(test) else { return };
     let limit = Limit::new(test, STEP);
     for (step, kind) in [(1, CommandKind::Error), (2, CommandKind::Reset)] {
@@ -95,7 +95,7 @@ fn a_command_that_hangs_delays_the_deadline_of_no_other_endpoint() {
         let began = Instant::now();
         let held = wait_for_nothing(&mut hung.a, &regions[0], &streams[0]);
         hung.a.abort();
-        // The watchdog has come to it.
+        // The watchdog has started the command.
         std::thread::sleep(Duration::from_millis(20));
         let begin = Instant::now();
         let late = wait_for_nothing(&mut other.a, &regions[1], &streams[1]);
@@ -107,7 +107,7 @@ fn a_command_that_hangs_delays_the_deadline_of_no_other_endpoint() {
         );
         assert!(ended.is_err() || rig::is_cuda(), "{kind:?}: {ended:?}");
         assert!(matches!(settled(&late), Status::Failed(_)), "{kind:?}");
-        // The wait of the endpoint itself ends as well, in the time that a device may take to stop.
+        // The wait of this endpoint ends too, within the time that a device may take to stop.
         let _ = streams[0].synchronize(SOON);
         let took = began.elapsed();
         assert!(took < STOPPED_IN + LATE, "{kind:?}: {took:?}");
@@ -116,10 +116,10 @@ fn a_command_that_hangs_delays_the_deadline_of_no_other_endpoint() {
     }
 }
 
-/// The thread that keeps the deadlines processes the completion of a request, and with the request goes the last handle of its region.
+/// The watchdog thread processes the completion of a request, which drops the last handle of its region.
 #[test]
-fn a_deregistration_that_hangs_delays_the_deadline_of_no_other_endpoint() {
-    let test = "a_deregistration_that_hangs_delays_the_deadline_of_no_other_endpoint";
+fn hanging_deregistration_does_not_delay_other_deadlines() {
+    let test = "hanging_deregistration_does_not_delay_other_deadlines";
     let Some(device) = faulty(test) else { return };
     let _limit = Limit::new(test, STEP);
     let timeout = Duration::from_millis(200);
@@ -137,7 +137,7 @@ fn a_deregistration_that_hangs_delays_the_deadline_of_no_other_endpoint() {
     drop(from);
     device.set_faults(hang(CommandKind::Deregister));
     go.store(true, Ordering::Release);
-    // No other thread looks at the endpoint.
+    // No other thread polls the endpoint.
     std::thread::sleep(Duration::from_millis(100));
     let begin = Instant::now();
     let late = wait_for_nothing(&mut other.a, &received, &streams[1]);
@@ -233,8 +233,8 @@ fn an_abort_transmits_nothing_that_is_queued_behind_a_wait() {
 /// A host stream waits for the devices of what it discards before it executes anything else. What it would execute is discarded if it is aborted
 /// meanwhile.
 #[test]
-fn an_abort_while_a_stream_waits_for_devices_discards_what_is_queued() {
-    let test = "an_abort_while_a_stream_waits_for_devices_discards_what_is_queued";
+fn abort_while_a_stream_waits_for_devices_discards_its_queue() {
+    let test = "abort_while_a_stream_waits_for_devices_discards_its_queue";
     let Some(device) = faulty(test) else { return };
     let _limit = Limit::new(test, STEP);
     let mut pair = Pair::new(&device, &EndpointConfig::default());
@@ -259,7 +259,7 @@ fn an_abort_while_a_stream_waits_for_devices_discards_what_is_queued() {
     while pair.a.failure().is_none() {
         std::thread::yield_now();
     }
-    // Within the second that the device takes.
+    // While the device takes its second to stop.
     std::thread::sleep(Duration::from_millis(100));
     stream.abort();
     let _ = stream.synchronize(SOON);
@@ -268,12 +268,12 @@ fn an_abort_while_a_stream_waits_for_devices_discards_what_is_queued() {
     assert!(!matches!(settled(&sent), Status::Complete));
 }
 
-/// Endpoints that wait for each other are stopped one after the other. The first is given up meanwhile, so that its own wait ends. It begins again only
-/// when nothing is left that would stop it.
+/// Endpoints that wait for each other are stopped one after the other. The reset of the first must not start a new generation while a stop that would
+/// apply to it is pending.
 #[test]
-fn a_reset_does_not_overtake_the_order_to_stop_the_streams() {
+fn reset_does_not_overtake_pending_endpoint_stops() {
     const CHAIN: usize = 7;
-    let test = "a_reset_does_not_overtake_the_order_to_stop_the_streams";
+    let test = "reset_does_not_overtake_pending_endpoint_stops";
     let Some(device) = faulty(test) else { return };
     let _limit = Limit::new(test, STEP);
     let timeout = Duration::from_millis(200);
@@ -313,13 +313,13 @@ fn a_reset_does_not_overtake_the_order_to_stop_the_streams() {
     }
 }
 
-/// Each endpoint whose peer is gone is given the time to flush, and none waits for another's.
+/// Each endpoint with a dead peer gets the time to flush, and none waits for the flush of another.
 #[test]
-fn waits_of_many_endpoints_whose_peers_are_gone_end_at_their_deadline() {
+fn waits_of_many_endpoints_with_dead_peers_end_at_their_deadline() {
     const ENDPOINTS: usize = 500;
-    /// A stream of the host is a thread, so only some endpoints have one.
+    /// A host stream is a thread, so only some endpoints have one.
     const STREAMS: usize = 10;
-    let test = "waits_of_many_endpoints_whose_peers_are_gone_end_at_their_deadline";
+    let test = "waits_of_many_endpoints_with_dead_peers_end_at_their_deadline";
     let Some(device) = faulty(test) else { return };
     let _limit = Limit::new(test, STEP);
     let timeout = Duration::from_millis(300);
@@ -328,7 +328,7 @@ fn waits_of_many_endpoints_whose_peers_are_gone_end_at_their_deadline() {
         .map(|_| Pair::new(&device, &config))
         .collect();
     device.set_faults(Faults {
-        // As long as they are waited for.
+        // Almost as long as the library waits for a flush.
         flush_ns: 18_000_000,
         ..Faults::default()
     });
@@ -359,10 +359,11 @@ fn waits_of_many_endpoints_whose_peers_are_gone_end_at_their_deadline() {
     device.set_faults(Faults::default());
 }
 
-/// The device goes on although the endpoint has failed. What it may have carried out is told as that, by whatever way it gets there.
+/// The device continues although the endpoint has failed. Work that it may have executed is reported as Unknown, whichever thread determines the
+/// status.
 #[test]
-fn a_device_that_does_not_stop_makes_no_ticket_wrong() {
-    let test = "a_device_that_does_not_stop_makes_no_ticket_wrong";
+fn tickets_are_correct_if_the_device_does_not_stop() {
+    let test = "tickets_are_correct_if_the_device_does_not_stop";
     let Some(device) = faulty(test) else { return };
     let limit = Limit::new(test, STEP);
     for round in 0..12 {
@@ -381,7 +382,7 @@ fn a_device_that_does_not_stop_makes_no_ticket_wrong() {
         for at in 0..4u64 {
             let slices = [from.slice(at * 64, 64).unwrap()];
             let work = Work::write(&slices, remote.slice(at * 64, 64).unwrap()).wr_id(at);
-            // The last two are behind a wait that fails: one on its stream, one on another, whose doorbell counts for both.
+            // The last two are behind a wait that fails: one on its stream, one on another stream, whose doorbell covers both.
             let stream = &streams[usize::from(at == 3)];
             tickets.push(pair.a.stream_queue_send(stream, &work).unwrap());
             if at == 1 {
@@ -393,7 +394,7 @@ fn a_device_that_does_not_stop_makes_no_ticket_wrong() {
         let _ = streams[0].synchronize(SOON);
         let took = begin.elapsed();
         assert!(took < STOPPED_IN + LATE, "round {round}: {took:?}");
-        // Some are asked before the device has come to them, some after.
+        // In even rounds the tickets are read before the device reaches them, in odd rounds after.
         let early: Vec<_> = (tickets.iter())
             .map(|ticket| (round % 2 == 0).then(|| settled(ticket)))
             .collect();
@@ -421,8 +422,8 @@ fn a_device_that_does_not_stop_makes_no_ticket_wrong() {
 }
 
 #[test]
-fn a_reset_of_an_endpoint_that_cannot_be_stopped_says_why_and_what_to_do() {
-    let test = "a_reset_of_an_endpoint_that_cannot_be_stopped_says_why_and_what_to_do";
+fn failed_reset_names_the_reason_and_the_remedy() {
+    let test = "failed_reset_names_the_reason_and_the_remedy";
     let Some(device) = faulty(test) else { return };
     let _limit = Limit::new(test, STEP);
     let mut pair = Pair::new(&device, &patient(Duration::from_millis(50)));
@@ -432,7 +433,7 @@ fn a_reset_of_an_endpoint_that_cannot_be_stopped_says_why_and_what_to_do() {
     for said in ["ERR", "stays registered", "new endpoint"] {
         assert!(text.contains(said), "{said}: {text}");
     }
-    // It is the device that failed, and it may come back.
+    // The device may work again later.
     device.set_faults(Faults::default());
     pair.reset();
     let region = pair.region(64);
@@ -440,7 +441,7 @@ fn a_reset_of_an_endpoint_that_cannot_be_stopped_says_why_and_what_to_do() {
     assert!(is_registered(&mut pair, remote.slice(0, 8).unwrap()));
 }
 
-/// A queue pair that may still execute a request keeps the memory of it, also when nobody has a handle of either; and as long as that.
+/// Memory of a request that a queue pair may still execute stays registered for as long as that, even if all handles of both are dropped.
 #[test]
 fn memory_that_a_device_may_still_write_stays_registered() {
     let test = "memory_that_a_device_may_still_write_stays_registered";
@@ -448,14 +449,14 @@ fn memory_that_a_device_may_still_write_stays_registered() {
     let _limit = Limit::new(test, STEP);
     let mut witness = Pair::new(&device, &EndpointConfig::default());
     for kind in [Some(CommandKind::Error), None] {
-        // In the same protection domain: a peer finds no other's memory.
+        // In the same protection domain, so that the peer can access the memory.
         let [mut a, mut b] =
             [(); 2].map(|()| Endpoint::new(&witness.domain, &EndpointConfig::default()).unwrap());
         a.connect(&b.address()).unwrap();
         b.connect(&a.address()).unwrap();
         let region = witness.region(4096);
         let remote = region.remote().slice(0, 8).unwrap();
-        // A receive that is posted, and that a message may still go into.
+        // A posted receive, into which a message may still be written.
         a.post_recv(1, &[region.slice(0, 64).unwrap()]).unwrap();
         assert!(is_registered(&mut witness, remote), "{kind:?}");
         device.set_faults(kind.map_or_else(refuse_to_stop, hang));
@@ -469,10 +470,10 @@ fn memory_that_a_device_may_still_write_stays_registered() {
         device.set_faults(Faults::default());
         drop(b);
         if kind.is_some() {
-            // The command is answered: the device is done with the memory.
+            // The command succeeds, so the device no longer accesses the memory.
             let begin = Instant::now();
             while is_registered(&mut witness, remote) {
-                assert!(begin.elapsed() < STEP / 2, "it is kept for ever");
+                assert!(begin.elapsed() < STEP / 2, "the memory stays registered");
                 std::thread::sleep(Duration::from_millis(10));
             }
             witness.reset();
@@ -481,8 +482,8 @@ fn memory_that_a_device_may_still_write_stays_registered() {
 }
 
 #[test]
-fn the_drop_of_an_endpoint_with_a_command_that_hangs_is_bounded() {
-    let test = "the_drop_of_an_endpoint_with_a_command_that_hangs_is_bounded";
+fn endpoint_drop_with_a_hanging_command_is_bounded() {
+    let test = "endpoint_drop_with_a_hanging_command_is_bounded";
     let Some(device) = faulty(test) else { return };
     let limit = Limit::new(test, STEP);
     for (step, kind) in [(1, CommandKind::Error), (2, CommandKind::Reset)] {
@@ -498,7 +499,7 @@ fn the_drop_of_an_endpoint_with_a_command_that_hangs_is_bounded() {
         drop(pair);
         let took = begin.elapsed();
         assert!(took < STOPPED_IN + LATE, "{kind:?}: {took:?}");
-        // Asking is bounded, too.
+        // Reading the status is bounded, too.
         assert!(ticket.is_over(), "{kind:?}: {:?}", ticket.status());
         let took = begin.elapsed();
         assert!(took < STOPPED_IN * 2 + LATE, "{kind:?}: {took:?}");
@@ -508,8 +509,8 @@ fn the_drop_of_an_endpoint_with_a_command_that_hangs_is_bounded() {
 
 /// The kernel's driver answers these commands without the device, and with success.
 #[test]
-fn success_of_a_command_means_nothing_once_the_device_has_failed() {
-    let test = "success_of_a_command_means_nothing_once_the_device_has_failed";
+fn command_success_after_a_device_failure_is_not_trusted() {
+    let test = "command_success_after_a_device_failure_is_not_trusted";
     let Some(device) = faulty(test) else { return };
     let _limit = Limit::new(test, STEP);
     let mut pair = Pair::new(&device, &EndpointConfig::default());

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use doorbell::{Error, Event, Executor, HostStream, Outcome, Owner, Result, Spin, Submission};
 use doorbell_wire::bytecode::{Dword, Program, Role, Target, TargetId, Targets};
 
-/// Far more than any of this takes, even on a busy machine; a hang is a failure instead of a hang.
+/// Far more than any of this takes, even on a busy machine, so that a hang fails the test.
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 
-/// Sixteen words, and a list of what became of the programs.
+/// Sixteen words, and the outcomes of the programs.
 struct Words {
     targets: Targets,
     target: Target,
@@ -160,7 +160,7 @@ fn forbidden(stream: &HostStream) -> Arc<AtomicBool> {
 }
 
 #[test]
-fn a_stream_works_and_ends_however_it_waits_for_work() {
+fn stream_works_and_ends_in_every_spin_mode() {
     let spins = [
         Spin::Auto,
         Spin::Never,
@@ -220,7 +220,7 @@ fn kernels_and_programs_run_in_the_order_of_their_calls() {
 }
 
 #[test]
-fn producers_of_several_threads_keep_their_order_and_batches_stay_whole() {
+fn producers_on_several_threads_keep_order_and_whole_batches() {
     const BATCHES: u64 = 200;
     let stream = HostStream::with_capacity("producers", 16).unwrap();
     let words = Words::new();
@@ -269,7 +269,7 @@ fn producers_of_several_threads_keep_their_order_and_batches_stay_whole() {
 }
 
 #[test]
-fn a_full_queue_makes_the_caller_wait_and_then_goes_on() {
+fn full_queue_blocks_caller_until_there_is_room() {
     let stream = HostStream::with_capacity("full", 4).unwrap();
     let words = Words::new();
     let go = occupy(&stream);
@@ -296,7 +296,7 @@ fn a_full_queue_makes_the_caller_wait_and_then_goes_on() {
 }
 
 #[test]
-fn a_failure_ends_the_wait_for_room_and_nothing_is_taken() {
+fn failure_ends_the_wait_for_room_and_queues_nothing() {
     let stream = HostStream::with_capacity("full", 2).unwrap();
     let words = Words::new();
     submit_one(&stream, words.wait(1, 5)).unwrap();
@@ -317,7 +317,7 @@ fn a_failure_ends_the_wait_for_room_and_nothing_is_taken() {
 }
 
 #[test]
-fn a_batch_is_queued_wholly_or_not_at_all() {
+fn batch_is_queued_completely_or_not_at_all() {
     let stream = HostStream::with_capacity("batch", 4).unwrap();
     let (words, others) = (Words::new(), Words::new());
     let mut long: Vec<_> = (0..5).map(|cookie| words.store(cookie, 0, 1)).collect();
@@ -390,7 +390,7 @@ fn capacity_has_limits_and_is_a_power_of_two() {
 }
 
 #[test]
-fn events_recorded_again_and_never_recorded() {
+fn events_may_be_unrecorded_or_recorded_again() {
     let stream = HostStream::new("events").unwrap();
     for event in [Event::new(), Event::blocking()] {
         stream.wait_event(&event).unwrap();
@@ -420,7 +420,7 @@ fn events_recorded_again_and_never_recorded() {
 }
 
 #[test]
-fn a_stream_waits_for_the_record_that_was_the_latest_at_the_call() {
+fn wait_event_waits_for_the_latest_record_at_the_call() {
     let [first, second, waiting] = ["1", "2", "3"].map(|name| HostStream::new(name).unwrap());
     let event = Event::new();
     let (go_first, go_second) = (occupy(&first), occupy(&second));
@@ -463,7 +463,7 @@ fn elapsed_is_the_time_between_two_records() {
 }
 
 #[test]
-fn a_passed_deadline_leaves_the_stream_going() {
+fn synchronize_timeout_leaves_the_stream_running() {
     let stream = HostStream::new("deadline").unwrap();
     let words = Words::new();
     submit_one(&stream, words.wait(1, 3)).unwrap();
@@ -483,7 +483,7 @@ fn a_passed_deadline_leaves_the_stream_going() {
 }
 
 #[test]
-fn a_panic_sticks_and_discards_what_follows() {
+fn panic_is_sticky_and_discards_later_work() {
     let stream = HostStream::new("panic").unwrap();
     let words = Words::new();
     let (before, after) = (Event::new(), Event::blocking());
@@ -508,7 +508,7 @@ fn a_panic_sticks_and_discards_what_follows() {
     assert_eq!(words.started.load(Ordering::Relaxed), 1);
     assert!(!ran.load(Ordering::Acquire));
     assert_eq!(Arc::strong_count(&ran), 1, "a discarded kernel is dropped");
-    // The event passes, and the stream that waited for it has failed as well.
+    // The event passes, and the stream that waited for it fails too.
     let text = reason(other.synchronize(PATIENCE));
     assert!(
         text.contains("waited for an event") && text.contains("bad kernel 5"),
@@ -542,7 +542,7 @@ fn a_panic_sticks_and_discards_what_follows() {
 }
 
 #[test]
-fn a_panic_of_an_owner_fails_the_stream_and_still_finishes_the_program() {
+fn owner_panic_fails_the_stream_and_finishes_the_program() {
     let stream = HostStream::new("owner").unwrap();
     let words = Words::new();
     words.panics.store(true, Ordering::Relaxed);
@@ -557,7 +557,7 @@ fn a_panic_of_an_owner_fails_the_stream_and_still_finishes_the_program() {
 }
 
 #[test]
-fn a_released_wait_is_reported_once_if_the_stream_is_to_go_on() {
+fn released_wait_is_reported_once_with_continue_on_error() {
     let stream = HostStream::new("released").unwrap();
     stream.continue_on_error(true);
     let words = Words::new();
@@ -571,7 +571,7 @@ fn a_released_wait_is_reported_once_if_the_stream_is_to_go_on() {
     );
     assert_eq!(words.get(1), 8, "the ops behind the wait are executed");
     assert_eq!(stream.synchronize(PATIENCE), Ok(()), "once");
-    // The call that reports does nothing else.
+    // A call that reports an earlier failure does nothing else.
     submit_one(&stream, words.wait(5, 8)).unwrap();
     until("it finished", || words.outcomes().len() == 3);
     let (returned, error) = stream.submit_one(words.store(7, 3, 1)).unwrap_err();
@@ -582,7 +582,7 @@ fn a_released_wait_is_reported_once_if_the_stream_is_to_go_on() {
 }
 
 #[test]
-fn a_program_without_memory_is_discarded_and_reported_until_it_is_taken() {
+fn program_without_memory_is_discarded_and_its_fault_is_sticky() {
     let stream = HostStream::new("unmapped").unwrap();
     let words = Words::new();
     words.mapped.store(false, Ordering::Relaxed);
@@ -598,7 +598,7 @@ fn a_program_without_memory_is_discarded_and_reported_until_it_is_taken() {
 }
 
 #[test]
-fn dropping_a_stream_completes_its_work_and_its_events_live_on() {
+fn dropped_stream_completes_its_work_and_events_stay_usable() {
     let words = Words::new();
     let event = Event::blocking();
     let stream = HostStream::new("dropped").unwrap();
@@ -628,7 +628,7 @@ fn dropping_a_stream_completes_its_work_and_its_events_live_on() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_thread_ends_with_its_stream_busy_or_idle() {
+fn thread_ends_after_its_stream_is_dropped_busy_or_idle() {
     let threads = |name: &str| {
         std::fs::read_dir("/proc/self/task")
             .unwrap()
@@ -647,14 +647,14 @@ fn a_thread_ends_with_its_stream_busy_or_idle() {
     std::thread::sleep(Duration::from_millis(5));
     drop((idle, busy));
     until("the idle thread has ended", || threads("ends-idle") == 0);
-    assert_eq!(threads("ends-busy"), 1, "its wait goes on");
+    assert_eq!(threads("ends-busy"), 1, "its wait has not ended");
     words.set(0, 1);
     until("the busy thread has ended", || threads("ends-busy") == 0);
     assert_eq!(words.outcomes(), [(1, Outcome::Done)]);
 }
 
 #[test]
-fn a_stream_dropped_in_a_wait_that_is_released_ends() {
+fn stream_dropped_during_a_released_wait_ends() {
     let words = Words::new();
     let stream = HostStream::new("blocked").unwrap();
     stream.continue_on_error(true);
@@ -674,7 +674,7 @@ fn a_stream_dropped_in_a_wait_that_is_released_ends() {
 }
 
 #[test]
-fn abort_breaks_waits_discards_the_queue_and_leaves_a_usable_stream() {
+fn abort_ends_waits_discards_the_queue_and_keeps_the_stream_usable() {
     let [stream, other] = ["abort", "other"].map(|name| HostStream::new(name).unwrap());
     let words = Words::new();
     let event = Event::blocking();
@@ -687,7 +687,9 @@ fn abort_breaks_waits_discards_the_queue_and_leaves_a_usable_stream() {
         words.started.load(Ordering::Relaxed) == 1
     });
     stream.abort();
-    stream.synchronize(PATIENCE).expect("who aborts knows");
+    stream
+        .synchronize(PATIENCE)
+        .expect("an abort is not a fault");
     assert!(!ran.load(Ordering::Acquire));
     assert_eq!(
         words.outcomes(),
@@ -703,7 +705,7 @@ fn abort_breaks_waits_discards_the_queue_and_leaves_a_usable_stream() {
 }
 
 #[test]
-fn abort_breaks_a_circle_of_streams() {
+fn abort_breaks_a_deadlock_of_streams() {
     let [a, b] = ["a", "b"].map(|name| HostStream::new(name).unwrap());
     let (of_a, of_b) = (Event::new(), Event::new());
     let words = Words::new();
@@ -728,26 +730,26 @@ fn abort_breaks_a_circle_of_streams() {
 }
 
 #[test]
-fn work_behind_a_fault_is_discarded_whenever_the_fault_is_taken() {
+fn work_behind_a_fault_is_discarded_even_after_take_fault() {
     let stream = HostStream::new("taken at once").unwrap();
     let is_over = Arc::new(AtomicBool::new(false));
     let taken = Arc::new(AtomicU64::new(0));
     std::thread::scope(|scope| {
-        // Two, which also race with each other.
+        // Two threads, which also race with each other.
         for _ in 0..2 {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Acquire) {
                     if stream.take_fault().is_some() {
                         taken.fetch_add(1, Ordering::AcqRel);
                     }
-                    // The stream's thread has to run, too, where there are two processors.
+                    // The stream's thread needs a processor too.
                     std::thread::yield_now();
                 }
             });
         }
         let ran = Arc::new(AtomicBool::new(false));
         for round in 0..3000 {
-            // Queued while the stream stands still, so that the second is behind the first.
+            // Queued while the stream is held, so that the second is behind the first.
             let gate = Arc::new(AtomicBool::new(false));
             let (opened, runs) = (Arc::clone(&gate), Arc::clone(&ran));
             let queued = stream
@@ -776,7 +778,7 @@ fn work_behind_a_fault_is_discarded_whenever_the_fault_is_taken() {
 }
 
 #[test]
-fn a_stream_that_is_to_go_on_goes_on_behind_a_panic() {
+fn stream_with_continue_on_error_continues_after_a_panic() {
     let stream = HostStream::new("goes on").unwrap();
     stream.continue_on_error(true);
     let ran = Arc::new(AtomicBool::new(false));
@@ -802,12 +804,12 @@ fn a_stream_that_is_to_go_on_goes_on_behind_a_panic() {
 }
 
 #[test]
-fn an_event_wait_reports_the_failure_of_the_record_that_it_began_with() {
+fn event_wait_reports_the_failure_of_its_first_record() {
     let (failing, other) = (
         HostStream::new("failing").unwrap(),
         HostStream::new("other").unwrap(),
     );
-    // Records the event behind a failure, and anew while a thread waits for it: what the thread's wait returns.
+    // Records the event behind a failure, and again while a thread waits for it. Returns the result of the thread's wait.
     let wait_across_records = |event: &Event, head_start: Duration| {
         let gate = Arc::new(AtomicBool::new(false));
         let opened = Arc::clone(&gate);
@@ -849,7 +851,7 @@ fn an_event_wait_reports_the_failure_of_the_record_that_it_began_with() {
 }
 
 #[test]
-fn events_behind_a_fault_tell_its_cause_whenever_it_is_taken() {
+fn events_behind_a_fault_report_its_cause_after_take_fault() {
     let stream = HostStream::new("causes").unwrap();
     for _ in 0..20 {
         let gate = Arc::new(AtomicBool::new(false));
@@ -879,8 +881,8 @@ fn events_behind_a_fault_tell_its_cause_whenever_it_is_taken() {
     }
 }
 
-/// The stream has reported a failure, and has not come to the record that it will discard. A wait of the same stream for that record is as one of
-/// another stream.
+/// The stream has reported a failure and has not reached the record, which it will discard. Its own wait for that record fails like a wait of another
+/// stream.
 #[test]
 fn a_stream_that_waits_for_its_own_discarded_record_fails() {
     struct Held(mpsc::Receiver<()>);
@@ -893,7 +895,7 @@ fn a_stream_that_waits_for_its_own_discarded_record_fails() {
     let (let_go, held) = mpsc::channel();
     let held = Held(held);
     let event = Event::new();
-    // Queued together, before anybody can report the panic.
+    // Queued together, before a call can report the panic.
     let (begin, begun) = mpsc::channel();
     stream
         .launch(move || {
@@ -921,7 +923,7 @@ fn a_stream_that_waits_for_its_own_discarded_record_fails() {
 }
 
 #[test]
-fn work_that_would_wait_for_itself_is_refused() {
+fn calls_inside_a_kernel_that_would_deadlock_are_refused() {
     let stream = HostStream::with_capacity("self", 2).unwrap();
     let (report, results) = mpsc::channel();
     let inside = stream.clone();
@@ -950,7 +952,7 @@ fn work_that_would_wait_for_itself_is_refused() {
     stream.synchronize(PATIENCE).unwrap();
 }
 
-/// The time between one mark and the next where that was shortest: in the others the machine may have had more to do.
+/// The shortest time between two marks: for the others the machine may have been busy.
 fn shortest(marks: &Mutex<Vec<Instant>>) -> Duration {
     let marks = marks.lock().unwrap();
     let rounds = marks.windows(2).map(|pair| pair[1] - pair[0]);
@@ -964,7 +966,7 @@ fn mark(stream: &HostStream, marks: &Arc<Mutex<Vec<Instant>>>) {
         .unwrap();
 }
 
-/// The time from one stream to the next where that was shortest.
+/// The shortest time from one stream to the next.
 fn hop_by_polls(streams: &[HostStream], rounds: u32) -> Duration {
     let marks = Arc::default();
     let words = Words::new();
@@ -1008,12 +1010,12 @@ fn hop_by_events(streams: &[HostStream], rounds: u32) -> Duration {
 }
 
 #[test]
-fn more_waiting_streams_than_cores_hand_on_quickly() {
+fn more_waiting_streams_than_cores_have_low_latency() {
     const ROUNDS: u32 = 50;
     let streams: Vec<_> = (0..6)
         .map(|index| HostStream::new(format!("ring{index}")).unwrap())
         .collect();
-    // A machine that is busy for all of one time may make every round of it slow.
+    // A busy machine may make every round of one measurement slow.
     let quick = |way: &str, hop: &dyn Fn() -> Duration| {
         let is_quick = (0..5).any(|_| {
             let per_hop = hop();

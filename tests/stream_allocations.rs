@@ -1,4 +1,4 @@
-//! Queueing programs, small kernels and events on a host stream allocates nothing: a counting allocator is the witness.
+//! Queueing programs, small kernels and events on a host stream allocates no memory, as a counting allocator shows.
 #![allow(unsafe_code)] // an allocator that counts, and an `Owner` over a word of its own
 #![cfg(not(loom))]
 
@@ -113,8 +113,8 @@ fn submit_and_execute_allocate_nothing() {
         let everywhere = EVERYWHERE.load(Ordering::Relaxed) - everywhere;
         (HERE.get() - here, everywhere)
     };
-    // The first sleep of a thread makes its handle, and the harness writes down that the test has begun: whenever these threads get a
-    // processor. There is an end to that.
+    // The first sleep of a thread allocates its handle, and the harness records the start of the test, whenever these threads are scheduled. So one
+    // repetition without allocations is enough.
     let counts: Vec<_> = (0..REPEATS).map(|_| allocated()).collect();
     assert!(
         counts.contains(&(0, 0)),

@@ -1,4 +1,4 @@
-//! What tickets tell of operations that are over, taken back, or of an earlier life of their endpoint; and what dropped operations leave.
+//! Statuses of tickets of operations that are final, rolled back, or from before a reset; and the effects of dropped operations.
 #![cfg(all(feature = "softcx", not(loom)))]
 
 mod rig;
@@ -26,10 +26,10 @@ fn held(stream: &rig::Stream) -> Arc<AtomicBool> {
 }
 
 #[test]
-fn after_a_reset_tickets_tell_how_it_was() {
+fn tickets_keep_their_status_after_reset() {
     let device = device();
-    // Nothing is queued behind a failure.
-    if has_no_queue(&device, "after_a_reset_tickets_tell_how_it_was") {
+    // Work behind a failure is not queued there.
+    if has_no_queue(&device, "tickets_keep_their_status_after_reset") {
         return;
     }
     let mut pair = Pair::new(&device, &small());
@@ -37,7 +37,7 @@ fn after_a_reset_tickets_tell_how_it_was() {
     let stream = rig::stream("s");
     let slice = [region.slice(0, 64).unwrap()];
     let remote = region.remote();
-    // Until all is queued: nothing is taken behind a failure.
+    // The stream is held until all is queued: calls are refused after a failure.
     let queued = held(&stream);
     let good = pair
         .a
@@ -72,7 +72,7 @@ fn after_a_reset_tickets_tell_how_it_was() {
             .all(|status| matches!(status, Status::Failed(_))),
         "{before:?}"
     );
-    // A stream of the host discards it; a GPU rings a queue pair in error.
+    // A host stream discards it; a GPU rings a queue pair in the error state.
     assert!(
         matches!(
             before[4],
@@ -88,7 +88,7 @@ fn after_a_reset_tickets_tell_how_it_was() {
 }
 
 #[test]
-fn a_ticket_taken_before_a_reset_stays_one_of_its_own_life() {
+fn operation_prepared_before_a_reset_is_stale_after_it() {
     let mut pair = Pair::new(&device(), &small());
     let region = pair.region(4096);
     let slices = [region.slice(0, 8).unwrap()];
@@ -119,7 +119,7 @@ fn a_ticket_taken_before_a_reset_stays_one_of_its_own_life() {
 }
 
 #[test]
-fn dropped_sends_leave_room_and_no_completion() {
+fn dropped_sends_free_their_slots_and_leave_no_completion() {
     for blueflame in [false, true] {
         let mut pair = Pair::new(&device(), &small().blueflame(blueflame));
         for _ in 0..20 {
@@ -143,7 +143,7 @@ fn dropped_sends_leave_room_and_no_completion() {
             assert_eq!(next.ticket().status(), Status::Prepared);
             pair.a.rollback(next);
         }
-        // One in the middle becomes a no-operation; the one behind it goes out.
+        // A dropped send in the middle becomes a no-operation; the one behind it is transmitted.
         let stream = rig::stream("s");
         let region = pair.region(4096);
         for round in 0..20u8 {
@@ -170,7 +170,7 @@ fn dropped_sends_leave_room_and_no_completion() {
 }
 
 #[test]
-fn what_is_taken_back_is_not_waited_for_and_its_wait_goes_to_the_next() {
+fn rolled_back_send_leaves_its_wait_to_the_next_send() {
     let mut pair = Pair::new(&device(), &small());
     let send = pair.a.prepare_send(&Work::nop()).unwrap();
     let wait = pair.a.prepare_wait_cq(QueueKind::Send).unwrap();
@@ -191,7 +191,7 @@ fn what_is_taken_back_is_not_waited_for_and_its_wait_goes_to_the_next() {
     let waited = stream_post(&stream, wait).unwrap();
     stream.synchronize(SOON).unwrap();
     assert_eq!(waited.status(), Status::Complete);
-    // A wait that is taken back leaves its completion, also when that is there already.
+    // A wait that is rolled back leaves its completion, even if that has arrived already.
     for _ in 0..200 {
         pair.a.post_send(&Work::nop().wr_id(9)).unwrap();
         let wait = pair.a.prepare_wait_cq(QueueKind::Send).unwrap();
@@ -203,11 +203,11 @@ fn what_is_taken_back_is_not_waited_for_and_its_wait_goes_to_the_next() {
 }
 
 #[test]
-fn a_send_and_its_wait_that_are_dropped_leave_nothing_to_be_waited_for() {
+fn dropped_send_and_wait_leave_nothing_to_wait_for() {
     let mut pair = Pair::new(&device(), &small());
     let stream = rig::stream("s");
     for round in 0..20u64 {
-        // In the order in which a list drops them, and in the other one.
+        // In the order in which a list drops them, and in reverse order.
         let mut dropped = Vec::new();
         for _ in 0..2 {
             dropped.push(pair.a.prepare_send(&Work::nop()).unwrap());
@@ -231,7 +231,7 @@ fn a_send_and_its_wait_that_are_dropped_leave_nothing_to_be_waited_for() {
 }
 
 #[test]
-fn polls_behind_a_wait_of_a_stream_know_their_work_request() {
+fn polls_behind_a_stream_wait_return_their_own_wr_id() {
     let mut pair = Pair::new(&device(), &small().send_depth(64));
     let stream = rig::stream("s");
     for round in 0..3000u64 {
@@ -271,9 +271,9 @@ fn words_of_a_deregistered_region_are_refused() {
     }
 }
 
-/// An operation that another thread gives to a stream belongs to the life that it was prepared in, or is refused.
+/// An operation that another thread posts belongs to the generation that it was prepared in, or is refused.
 #[test]
-fn a_reset_and_a_post_in_another_thread_exclude_each_other() {
+fn reset_and_concurrent_post_exclude_each_other() {
     use doorbell::{Access, Device, Endpoint, EndpointConfig, Executor, QueueKind, Region};
     use doorbell::{Work, stream_post};
     let domain = Device::open("softcx").unwrap().protection_domain();
@@ -305,9 +305,9 @@ fn a_reset_and_a_post_in_another_thread_exclude_each_other() {
     }
 }
 
-/// A reset that comes before any thread has looked at the completions: the completions of the ended generation determine its statuses.
+/// A reset before any thread has polled the completions: the completions of the ended generation determine its statuses.
 #[test]
-fn what_completed_before_a_reset_is_told_as_that_behind_it() {
+fn completions_before_a_reset_set_the_statuses_after_it() {
     let mut pair = Pair::new(&device(), &small());
     let region = pair.region(4096);
     let remote = region.remote();
@@ -325,7 +325,7 @@ fn what_completed_before_a_reset_is_told_as_that_behind_it() {
             .a
             .stream_queue_write(&stream, &slice, RemoteSlice::at(addr.addr(), rkey))
             .unwrap();
-        // It may have failed before it could be waited for.
+        // The send may have failed before the wait could be queued.
         let wait = pair.a.stream_wait_cq(&stream, QueueKind::Send);
         let synchronized = stream.synchronize(SOON);
         pair.reset();
@@ -349,15 +349,12 @@ fn what_completed_before_a_reset_is_told_as_that_behind_it() {
     }
 }
 
-/// A wait whose completion is there when its endpoint fails, on a stream that has not come to it: it is not over before the stream is through
-/// it, and then it is as it was.
+/// A wait whose completion has arrived when its endpoint fails, on a stream that has not reached the wait: it becomes final only when the stream has
+/// executed it, and is then complete.
 #[test]
-fn a_wait_is_not_over_before_its_stream_is_through_it() {
+fn wait_is_not_final_before_its_stream_passes_it() {
     let device = device();
-    if has_no_queue(
-        &device,
-        "a_wait_is_not_over_before_its_stream_is_through_it",
-    ) {
+    if has_no_queue(&device, "wait_is_not_final_before_its_stream_passes_it") {
         return;
     }
     let mut pair = Pair::new(&device, &small());
@@ -370,7 +367,7 @@ fn a_wait_is_not_over_before_its_stream_is_through_it() {
     let wait = pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
     pair.a.abort();
     assert_eq!(pair.a.failure().unwrap().cause, Cause::Aborted);
-    // Until the watchdog has done what it does then, and a while longer.
+    // Longer than the watchdog takes to process the failure.
     for _ in 0..20 {
         assert_eq!(wait.status(), Status::Queued);
         std::thread::sleep(Duration::from_millis(1));
@@ -385,7 +382,7 @@ fn a_wait_is_not_over_before_its_stream_is_through_it() {
 
 /// What completed before a failure is polled before the failure is reported, whichever thread has found the two.
 #[test]
-fn completions_come_before_the_failure() {
+fn completions_are_polled_before_the_failure() {
     let mut pair = Pair::new(&device(), &small());
     let region = pair.region(4096);
     let remote = region.remote();
@@ -415,7 +412,7 @@ fn completions_come_before_the_failure() {
 
 /// A final status stays as it was reported: the device no longer works on the request.
 #[test]
-fn what_an_abort_has_ended_stays_so() {
+fn final_statuses_after_an_abort_do_not_change() {
     const LEN: u64 = 64 << 10;
     const WRITES: u64 = 8;
     let config = EndpointConfig::default().send_depth(WRITES as u32);

@@ -75,7 +75,7 @@ impl End {
         self.channel.barrier(WAIT).unwrap();
     }
 
-    /// Byte `at` of what the child, or the parent, has in that round.
+    /// Byte `at` of the data of the child or the parent in that round.
     fn pattern(of_child: bool, round: u8, at: u64) -> u8 {
         (at as u8).wrapping_mul(13)
             ^ (at >> 8) as u8
@@ -147,7 +147,7 @@ impl End {
         for number in 4..7 {
             match self.endpoint.wait_cq(QueueKind::Send, SOON) {
                 Ok(completion) => assert_eq!(completion.wr_id, number),
-                // Of several errors the endpoint knows the first.
+                // The endpoint keeps the first of several errors.
                 Err(error) => panic!("{error}, first {:?}", self.endpoint.failure()),
             }
         }
@@ -191,7 +191,7 @@ enum Busy {
     Sending,
 }
 
-/// The other process: only with the address in its environment is it one, else the test harness has come by.
+/// The other process: does nothing without the address in its environment, as when the test harness runs it.
 #[test]
 fn peer() {
     let Ok(address) = std::env::var(ADDRESS) else {
@@ -203,7 +203,7 @@ fn peer() {
         let command = end.channel.receive(WAIT).unwrap();
         match command[..] {
             [b'x', round] => end.exercise(round),
-            // To be killed: idle, or in the middle of an endless row of writes to the parent.
+            // About to be killed: idle, or in the middle of endless writes to the parent.
             [b'i'] => std::thread::sleep(WAIT),
             [b's'] => loop {
                 let data = [end.region.slice(OWN, LONG).unwrap()];
@@ -224,7 +224,7 @@ fn peer() {
     }
 }
 
-/// A child process that is gone, at the latest, with the test.
+/// A child process that is killed when the test ends.
 struct Peer(Child);
 
 impl Peer {
@@ -249,7 +249,7 @@ impl Drop for Peer {
 }
 
 #[test]
-fn every_operation_both_ways_between_two_processes() {
+fn every_operation_works_both_ways_between_two_processes() {
     let _limit = Limit::new("two processes", Duration::from_secs(170));
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let mut peer = Peer::spawn(&listener);
@@ -262,9 +262,9 @@ fn every_operation_both_ways_between_two_processes() {
     assert!(peer.0.wait().unwrap().success());
 }
 
-/// One endpoint of this process goes through one peer after the other, each killed at another moment of another transfer.
+/// One endpoint connects to one peer after the other, each killed at a different moment of a transfer.
 #[test]
-fn peers_that_are_killed_are_errors_in_time_and_the_next_peer_works() {
+fn killed_peers_are_reported_in_time_and_the_next_peer_works() {
     let limit = Limit::new("killed peers", Duration::from_secs(60));
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let mut mine: Option<End> = None;
@@ -291,7 +291,7 @@ fn peers_that_are_killed_are_errors_in_time_and_the_next_peer_works() {
         let command: &[u8] = if busy == Busy::Sending { b"s" } else { b"i" };
         end.channel.send(command, WAIT).unwrap();
 
-        // Long writes to the peer, queued on the stream without an end, while it is killed.
+        // Long writes to the peer, queued endlessly on the stream while the peer is killed.
         let killer = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_micros(500 + u64::from(round) * 1700));
             drop(peer);
@@ -334,7 +334,7 @@ fn peers_that_are_killed_are_errors_in_time_and_the_next_peer_works() {
             "{failure}"
         );
         assert!(failure.wr_id.is_some());
-        // The retries take 1.07 s; the rest is a busy machine's.
+        // The retries take 1.07 s; the rest allows for a busy machine.
         assert!(late < Duration::from_secs(30), "known after {late:?}");
         match end.stream.synchronize(SOON) {
             Ok(()) | Err(Error::Asynchronous { .. }) => {}
@@ -347,7 +347,7 @@ fn peers_that_are_killed_are_errors_in_time_and_the_next_peer_works() {
             matches!(last, Status::Failed(_) | Status::Discarded),
             "{last:?}"
         );
-        // The channel knows, too.
+        // The channel reports it, too.
         assert!(matches!(
             end.channel.receive(Duration::from_secs(20)),
             Err(Error::State { .. } | Error::System { .. })
@@ -355,7 +355,7 @@ fn peers_that_are_killed_are_errors_in_time_and_the_next_peer_works() {
     }
 }
 
-/// The signal, and the wait until the kernel has done it.
+/// Sends the signal, and waits until the process has stopped.
 fn stop(peer: &Peer) {
     let id = peer.0.id();
     let status = Command::new("kill")
@@ -374,10 +374,10 @@ fn stop(peer: &Peer) {
     }
 }
 
-/// No call waits for a process that is stopped beyond its own deadline, at whatever moment of a transfer it was stopped.
+/// No call blocks beyond its own deadline for a stopped process, at whatever moment of a transfer it was stopped.
 #[test]
-fn a_stopped_peer_delays_no_call_beyond_its_deadline() {
-    /// A second would do. Without an end, a call that waits for the peer would wait until the peer goes on.
+fn stopped_peer_blocks_no_call_beyond_its_deadline() {
+    /// A second is enough. Without a limit, a call that waits for the peer would block until the peer continues.
     const HELD_UP: Duration = Duration::from_secs(25);
     let limit = Limit::new("stopped peers", WAIT);
     let listener = Listener::bind("127.0.0.1:0").unwrap();
@@ -434,7 +434,7 @@ fn a_stopped_peer_delays_no_call_beyond_its_deadline() {
     }
 }
 
-/// A process that waits to receive from a killed peer is not told of the peer's end: the deadline ends the wait.
+/// A process that waits to receive from a killed peer gets no error from the device: the deadline ends the wait.
 #[test]
 fn a_receive_from_a_killed_peer_ends_by_its_deadline() {
     let _limit = Limit::new("receive from a killed peer", Duration::from_secs(60));
@@ -465,7 +465,7 @@ fn a_receive_from_a_killed_peer_ends_by_its_deadline() {
     assert_eq!(failure.cause, Cause::Deadline(timeout));
     assert_eq!(receive.status(), Status::Failed(failure));
     assert_eq!(wait.status(), Status::Failed(failure));
-    // Gone for good: its address leads nowhere. The next peer works.
+    // The killed peer's address is invalid. The next peer works.
     let peer = Peer::spawn(&listener);
     end.channel = listener.accept(WAIT).unwrap();
     end.endpoint.reset().unwrap();

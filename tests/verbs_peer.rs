@@ -34,8 +34,8 @@ struct Peer {
 }
 
 impl Peer {
-    /// The next line that it prints.
-    fn hear(&mut self) -> String {
+    /// The next line that the peer prints.
+    fn read_line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
@@ -43,7 +43,7 @@ impl Peer {
 
     fn ask(&mut self, line: &str) -> String {
         writeln!(self.input, "{line}").unwrap();
-        self.hear()
+        self.read_line()
     }
 }
 
@@ -54,7 +54,7 @@ impl Drop for Peer {
     }
 }
 
-/// What the peer, or the endpoint, has in its source area.
+/// The contents of the source area of the peer or the endpoint.
 fn pattern(of_peer: bool) -> Vec<u8> {
     (0..LENGTH as u32)
         .map(|at| (at * 13 + (at >> 8) + if of_peer { 0x5a } else { 0 }) as u8)
@@ -82,7 +82,7 @@ fn a_libibverbs_program_talks_to_an_endpoint() {
         output: BufReader::new(child.stdout.take().unwrap()),
         child,
     };
-    let line = peer.hear();
+    let line = peer.read_line();
     let words: Vec<&str> = line.split(' ').collect();
     assert_eq!((words.len(), words[0]), (4, "address"), "{line}");
     let address: Address = words[1].parse().unwrap();

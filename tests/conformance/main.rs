@@ -29,7 +29,7 @@ pub(crate) struct Rig {
     pub driver: fn() -> Box<dyn Driver>,
 }
 
-/// How operations get to a device. What is given is carried out in order; [`Driver::settle`] returns when all of it is.
+/// How operations get to a device. They are executed in order; [`Driver::settle`] returns when all of them are.
 pub(crate) trait Driver {
     fn send(&mut self, endpoint: &mut Endpoint, work: &Work<'_>) -> Ticket;
     fn recv(&mut self, endpoint: &mut Endpoint, wr_id: u64, slices: &[Slice<'_>]) -> Ticket;

@@ -1,4 +1,4 @@
-//! What comes before what: many endpoints in a batch, several streams, words as signals, events.
+//! Order of operations: many endpoints in a batch, several streams, words as signals, events.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +15,7 @@ use crate::rig::{
 };
 use crate::{STEP, rigs};
 
-/// Streams to run the orders on: every kind that there is.
+/// The streams to run on: every kind.
 fn streams(count: usize) -> Vec<Box<dyn Executor>> {
     (0..count)
         .map(|_| Box::new(crate::rig::stream("order")) as Box<dyn Executor>)
@@ -23,7 +23,7 @@ fn streams(count: usize) -> Vec<Box<dyn Executor>> {
 }
 
 #[test]
-fn a_batch_over_many_endpoints_is_carried_out_whole() {
+fn batch_over_many_endpoints_is_executed_completely() {
     const PAIRS: usize = 24;
     let _limit = Limit::new("batch", STEP);
     let device = device();
@@ -66,9 +66,9 @@ fn a_batch_over_many_endpoints_is_carried_out_whole() {
 }
 
 #[test]
-fn a_batch_that_is_refused_changes_nothing() {
+fn refused_batch_changes_nothing() {
     let device = device();
-    if has_no_queue(&device, "a_batch_that_is_refused_changes_nothing") {
+    if has_no_queue(&device, "refused_batch_changes_nothing") {
         return;
     }
     let short = HostStream::with_capacity("short", 4).unwrap();
@@ -94,7 +94,7 @@ fn a_batch_that_is_refused_changes_nothing() {
         ));
         assert_eq!(list.len(), 6);
         assert!(tickets.iter().all(|t| t.status() == Status::Prepared));
-        // Out of turn: nothing of it is given either.
+        // Out of order: nothing of the batch is posted either.
         list.swap(1, 2);
         let refused = stream_post_all(&short, &mut list);
         assert!(matches!(
@@ -158,12 +158,12 @@ fn several_streams_on_one_endpoint_keep_the_order_of_the_posts() {
     }
 }
 
-/// A stream that is held back holds back what was posted behind it on others, and nothing overtakes.
+/// A blocked stream blocks later posts of the same endpoint on other streams; no post overtakes.
 #[test]
-fn a_post_behind_a_stream_that_waits_waits_too() {
+fn post_behind_a_blocked_stream_waits() {
     let _limit = Limit::new("behind", STEP);
     let device = device();
-    if has_no_queue(&device, "a_post_behind_a_stream_that_waits_waits_too") {
+    if has_no_queue(&device, "post_behind_a_blocked_stream_waits") {
         return;
     }
     let streams = streams(2);
@@ -230,12 +230,15 @@ fn a_post_behind_a_stream_that_waits_waits_too() {
     }
 }
 
-/// A program has room for a copy of a long work request to the doorbell register *and* for the wait for another stream.
+/// A program has room for both a copy of a long work request to the doorbell register and the wait for another stream.
 #[test]
-fn a_work_request_of_any_length_waits_for_its_turn() {
+fn work_requests_of_every_length_wait_for_another_stream() {
     let _limit = Limit::new("lengths behind a turn", STEP);
     let device = device();
-    if has_no_queue(&device, "a_work_request_of_any_length_waits_for_its_turn") {
+    if has_no_queue(
+        &device,
+        "work_requests_of_every_length_wait_for_another_stream",
+    ) {
         return;
     }
     let streams = streams(2);
@@ -266,12 +269,12 @@ fn a_work_request_of_any_length_waits_for_its_turn() {
     }
 }
 
-/// Two streams wait for their turn, and one of them has it: the other one's time goes on.
+/// Two streams wait for their turn at one endpoint. When one of them gets its turn, the deadline of the other keeps running.
 #[test]
-fn a_wait_for_a_turn_that_does_not_come_ends_whoever_else_had_one() {
+fn turn_wait_times_out_even_if_another_stream_gets_its_turn() {
     let _limit = Limit::new("turns", STEP);
     let device = device();
-    let test = "a_wait_for_a_turn_that_does_not_come_ends_whoever_else_had_one";
+    let test = "turn_wait_times_out_even_if_another_stream_gets_its_turn";
     if has_no_queue(&device, test) {
         return;
     }
@@ -280,7 +283,7 @@ fn a_wait_for_a_turn_that_does_not_come_ends_whoever_else_had_one() {
     let config = EndpointConfig::default().wait_timeout(Some(timeout));
     let mut pair = Pair::new(&device, &config);
     let region = pair.region(4096);
-    // What the first and the third stream do first, which takes as long as the test wants it to.
+    // The first and the third stream are blocked until the test stores to their words.
     for (stream, at) in [(0, 0), (2, 64)] {
         let long = Condition::GreaterOrEqual(1);
         stream_wait_value32(&*streams[stream], &region, at, long, SOON).unwrap();
@@ -289,7 +292,7 @@ fn a_wait_for_a_turn_that_does_not_come_ends_whoever_else_had_one() {
             pair.a.stream_queue_send(&*streams[stream], &nop).unwrap();
         }
     }
-    // Both are in their waits, unless the machine is very busy.
+    // Both have reached their waits, unless the machine is very busy.
     std::thread::sleep(timeout / 10);
     region.store_u32(0, 1).unwrap();
     streams[1].synchronize(SOON).unwrap();
@@ -302,13 +305,13 @@ fn a_wait_for_a_turn_that_does_not_come_ends_whoever_else_had_one() {
     assert_eq!(cause, Some(Cause::Deadline(timeout)));
     region.store_u32(64, 1).unwrap();
     for stream in &streams {
-        // Of the fourth the wait was given up.
+        // The wait of the fourth stream failed.
         let _ = stream.synchronize(SOON);
     }
 }
 
 #[test]
-fn words_are_signals_between_streams_peers_and_the_cpu() {
+fn words_signal_between_streams_peers_and_cpu() {
     let _limit = Limit::new("words", STEP);
     let device = device();
     let streams = streams(2);
@@ -368,10 +371,10 @@ fn words_are_signals_between_streams_peers_and_the_cpu() {
 /// A write of a few bytes announces a write before it. A reader that finds the announcement also finds the other, in whatever order the
 /// network places them.
 #[test]
-fn an_ordered_write_is_a_signal_of_what_was_written_before_it() {
+fn ordered_write_becomes_visible_after_earlier_writes() {
     let _limit = Limit::new("signal", STEP);
     let device = device();
-    // A device of this process; of others the environment says so.
+    // Sets the faults of a device of this process; for others the environment sets them.
     let faults = Faults {
         late_writes_ns: 100_000,
         ..Faults::default()
@@ -406,9 +409,9 @@ fn an_ordered_write_is_a_signal_of_what_was_written_before_it() {
     }
 }
 
-/// Nobody calls the library after the posts: the write and its signal go out all the same.
+/// The write and its signal are transmitted without a further call into the library.
 #[test]
-fn an_ordered_write_that_was_posted_needs_no_further_call() {
+fn posted_ordered_write_needs_no_further_call() {
     let _limit = Limit::new("ordered post", STEP);
     let device = device();
     let mut pair = Pair::new(&device, &EndpointConfig::default());
@@ -432,10 +435,10 @@ fn an_ordered_write_that_was_posted_needs_no_further_call() {
 
 /// kernel, send, wait, kernel on one stream: the kernel before is seen by the peer, the kernel after sees the transfer.
 #[test]
-fn kernels_and_transfers_of_a_stream_see_each_other() {
+fn kernels_and_transfers_of_a_stream_run_in_order() {
     let _limit = Limit::new("kernels", STEP);
     let device = device();
-    if has_no_queue(&device, "kernels_and_transfers_of_a_stream_see_each_other") {
+    if has_no_queue(&device, "kernels_and_transfers_of_a_stream_run_in_order") {
         return;
     }
     let (here, there) = (crate::rig::stream("here"), crate::rig::stream("there"));
@@ -462,7 +465,7 @@ fn kernels_and_transfers_of_a_stream_see_each_other() {
                 }
             })
             .unwrap();
-        // The next round may not begin to fill before this one is checked.
+        // The next round must not begin to fill before this one is checked.
         let done = Event::new();
         there.record(&done).unwrap();
         here.wait_event(&done).unwrap();
@@ -478,7 +481,7 @@ fn kernels_and_transfers_of_a_stream_see_each_other() {
 
 /// An event stands for a transfer: host threads and other streams that wait for it find the bytes.
 #[test]
-fn events_stand_for_transfers_in_any_order_of_waiting() {
+fn events_order_transfers_across_streams() {
     let limit = Limit::new("events", STEP);
     let device = device();
     let mut random = Random(11);
@@ -522,9 +525,10 @@ fn events_stand_for_transfers_in_any_order_of_waiting() {
     }
 }
 
-/// A receive is the device's when the call that posts it returns, whatever else is going on at its endpoint: the peer sends at once, and once.
+/// A receive is available to the device when the call that posts it returns, whatever else its endpoint does: the peer sends at once, and without RNR
+/// retries.
 #[test]
-fn a_posted_receive_is_there_for_the_first_attempt() {
+fn posted_receive_is_ready_for_the_first_attempt() {
     let limit = Limit::new("posted receives", STEP);
     let config = EndpointConfig::default().rnr_retry(0);
     for rig in rigs() {
@@ -535,13 +539,13 @@ fn a_posted_receive_is_there_for_the_first_attempt() {
         let region = pair.region(8);
         for round in 0..from_env("DOORBELL_RECEIVES", 3_000) {
             limit.step(round, STEP);
-            // On some paths a thread looks after the endpoint while it has work. The rounds are to meet that thread at every point of a look.
+            // On some paths a thread serves the endpoint while it has work. The rounds are to coincide with every step of that thread.
             if round % 8 == 0 {
                 driver.send(&mut pair.b, &Work::nop());
                 driver.wait(&mut pair.b, QueueKind::Send);
             }
             let into = [region.slice(0, 8).unwrap()];
-            // On the sync path what is queued is posted in the call, too.
+            // On the sync path queueing a receive also posts it within the call.
             let receive = if is_sync && round % 2 == 0 {
                 driver.recv(&mut pair.b, round, &into)
             } else {

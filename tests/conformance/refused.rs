@@ -1,4 +1,4 @@
-//! A work request that the device refuses: it fails by its number, and nothing that was posted before it does.
+//! A work request that the peer refuses: the failure names it by its `wr_id`, and work posted before it completes.
 
 use std::time::{Duration, Instant};
 
@@ -9,27 +9,27 @@ use doorbell::{
 use crate::rig::{Limit, Pair, SOON, has_atomics};
 use crate::{STEP, rigs};
 
-/// Until it is over: the failure of the endpoint that it belongs to is found by the watchdog, or by the loop's own look.
+/// Waits until the ticket is final: the failure of its endpoint is found by the watchdog or by the poll in this loop.
 fn settled(pair: &mut Pair, ticket: &Ticket) -> Status {
     let deadline = Instant::now() + SOON.unwrap();
     while !ticket.is_over() && Instant::now() < deadline {
-        // A thread that looks for completions lets the device work.
+        // Polling lets the device make progress.
         let _ = pair.a.poll_cq(QueueKind::Send);
         std::thread::sleep(Duration::from_micros(100));
     }
     ticket.status()
 }
 
-/// An atomic of a key that the peer's device does not know. A misaligned one, which devices answer in their own ways, does not get past the post.
+/// An atomic with a key that the peer's device does not know. A misaligned atomic, to which devices respond differently, is refused by the post.
 #[test]
-fn a_refused_atomic_fails_by_its_number_and_nothing_before_it_does() {
+fn refused_atomic_fails_and_earlier_work_completes() {
     const REFUSED: u64 = 77;
     const PIECE: u64 = 4 << 10;
     const MOST: u64 = 12;
     let limit = Limit::new("refused", STEP);
     for rig in rigs() {
         let device = (rig.open)();
-        if !has_atomics(&device, "a_refused_atomic_fails_by_its_number") {
+        if !has_atomics(&device, "refused_atomic_fails_and_earlier_work_completes") {
             return;
         }
         let mut driver = (rig.driver)();
@@ -46,7 +46,7 @@ fn a_refused_atomic_fails_by_its_number_and_nothing_before_it_does() {
             region.fill(PIECE, MOST * PIECE, 0xff).unwrap();
             let data = [region.slice(0, PIECE).unwrap()];
             let mut tickets = Vec::new();
-            // Every other time nothing gets done before the atomic is refused: a message that is not received yet comes first.
+            // In every other round nothing completes before the test posts a receive: a send without one comes first.
             let waits = round % 2 == 1;
             if waits {
                 tickets.push(driver.send(&mut pair.a, &Work::send(&data).signaled(round > 2)));

@@ -100,7 +100,7 @@ impl Op {
 struct Image {
     region: Region,
     bytes: Vec<u8>,
-    /// How much of it the present case looks at.
+    /// How many bytes the current case checks.
     used: usize,
 }
 
@@ -127,7 +127,7 @@ impl Image {
         scratch.resize(self.used, 0);
         self.region.read(0, scratch).unwrap();
         let expected = &self.bytes[..self.used];
-        // Whole first: byte by byte took half of the suite's time.
+        // Compared as a whole first: byte by byte took half of the suite's time.
         if scratch[..] != *expected {
             let mut pairs = scratch.iter().zip(expected);
             let wrong = pairs.position(|(got, expected)| got != expected);
@@ -220,7 +220,7 @@ impl Bench<'_> {
         self.there.begin(span, &mut self.random);
         let imm = self.random.next() as u32;
         let near = pieces(len, slices, false);
-        // The peer's end is cut otherwise; where the peer names memory by address, it is one piece.
+        // The peer's side is split differently; remote memory of a write or read is one piece.
         let far = if op.is_send() {
             pieces(len, slices, true)
         } else {
@@ -261,7 +261,7 @@ impl Bench<'_> {
         let a = &mut self.pair.a;
         let ticket = self.driver.send(a, &work);
         if !signaled {
-            // Known to be done when a later one is.
+            // An unsignaled request is known to be done when a later one is.
             self.driver.send(a, &Work::nop());
         }
         self.driver.wait(a, QueueKind::Send);
@@ -336,7 +336,7 @@ fn every_operation_moves_its_bytes_and_no_others() {
 }
 
 #[test]
-fn operations_of_no_slices_at_all_move_nothing() {
+fn operations_without_slices_move_nothing() {
     for rig in rigs() {
         let mut pair = Pair::new(&(rig.open)(), &EndpointConfig::default());
         let mut driver = (rig.driver)();
@@ -345,7 +345,7 @@ fn operations_of_no_slices_at_all_move_nothing() {
         for work in [
             Work::write(&[], RemoteSlice::at(addr, rkey)),
             Work::read(&[], RemoteSlice::at(addr, rkey)),
-            // Nothing is touched, so no key is looked at.
+            // No memory is accessed, so no key is checked.
             Work::write(&[], RemoteSlice::at(0, 0)),
             Work::read(&[], RemoteSlice::at(0, 0)),
         ] {
@@ -362,12 +362,12 @@ fn operations_of_no_slices_at_all_move_nothing() {
     }
 }
 
-/// A receive may be longer than what comes: the rest is left alone. Rights that an operation does not need are not asked for.
+/// A receive may be longer than its message: the rest of its memory stays unchanged. Each region has only the access rights that its operation needs.
 #[test]
-fn short_messages_leave_the_rest_and_rights_are_the_least() {
+fn short_messages_and_minimal_access_rights_work() {
     for rig in rigs() {
         let device = (rig.open)();
-        let atomics = has_atomics(&device, "short_messages_leave_the_rest");
+        let atomics = has_atomics(&device, "short_messages_and_minimal_access_rights_work");
         let mut pair = Pair::new(&device, &EndpointConfig::default());
         let mut driver = (rig.driver)();
         let region = |access| Region::alloc(&pair.domain, 4096, access).unwrap();

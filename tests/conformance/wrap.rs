@@ -1,4 +1,4 @@
-//! Rings that go round: every count in them has fewer bits than operations go through.
+//! Rings that wrap: more operations go through than any count in them has values.
 
 use doorbell::{EndpointConfig, QueueKind, Status, Work};
 
@@ -7,7 +7,7 @@ use crate::{STEP, rigs};
 
 /// Random mixtures of work requests of one to three blocks through rings of every small size.
 #[test]
-fn small_rings_go_round_thousands_of_times() {
+fn small_rings_wrap_thousands_of_times() {
     let limit = Limit::new("small rings", STEP);
     let rounds = from_env("DOORBELL_RINGS", 1200) as u32;
     for rig in rigs() {
@@ -66,7 +66,7 @@ fn small_rings_go_round_thousands_of_times() {
 /// More posts than the doorbell record's 16 bits count, of both queues; and more completions than any ring has.
 #[test]
 fn seventy_thousand_posts_wrap_the_doorbell_record() {
-    // Fewer where a post takes long: then this is no test of the wrap.
+    // Fewer where a post takes long; then the counts do not wrap.
     let posts = from_env("DOORBELL_POSTS", 70_000) as u32;
     const ROUND: u32 = 50;
     let limit = Limit::new("70,000 posts", STEP);

@@ -17,7 +17,8 @@ pub enum Door {
 }
 
 impl Door {
-    /// Both, but for an instrumented build: the library cannot be loaded into programs that are not, and `scripts/test sanitized` sees to it.
+    /// Both, except in an instrumented build: the preload library cannot be loaded into programs that are not instrumented; `scripts/test sanitized`
+    /// tests that.
     pub fn all() -> &'static [Door] {
         if std::env::var_os("DOORBELL_SANITIZER").is_some() {
             return &[Door::Reference];
@@ -58,7 +59,7 @@ fn build_folder() -> PathBuf {
     folder.expect("a test lies in `deps`").to_owned()
 }
 
-/// A product of this build, which the runner of the tests has built before.
+/// A product of this build, which was built before the tests.
 fn product(name: &str, package: &str) -> PathBuf {
     let path = build_folder().join(name);
     assert!(
@@ -96,7 +97,7 @@ pub fn partial(program: &Path) -> PathBuf {
     program.with_extension(format!("{}.part", std::process::id()))
 }
 
-/// A C program of a folder `tests/`, compiled against libibverbs and libmlx5; or none, where they are not installed.
+/// A C program of a folder `tests/`, compiled against libibverbs and libmlx5; or `None`, if they are not installed.
 pub fn verbs_program(test: &str, source: &str) -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let probe = folder.join(format!("{test}.{}.probe.c", std::process::id()));

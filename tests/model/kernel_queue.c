@@ -83,7 +83,7 @@ static uint64_t doorbell_of(uint32_t slot)
 }
 
 /* Waits for the doorbell of a slot, or of one behind it that comes through the same register, and reads the record. */
-static void hear_doorbell(uint32_t slot)
+static void see_doorbell(uint32_t slot)
 {
 	const uint64_t word = __atomic_load_n(&uar[slot & 1], __ATOMIC_RELAXED);
 
@@ -122,7 +122,7 @@ static void submit_nop(const struct doorbell_queue *queue, uint32_t *slot)
 }
 
 #if defined MODEL_submit
-/* Two threads submit at once: however they meet, the NIC is told of both. Nobody else rings a third time. */
+/* Two threads submit at once: in every interleaving the NIC gets doorbells that cover both, and no third one. */
 static void *producer(void *unused)
 {
 	const struct doorbell_queue queue = queue_of(SLOTS, 0);
@@ -147,7 +147,7 @@ int main(void)
 
 #elif defined MODEL_doorbell
 /*
- * The NIC hears the later doorbell: it finds both work requests, the data of both threads, and a record that has them. It is the queue's second lap, so
+ * The NIC receives the later doorbell: it finds both work requests, the data of both threads, and a record that has them. It is the queue's second lap, so
  * that the marks of the first one are there.
  */
 static void *producer(void *unused)
@@ -163,7 +163,7 @@ static void *producer(void *unused)
 static void *nic(void *unused)
 {
 	(void)unused;
-	hear_doorbell(3);
+	see_doorbell(3);
 	fetch(2, 1);
 	fetch(3, 1);
 	REQUIRE(data[0] == 3 && data[1] == 4);
@@ -182,7 +182,7 @@ int main(void)
 }
 
 #elif defined MODEL_lap
-/* A queue of one slot, used again: its next work request is written behind the NIC's look at the one before, whoever has polled. */
+/* A queue of one slot, used again: its next work request is written after the NIC has read the one before, whichever thread has polled. */
 static void *producer(void *unused)
 {
 	const struct doorbell_queue queue = queue_of(1, 0);
@@ -196,7 +196,7 @@ static void *producer(void *unused)
 static void *nic(void *unused)
 {
 	(void)unused;
-	hear_doorbell(0);
+	see_doorbell(0);
 	fetch(0, 0);
 	complete(0, 0);
 	return 0;
@@ -214,7 +214,7 @@ int main(void)
 }
 
 #elif defined MODEL_wait
-/* What the NIC has brought is there for who has waited, whoever has polled. */
+/* Data from the NIC is visible to the waiting thread, whichever thread has polled. */
 static uint64_t brought;
 
 static void *waiter(void *unused)
@@ -245,7 +245,7 @@ int main(void)
 }
 
 #elif defined MODEL_poll
-/* Threads that poll one after another: who finds nothing hands on what the one before has counted. */
+/* Threads that poll one after another: one that finds nothing passes on the count of the one before. */
 static void *poller(void *unused)
 {
 	const struct doorbell_queue queue = queue_of(SLOTS, 0);
@@ -276,7 +276,7 @@ int main(void)
 }
 
 #elif defined MODEL_reuse
-/* A slot is used again by a thread that need not have polled itself; when the NIC hears of it, the place of the completion before is its own again. */
+/* A slot is used again by a thread that need not have polled itself; when the NIC gets its doorbell, the entry of the previous completion is free again. */
 static void *poller(void *unused)
 {
 	const struct doorbell_queue queue = queue_of(1, 0);
@@ -304,7 +304,7 @@ static void *nic(void *unused)
 	(void)unused;
 	fetch(0, 0);
 	complete(0, 0);
-	hear_doorbell(1);
+	see_doorbell(1);
 	fetch(1, 0);
 	REQUIRE(__atomic_load_n(&cq_record, __ATOMIC_RELAXED) == dbl_be32(1));
 	return 0;
@@ -367,7 +367,7 @@ int main(void)
 }
 
 #elif defined MODEL_proxy
-/* The proxy path: a thread of the host finds the mark (src/endpoint/shared/proxy_doorbells.rs), the NIC is told, the host counts, the slot is used again. */
+/* The proxy path: a thread of the host finds the mark (src/endpoint/shared/proxy_doorbells.rs), rings for the NIC, the host counts, the slot is reused. */
 static uint64_t brought;
 
 static void *waiter(void *unused)
@@ -417,7 +417,7 @@ int main(void)
 }
 
 #elif defined MODEL_error
-/* A completion in error: who waits for it hears of it, and what came before it is done for all. */
+/* A completion in error: the wait for it returns the error, and earlier work is complete for all threads. */
 static uint64_t brought;
 
 static void *waiter(void *unused)
@@ -463,7 +463,7 @@ int main(void)
 }
 
 #elif defined MODEL_told
-/* Who hears of a completion in error from another thread that polls finds what the error was. */
+/* A thread that gets a completion in error from another polling thread finds the cause of the error. */
 static void *poller(void *unused)
 {
 	const struct doorbell_queue queue = queue_of(SLOTS, 0);
@@ -498,7 +498,7 @@ int main(void)
 #define ON_PROXY 1
 #endif
 
-/* On either path the host says that the endpoint has failed, after a completion: what was complete before is told as complete, the rest as failed. */
+/* On either path the host says that the endpoint has failed, after a completion: work that was complete before is reported as complete, the rest as failed. */
 static void *waiter(void *unused)
 {
 	const struct doorbell_queue queue = queue_of(SLOTS, ON_PROXY);

@@ -108,7 +108,7 @@ static struct doorbell_trigger wait_for_word(void)
 }
 
 #if defined MODEL_once
-/* Two threads execute the same trigger: one does, and the other is told. */
+/* Two threads execute the same trigger: one does, and the other gets an error. */
 static int codes[2];
 
 static void *first(void *unused)
@@ -240,7 +240,7 @@ int main(void)
 }
 
 #elif defined MODEL_released
-/* The host ends a wait that nothing meets: it is told, and the host, which sees the count, finds which wait it was. */
+/* The host ends a wait that nothing meets: the kernel gets an error, and the host finds by the count which wait it was. */
 static void *executor(void *unused)
 {
 	const struct doorbell_trigger trigger = wait_for_word();
@@ -296,7 +296,7 @@ int main(void)
 }
 
 #elif defined MODEL_failure
-/* A failure that the host has counted before the completion is let to be seen is told behind the wait. */
+/* A failure that the host has counted before the completion becomes visible is reported behind the wait. */
 static void *executor(void *unused)
 {
 	const struct doorbell_trigger trigger = wait_for_word();

@@ -9,7 +9,7 @@ use crate::tables::CRATES;
 const MOST: usize = 3;
 
 #[test]
-fn circles_of_files_are_short() {
+fn import_circles_of_files_are_short() {
     let mut found = Vec::new();
     for package in CRATES {
         let folder = package.folder;
@@ -39,8 +39,8 @@ fn circles_of(files: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
-fn circles_are_caught() {
-    // Every way to name something of another file, and so one circle of eight.
+fn import_circles_are_detected() {
+    // Every way to name an item of another file, in one circle of files.
     let ring = [
         (
             "lib.rs",
@@ -76,7 +76,7 @@ fn circles_are_caught() {
 }
 
 #[test]
-fn no_circle_is_seen_where_there_is_none() {
+fn no_false_import_circle_is_detected() {
     for files in [
         // Declarations and re-exports of a parent.
         &[
@@ -113,7 +113,7 @@ fn no_circle_is_seen_where_there_is_none() {
             ),
             ("b.rs", "use crate::a::A; pub struct B;"),
         ],
-        // Names of other crates that come by a module here.
+        // Names of other crates that are re-exported by a module here.
         &[
             (
                 "a/mod.rs",
@@ -121,7 +121,7 @@ fn no_circle_is_seen_where_there_is_none() {
             ),
             ("a/b.rs", "use super::Word; pub struct B;"),
         ],
-        // Names alone.
+        // Names in comments and strings only.
         &[
             (
                 "a.rs",
@@ -135,7 +135,7 @@ fn no_circle_is_seen_where_there_is_none() {
 }
 
 #[test]
-fn code_that_is_not_only_for_tests_counts() {
+fn code_that_is_not_test_only_is_checked() {
     for attribute in [
         "#[cfg(not(test))]",
         "#[cfg(any(test, loom))]",

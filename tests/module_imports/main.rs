@@ -1,5 +1,5 @@
 //! The structure of the sources: which top-level module may import from which (here), circles of files (`circles`), names of types (`names`), and
-//! where code for tests stands (`product`).
+//! where code for tests is (`product`).
 //!
 //! Imports between modules point down only. The tables of [`tables`] have the allowed edges; every source file is read against them.
 
@@ -289,7 +289,7 @@ fn edges_down_are_allowed() {
 }
 
 #[test]
-fn edges_up_and_sideways_are_caught() {
+fn edges_up_and_sideways_are_reported() {
     for (file, source, reason) in [
         (
             "bytecode/mod.rs",

@@ -1,4 +1,4 @@
-//! No name stands for two types, but for a few on purpose.
+//! Type names are unique, with a few listed exceptions.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::sources_of;
 use crate::tables::CRATES;
 use crate::tokens::Token;
 
-/// Names that stand more than once on purpose, how often, and why.
+/// Names that are defined more than once on purpose, how often, and why.
 const ON_PURPOSE: &[(&str, usize, &str)] = &[
     (
         "CmConnection",
@@ -47,11 +47,11 @@ const ON_PURPOSE: &[(&str, usize, &str)] = &[
     ),
 ];
 
-/// How many names may stand more than once on purpose.
+/// How many names may be defined more than once.
 const MOST: usize = 20;
 
 #[test]
-fn type_names_stand_once() {
+fn type_names_are_unique() {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let folders = CRATES.iter().map(|package| package.folder);
     for folder in folders {
@@ -83,7 +83,7 @@ fn type_names_stand_once() {
     );
 }
 
-/// For each type name, the files that define it; a file that defines it twice stands there twice.
+/// For each type name, the files that define it; a file that defines it twice is listed twice.
 pub fn type_names(sources: &BTreeMap<String, String>) -> BTreeMap<String, Vec<String>> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (file, tokens) in production_files(sources) {
@@ -115,7 +115,7 @@ fn defined(tokens: &[Token]) -> Vec<String> {
                 if name.starts_with(char::is_alphabetic) && ![".", "::"].contains(&before) =>
             {
                 is_associating |= kind == "trait";
-                // `union` is a name like any other but before a type.
+                // `union` is a keyword only before a type name.
                 if kind != "union" || name.starts_with(char::is_uppercase) {
                     found.push(name.to_owned());
                 }

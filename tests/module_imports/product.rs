@@ -1,4 +1,4 @@
-//! Folders of a product hold the product: what only tests have stands in files and folders called `tests` or `testing`, and nothing else does.
+//! Code that only tests use is in files and folders called `tests` or `testing`, and these contain nothing else.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::files::production_files;
 use crate::sources_of;
 use crate::tables::CRATES;
 
-/// The files that stand in the wrong place.
+/// The files that are in the wrong place.
 fn misplaced(sources: &BTreeMap<String, String>) -> Vec<String> {
     let product = production_files(sources);
     let is_place_for_tests =
@@ -25,7 +25,7 @@ fn misplaced(sources: &BTreeMap<String, String>) -> Vec<String> {
 }
 
 #[test]
-fn code_for_tests_stands_apart() {
+fn test_code_is_kept_in_test_folders() {
     let mut found = Vec::new();
     for package in CRATES {
         let wrong = misplaced(&sources_of(package.folder));
@@ -39,7 +39,7 @@ fn code_for_tests_stands_apart() {
 }
 
 #[test]
-fn what_stands_in_the_wrong_place_is_found() {
+fn misplaced_code_is_detected() {
     let found = |attribute: &str, module: &str| {
         let root = format!("{attribute} mod {module}; struct A;");
         let sources = [

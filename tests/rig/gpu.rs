@@ -8,13 +8,13 @@ use doorbell::{CudaContext, EndpointConfig, Executor, QueueKind, Region, RemoteS
 use super::{Pair, SOON, device};
 use crate::waived::waived;
 
-/// One test at a time: what the driver is told to fail at, it does for all.
+/// One test at a time: faults of the stand-in apply to all threads.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The context of the first device; none, and the test is WAIVED, where there is no driver.
+/// The context of the first device; `None`, and the test is WAIVED, without a driver.
 pub fn context(test: &str) -> Option<CudaContext> {
     match CudaContext::primary(0) {
         Ok(context) => Some(context),
@@ -28,7 +28,7 @@ pub fn context(test: &str) -> Option<CudaContext> {
 
 /// Room for what these tests queue at once.
 pub fn config() -> EndpointConfig {
-    // A peer that goes away is found after half a second.
+    // A lost peer is detected after half a second.
     EndpointConfig::default().send_depth(128).ack_timeout(14)
 }
 

@@ -21,7 +21,7 @@ use doorbell::{
     StateKind, Work,
 };
 
-/// Longer than anything takes that works, also under emulation.
+/// Longer than any successful operation takes, even under emulation.
 pub const SOON: Option<Duration> = Some(Duration::from_secs(60));
 
 /// Two connected endpoints of one protection domain.
@@ -46,7 +46,7 @@ impl Pair {
         self.b.connect(&self.a.address()).unwrap();
     }
 
-    /// Back to work after whatever happened.
+    /// Resets and reconnects both endpoints after any failure.
     pub fn reset(&mut self) {
         self.a.reset().unwrap();
         self.b.reset().unwrap();
@@ -58,11 +58,11 @@ impl Pair {
     }
 }
 
-/// The device that the environment variable names, which may be any that the library opens; or else the software ConnectX, a new one.
+/// Opens the device that `DOORBELL_TEST_DEVICE` names, or else a new software ConnectX.
 pub fn device() -> Device {
     #[cfg(feature = "cuda")]
     if is_cuda() {
-        // As an application does, which has its GPU before its endpoints: they then take a path that the GPU can go.
+        // The GPU's context first, as in an application: endpoints then take a path that the GPU can use.
         static CONTEXT: OnceLock<doorbell::CudaContext> = OnceLock::new();
         CONTEXT.get_or_init(|| doorbell::CudaContext::primary(0).unwrap());
     }
@@ -71,8 +71,8 @@ pub fn device() -> Device {
     Device::open(name).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// What the software NIC of this process does as a card may, and seldom does: bytes of a write, and of a packet within a message, are placed late;
-/// requests are read at their doorbell; commands and flushes take time. None of it with `DOORBELL_TEST_KIND=1`.
+/// Behaviour that is allowed for a card and rare, on the software NIC of this process: bytes of a write, and of a packet within a message, are placed
+/// late; requests are read at their doorbell; commands and flushes take time. None of it with `DOORBELL_TEST_KIND=1`.
 pub fn strict() -> Faults {
     if from_env("DOORBELL_TEST_KIND", 0) != 0 {
         return Faults::default();
@@ -94,8 +94,8 @@ pub fn strict_device() -> Device {
     device
 }
 
-/// Whether operations are carried out in the call that queues them, and what `test` is about cannot be: one that lies in a stream's queue
-/// while its own thread goes on. It is WAIVED then.
+/// Whether operations are executed in the call that queues them (sync path). `test` needs an operation that stays in a stream's queue while its caller
+/// continues, and is WAIVED then.
 pub fn has_no_queue(device: &Device, test: &str) -> bool {
     let is_sync = control(device) == Control::Sync;
     if is_sync {
@@ -114,7 +114,7 @@ pub fn control(device: &Device) -> Control {
     endpoint.path().control
 }
 
-/// Whether the device has atomics. What of `test` needs them is WAIVED if not, once it was seen that a post of one says so.
+/// Whether the device has atomics. If not, checks that a post of one is refused, and reports the part of `test` that needs them as WAIVED.
 pub fn has_atomics(device: &Device, test: &str) -> bool {
     let mut pair = Pair::new(device, &EndpointConfig::default());
     let region = pair.region(64);
@@ -139,7 +139,7 @@ pub fn has_atomics(device: &Device, test: &str) -> bool {
     !refused[0]
 }
 
-/// A closure for a stream to launch, which holds the stream where it is until the flag is set.
+/// A closure for a stream to launch, which blocks the stream until the flag is set.
 pub fn gate() -> (Arc<AtomicBool>, impl FnOnce() + Send + 'static) {
     let go = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&go);
@@ -214,7 +214,7 @@ impl Limit {
                 let due_ms = watched.due_ms.load(Ordering::Acquire);
                 if watched.started.elapsed().as_millis() as u64 > due_ms {
                     let label = watched.label.load(Ordering::Acquire);
-                    // Past the test harness, which keeps what is printed until the test ends.
+                    // Bypasses the test harness, which holds output back until the test ends.
                     let hang = format!("HANG: {test}: step or seed {label} did not end in time\n");
                     let _ = std::io::stderr().write_all(hang.as_bytes());
                     std::process::abort();

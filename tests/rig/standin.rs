@@ -1,4 +1,4 @@
-//! The stand-in for the CUDA driver, told to fail.
+//! Faults of the stand-in for the CUDA driver.
 #![allow(dead_code)] // Reason: each test uses a part.
 #![allow(unsafe_code)] // calls a function of the library that stands for the driver
 
@@ -13,7 +13,7 @@ pub fn is_standin() -> bool {
     std::env::var_os("DOORBELL_CUDA_STANDIN").is_some()
 }
 
-/// Has the devices of the stand-in lack that, as `tools/cuda-standin/src/settings.rs` says.
+/// Makes the devices of the stand-in lack capabilities, which `tools/cuda-standin/src/settings.rs` lists.
 pub const LACKS: &str = "DOORBELL_CUDA_STANDIN_LACKS";
 
 /// Runs this test again in a process whose devices lack that. False: this is that process.
@@ -37,25 +37,25 @@ pub fn with_setting(test: &str, name: &str, value: &str) -> bool {
     true
 }
 
-/// Has the stand-in fail, as `tools/cuda-standin/src/fault.rs` says; until it is dropped.
+/// Makes the stand-in fail by the rules of `tools/cuda-standin/src/fault.rs`, until it is dropped.
 pub struct Fault(Tell);
 
 impl Fault {
-    /// By rules for all threads. None, and the test is WAIVED, if it is a real driver.
+    /// By rules for all threads. `None`, and the test is WAIVED, with a real driver.
     pub fn new(test: &str, rules: &str) -> Option<Fault> {
         if !is_standin() {
-            waived(test, "a real driver does not fail when it is told to");
+            waived(test, "a real driver does not fail on request");
             return None;
         }
-        Some(Fault::told(c"doorbell_cuda_standin_fault", rules))
+        Some(Fault::with_rules(c"doorbell_cuda_standin_fault", rules))
     }
 
-    /// By rules for calls of this thread. It is to be the stand-in.
+    /// By rules for calls of this thread. The driver has to be the stand-in.
     pub fn here(rules: &str) -> Fault {
-        Fault::told(c"doorbell_cuda_standin_fault_here", rules)
+        Fault::with_rules(c"doorbell_cuda_standin_fault_here", rules)
     }
 
-    fn told(function: &CStr, rules: &str) -> Fault {
+    fn with_rules(function: &CStr, rules: &str) -> Fault {
         // SAFETY: the library is loaded; the symbol is a function of that type.
         let function = unsafe {
             let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);

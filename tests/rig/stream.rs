@@ -1,5 +1,5 @@
-//! The stream that the tests of the public interface queue on: `DOORBELL_TEST_STREAM` is `host`, which it also is if it is not set, `cuda`,
-//! `cuda-kernel`, or `cuda-trigger`: kernels of an application execute what is queued, one after the other on a CUDA stream.
+//! The stream that the tests of the public interface queue on: `DOORBELL_TEST_STREAM` is `host` (the default), `cuda`, `cuda-kernel`, or
+//! `cuda-trigger`. With the last, kernels of an application execute the queued work, one after the other on a CUDA stream.
 #![allow(unsafe_code)] // implements an unsafe trait by delegation
 #![allow(dead_code)] // Reason: each test uses a part.
 
@@ -18,7 +18,7 @@ pub enum Stream {
     Triggered(Triggered),
 }
 
-/// Each step that is queued is a trigger, or several, of a kernel that is launched at once.
+/// Each queued step is one or more triggers, each executed by a kernel that is launched at once.
 #[cfg(feature = "cuda")]
 pub struct Triggered {
     kernels: KernelStream,
@@ -115,7 +115,7 @@ impl Stream {
         }
     }
 
-    /// The stream of the host that it is, if it is one.
+    /// The host stream, if it is one.
     pub fn host(&self) -> Option<&HostStream> {
         match self {
             Stream::Host(stream) => Some(stream),
@@ -124,7 +124,7 @@ impl Stream {
         }
     }
 
-    /// Whether it goes on behind work that failed.
+    /// Sets whether the stream continues behind failed work.
     pub fn continue_on_error(&self, continues: bool) {
         match self {
             Stream::Host(stream) => stream.continue_on_error(continues),

@@ -93,7 +93,7 @@ impl End {
             (send.unwrap(), cq.unwrap())
         };
         cq.reset();
-        // Never freed: the device may use it as long as it lives. Kept in sight, so that leak checkers do not count it.
+        // Never freed, because the device may use it for its whole lifetime. Kept reachable, so that leak checkers do not report it.
         let memory: &'static Pages = Box::leak(Box::new(Pages::new(memory_bytes).unwrap()));
         KEPT.lock().unwrap().push(memory);
         let (start, len_bytes) = (memory.start().as_ptr(), memory.len_bytes() as u64);
@@ -122,7 +122,7 @@ impl End {
         ends
     }
 
-    /// Back to the start, in the device and here.
+    /// Resets the queues, in the device and here.
     pub fn reset(&mut self) {
         self.pair.qp.reset().unwrap();
         self.send.reset();
@@ -154,7 +154,7 @@ impl End {
         assert_eq!(execute(&self.program, &self.pair, 0), Outcome::Done);
     }
 
-    /// Waits for the next completion, a good one.
+    /// Waits for the next completion, which must be successful.
     #[inline]
     pub fn wait(&mut self) {
         loop {

@@ -1,9 +1,9 @@
-//! Is what the library says true? Random sequences of calls over several endpoints, streams and threads, with faults, are carried out. A model knows
+//! Checks reported results against a model. Executes random sequences of calls over several endpoints, streams and threads, with faults. A model knows
 //! which statuses, completions, bytes and errors are possible, and each contradiction is a finding.
 //!
 //! Each run draws a new seed and prints it. `DOORBELL_SEED` begins with that plan, `DOORBELL_TRUTH_OPERATIONS` sets the number of calls. The same seed
-//! makes the same plan; the interleaving of threads, streams and the device is different each time, so `DOORBELL_TRUTH_REPEATS` carries out each plan several
-//! times. A plan that shows a contradiction is made shorter, and printed.
+//! makes the same plan; the interleaving of threads, streams and the device is different each time, so `DOORBELL_TRUTH_REPEATS` carries out each plan
+//! several times. A plan with a contradiction is shortened and printed.
 #![cfg(all(feature = "softcx", not(loom)))]
 
 mod memory;
@@ -27,32 +27,32 @@ use crate::model::{Ends, Lie, Model, lock};
 use crate::plan::Plan;
 use crate::rig::{Random, by_trigger, device, from_env};
 
-/// No plan takes so long.
+/// Far longer than a plan takes.
 const BOUND: Duration = Duration::from_secs(90);
-/// How long everything may take to be over once all endpoints are aborted and all streams are let go.
+/// Time for everything to end after all endpoints are aborted and all streams are released.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The same for a plan that is known to contradict.
+/// The same for a plan with a known contradiction.
 const SHORT_PATIENCE: Duration = Duration::from_secs(2);
 /// Plans that run at the same time, each on a device of its own.
 const WORKERS: u64 = 3;
-/// Kinds of contradictions after which no more are looked for.
+/// The search ends after this many kinds of contradictions.
 const KINDS_MAX: usize = 12;
-/// Whether what is behind a failed wait on a stream is to be discarded, with all that follows from it; see `DOORBELL_TRUTH_FAULTS`.
+/// Whether work behind a failed wait on a stream is expected to be discarded, with all consequences; see `DOORBELL_TRUTH_FAULTS`.
 const CHECKS_FAULTS: bool = true;
 
-/// What was found of one kind.
+/// The findings of one kind.
 struct Finding {
     plan: Plan,
     lie: Lie,
-    /// Calls that were made until it was found first.
+    /// Number of calls before the first finding.
     after: u64,
     plans: u64,
 }
 
-/// Carries plans out, and ends the process when one of them hangs.
+/// Executes plans, and ends the process when one of them hangs.
 struct Runner {
     checks_faults: bool,
-    /// What runs: since when, the plan's seed, and the model.
+    /// The running plans: start time, seed, and model.
     running: Mutex<Option<(Instant, u64)>>,
     model: Mutex<Option<Arc<Model>>>,
 }
@@ -96,23 +96,23 @@ impl Runner {
     }
 }
 
-/// Past the test harness, which keeps what is printed until the test ends.
+/// Bypasses the test harness, which holds output back until the test ends.
 fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// Whether a stream reports a kernel that panics: where kernels of an application execute programs, it is the application's.
+/// Whether a stream reports a kernel that panics: if kernels of an application execute programs, the panic is the application's.
 fn may_panic() -> bool {
     !by_trigger()
 }
 
-/// A new one for each run. The data that a plan writes names the lowest 48 bits of its seed.
+/// A new seed for each run. The data that a plan writes names the lowest 48 bits of its seed.
 fn drawn() -> u64 {
     RandomState::new().build_hasher().finish() >> 16
 }
 
 fn plan(seed: u64, round: u64) -> Plan {
-    // The first is that of the seed itself: `DOORBELL_SEED` repeats any.
+    // The first plan uses the seed itself, so `DOORBELL_SEED` repeats any plan.
     let seed = if round == 0 {
         seed
     } else {
@@ -174,7 +174,7 @@ fn random_calls_report_only_possible_outcomes() {
         "{} kinds of contradictions, see above",
         findings.len()
     );
-    // Otherwise nothing was looked at.
+    // Otherwise nothing was checked.
     let Ends {
         complete,
         failed,

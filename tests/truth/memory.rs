@@ -1,11 +1,11 @@
-//! The memory of a plan: each step has a place of its own in every region, and bytes of its own to transfer.
+//! The memory of a plan: each step has its own range in every region, and its own bytes to transfer.
 
 use doorbell::{Access, ProtectionDomain, Region};
 
 use crate::plan::{BANKS, GATES, PLACE, STEPS_MAX};
 use crate::rig::Random;
 
-/// Adds that a counter has room for: two bits each, so that one which is carried out twice is told from the next.
+/// Adds that a counter has room for: two bits each, so that an add that is executed twice differs from the next add.
 const ADDS_PER_COUNTER: usize = 31;
 
 pub struct Memory {
@@ -19,7 +19,7 @@ pub struct Memory {
     pub words: Region,
 }
 
-/// What a place holds of the bytes that belong there.
+/// How much of a step's bytes its range holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     Nothing,
@@ -72,7 +72,7 @@ impl Memory {
         bytes
     }
 
-    /// How much there is in a place of what the step `number` transfers; and whether there is anything else.
+    /// How much of the bytes of the step `number` its range holds, and whether it holds anything else.
     pub fn find(&self, bytes: &[u8], number: usize, len_bytes: u64) -> (Found, bool) {
         let (own, rest) = bytes.split_at(len_bytes as usize);
         let stamp = self.stamp(number, len_bytes);
@@ -106,7 +106,7 @@ impl Memory {
         )
     }
 
-    /// What an atomic has returned, in the step's place.
+    /// The result of an atomic, in the step's range.
     pub fn result(&self, number: usize, bank: usize) -> u64 {
         let mut bytes = [0; 8];
         self.targets[bank].read(place(number), &mut bytes).unwrap();

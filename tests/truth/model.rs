@@ -1,4 +1,4 @@
-//! What may be true: each request with all that was seen of it, and what contradicts.
+//! The model: each request with everything observed of it, and the contradictions.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use doorbell::{Cause, Error, QueueKind, Status, Ticket, WcStatus, WorkError};
 use crate::memory::{Found, Memory, word};
 use crate::plan::{Call, Plan, Send, Step, Transfer};
 
-/// A contradiction between what the library says and what is.
+/// A contradiction between what the library reports and the actual state.
 #[derive(Debug, Clone)]
 pub struct Lie {
     pub kind: &'static str,
@@ -24,7 +24,7 @@ pub struct Ends {
     pub cancelled: AtomicU64,
 }
 
-/// A kernel that was launched: when it ran, by the model's clock; 0 is not yet.
+/// A kernel that was launched: when it ran, by the model's clock; 0: not yet.
 #[derive(Debug)]
 pub struct Launched {
     pub number: usize,
@@ -89,14 +89,14 @@ pub enum What {
     WriteValue,
 }
 
-/// Something that has a ticket.
+/// A request, which has a ticket.
 pub struct Request {
     pub number: usize,
     pub what: What,
     trail: Mutex<Trail>,
 }
 
-/// What was seen of a request.
+/// What was observed of a request.
 #[derive(Default)]
 pub struct Trail {
     pub ticket: Option<Ticket>,
@@ -105,16 +105,16 @@ pub struct Trail {
     index: Option<usize>,
     /// The kernel that its stream has to execute before it.
     pub behind: Option<Arc<Launched>>,
-    /// Why the device cannot have been told of it.
+    /// Why the device cannot have received it.
     pub never: Option<&'static str>,
     pub dropped: bool,
     last: Option<Status>,
     rung_at: u64,
     over_at: u64,
     over_when: Option<Instant>,
-    /// What was in its place when it was over.
+    /// The contents of its range when it became final.
     found: Option<Found>,
-    /// Its place was cleared after that, to see whether it is written again.
+    /// Whether its range was cleared after that, to detect late writes.
     cleared: bool,
 }
 
@@ -124,7 +124,7 @@ pub struct Model {
     pub checks_faults: bool,
     clock: AtomicU64,
     lies: Mutex<Vec<Lie>>,
-    /// Lives that are over, and those that are not.
+    /// Generations that have ended, and current ones.
     lives: Mutex<Vec<Arc<Life>>>,
 }
 
@@ -136,7 +136,7 @@ fn is_final(status: Status) -> bool {
     !matches!(status, Status::Prepared | Status::Queued | Status::Rung)
 }
 
-/// A name for each way in which a ticket changes that is over, as they differ in their causes.
+/// A name for each kind of change of a final ticket, because their causes differ.
 fn kind_of_change(last: Status, status: Status) -> &'static str {
     match (last, status) {
         (Status::Failed(_), Status::Cancelled) => "failed, then cancelled",
@@ -211,7 +211,7 @@ impl Request {
         }
     }
 
-    /// The region whose place it fills, and with how many of its own bytes: all but a receive, which is filled with those of another.
+    /// The region that it writes, and how many of its own bytes; none for a receive, which gets the bytes of another request.
     fn fills(&self) -> Option<(usize, u64)> {
         match &self.what {
             What::Send(send) => match send.transfer {
@@ -276,7 +276,7 @@ impl Model {
         life
     }
 
-    /// The endpoint has taken a request. The caller has the endpoint to itself.
+    /// The endpoint has accepted a request. The caller has exclusive access to the endpoint.
     pub fn accepted(
         &self,
         request: &Request,
@@ -305,12 +305,12 @@ impl Model {
         trail.ticket = Some(ticket);
     }
 
-    /// A request that nobody has taken.
+    /// A request that was refused.
     pub fn refused(&self, request: &Request, why: &'static str) {
         request.trail().never.get_or_insert(why);
     }
 
-    /// An operation is about to be dropped, or taken back, that no stream has.
+    /// An operation that was not queued is about to be dropped or rolled back.
     pub fn dropping(&self, request: &Request) {
         let mut trail = request.trail();
         trail.dropped = true;
@@ -340,13 +340,13 @@ impl Model {
         self.names(failure);
     }
 
-    /// A failure with the number of a request: that one has failed.
+    /// A failure that names a request: that request has failed.
     pub fn names(&self, failure: WorkError) {
         let Some(request) = failure.wr_id.and_then(|wr_id| self.named(wr_id)) else {
             return;
         };
         let Some(ticket) = request.trail().ticket.clone() else {
-            // Its call has not returned yet.
+            // The call that posts it has not returned yet.
             return;
         };
         let flushed = matches!(
@@ -373,7 +373,7 @@ impl Model {
         }
     }
 
-    /// What a wait for a ticket has answered.
+    /// The result of a wait for a ticket.
     pub fn waited(
         &self,
         number: usize,
@@ -428,14 +428,14 @@ impl Model {
         }
     }
 
-    /// A poll has found a completion in error: what follows is not known exactly.
+    /// A poll has found a completion in error: the number of later completions is not known exactly.
     pub fn polled_error(&self, life: &Life, side: QueueKind) {
         life.sides[side as usize]
             .exact
             .store(false, Ordering::SeqCst);
     }
 
-    /// Looks at a request, unless another thread is looking at it.
+    /// Observes a request, unless another thread is observing it.
     pub fn observe(&self, request: &Request) {
         let Ok(mut trail) = request.trail.try_lock() else {
             return;
@@ -452,7 +452,7 @@ impl Model {
         let now = self.tick();
         let last = trail.last.unwrap_or(Status::Prepared);
         if is_final(last) {
-            // Whatever it says from now on, what it said first counts.
+            // The first final status counts; later ones are compared with it.
             if status != last {
                 let kind = match kind_of_change(last, status) {
                     "failed, then complete" if request.is_wait() => {
@@ -484,7 +484,7 @@ impl Model {
         }
     }
 
-    /// What its stream has not come to is not transmitted.
+    /// A request that its stream has not reached must not be transmitted.
     fn is_not_early(&self, request: &Request, trail: &Trail) {
         let Some(behind) = &trail.behind else { return };
         if behind.started() == 0 || behind.ended() != 0 {
@@ -527,7 +527,7 @@ impl Model {
         Some(found)
     }
 
-    /// A request is over.
+    /// A request has become final.
     fn ends(&self, request: &Request, trail: &mut Trail, status: Status, ticket: &Ticket) {
         let number = request.number;
         trail.found = self.found(request);
@@ -628,7 +628,7 @@ impl Model {
         }
     }
 
-    /// In how many receives the bytes of a send are, all of them.
+    /// The number of receives that hold all bytes of a send.
     fn receipts(&self, number: usize) -> usize {
         let What::Send(send) = &self.request(number).what else {
             return 0;
@@ -654,7 +654,7 @@ impl Model {
         let Some(sender) = sender else {
             if details.is_some() || bytes.iter().any(|byte| *byte != 0) {
                 self.lie(
-                    "received what nobody sent",
+                    "received bytes that were not sent",
                     format!("step {number}: {details:?}, {:x?}", &bytes[..16]),
                 );
             }
@@ -666,7 +666,7 @@ impl Model {
         }) = self.requests.get(sender).and_then(Option::as_ref)
         else {
             self.lie(
-                "received what nobody sent",
+                "received bytes that were not sent",
                 format!("step {number}: step {sender}"),
             );
             return;
@@ -690,7 +690,7 @@ impl Model {
         }
     }
 
-    /// Requests that are not over.
+    /// Requests that are not final.
     pub fn under_way(&self) -> Vec<usize> {
         let is_under_way = |request: &&Request| {
             let mut trail = request.trail();
@@ -703,7 +703,7 @@ impl Model {
             .collect()
     }
 
-    /// The last status that was seen of each request. For the report of a hang: looks at nothing, waits for nothing.
+    /// The last status that was seen of each request. For the report of a hang: takes no locks that could block.
     pub fn states(&self) -> String {
         let state = |request: &Request| match request.trail.try_lock() {
             Ok(trail) => format!("{}: {:?}\n", request.number, trail.last),
@@ -712,7 +712,7 @@ impl Model {
         self.all().map(state).collect()
     }
 
-    /// Adds how its operations ended.
+    /// Adds the outcomes of its operations.
     pub fn count(&self, ends: &Ends) {
         for request in self.all() {
             let of = match request.trail().last {
@@ -725,7 +725,7 @@ impl Model {
         }
     }
 
-    /// Everything is over, and nothing happens any more.
+    /// Checks everything after all work has ended.
     pub fn settle(&self) {
         for request in self.all() {
             let mut trail = request.trail();
@@ -817,7 +817,7 @@ impl Model {
                 format!("step {number}, {:?}: {why}", trail.last),
             );
         }
-        // The memory of this side. What is on its way to the other one may arrive later.
+        // Checks the memory of this side only: data for the other side may arrive later.
         let is_here = matches!(
             request.what,
             What::Recv { .. }

@@ -1,5 +1,5 @@
-//! Plans: random sequences of calls, each made from a seed. The same seed makes the same plan; how its threads, streams and the device interleave
-//! is different in each run.
+//! Plans: random sequences of calls, each made from a seed. The same seed makes the same plan; the interleaving of its threads, streams and the device
+//! differs in each run.
 
 use std::fmt;
 use std::time::Duration;
@@ -24,19 +24,20 @@ pub struct Plan {
     pub seed: u64,
     /// The two endpoints of a pair are numbers `2 * pair` and `2 * pair + 1`.
     pub pairs: Vec<EndpointConfig>,
-    /// Whether each stream goes on behind work that failed.
+    /// Whether each stream continues behind failed work.
     pub continues: Vec<bool>,
     pub threads: usize,
     pub steps: Vec<Step>,
-    /// A post that finds its queue full is tried again for a while.
+    /// A post that finds its queue full is retried for a while.
     pub insists: bool,
-    /// Whether what is under way at the end gets time to complete before all endpoints are aborted.
+    /// Whether work in flight at the end gets time to complete before all endpoints are aborted.
     pub lingers: bool,
-    /// Whether the device does all the time what a card may do: place bytes late, read requests at their doorbell, take time for commands.
+    /// Whether the device permanently shows behaviour that is allowed for a card: it places bytes late, reads requests at their doorbell, and takes
+    /// time for commands.
     pub is_strict: bool,
 }
 
-/// One call. Its number stays the same when others are taken out of the plan.
+/// One call. Its number stays the same when others are removed from the plan.
 #[derive(Debug, Clone)]
 pub struct Step {
     pub number: usize,
@@ -44,13 +45,13 @@ pub struct Step {
     pub call: Call,
 }
 
-/// How an operation is carried out.
+/// How an operation is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// By the calling thread.
     Now,
     Stream(usize),
-    /// Only prepared. A later step gives it to a stream, or takes it back.
+    /// Only prepared. A later step queues it on a stream or rolls it back.
     Prepare,
 }
 
@@ -122,7 +123,7 @@ pub enum Call {
         side: QueueKind,
         timeout: Duration,
     },
-    /// What earlier steps have prepared is given to a stream, in this order.
+    /// Queues operations that earlier steps have prepared on a stream, in this order.
     Post {
         prepared: Vec<usize>,
         stream: usize,
@@ -177,7 +178,7 @@ pub enum Call {
     },
     Pause(u64),
     Failure(usize),
-    /// Waits for what an earlier step has posted.
+    /// Waits for an operation that an earlier step has posted.
     Wait {
         of: usize,
         timeout: Duration,
@@ -200,7 +201,7 @@ impl Plan {
     /// `may_panic`: whether kernels that panic are reported by their stream.
     pub fn new(seed: u64, may_panic: bool) -> Plan {
         let mut random = Random(seed);
-        // Posts by the calling thread, of which many fail, and resets: what is seldom the case otherwise takes many of them.
+        // Posts by the calling thread, many of which fail, and resets: rare interleavings need many of them.
         let is_storm = random.below(6) == 0;
         let pairs: Vec<_> = (0..if is_storm { 1 } else { 1 + random.below(3) })
             .map(|_| config(&mut random, is_storm))
@@ -216,10 +217,10 @@ impl Plan {
             ends: 2 * pairs.len(),
             streams,
             is_storm,
-            // How much goes wrong on purpose: in some plans nothing does, as few things are found behind the first failure of everything.
+            // How many failures are caused on purpose. Some plans have none, because little is found once everything has failed.
             gremlin: *random.pick(&[0, 1, 4, 12]),
             may_panic,
-            // What a plan does without leaves room for more of the rest.
+            // Leaving out some kinds of calls makes room for more of the others.
             without: Feature::ALL.map(|_| random.below(4) == 0),
             prepared: Vec::new(),
             random,
@@ -248,7 +249,7 @@ impl Plan {
         plan
     }
 
-    /// Without the mention of operations that are not prepared any more.
+    /// Removes references to operations that are no longer prepared.
     pub fn tidied(mut self) -> Plan {
         let numbers: Vec<_> = self.steps.iter().map(|step| step.number).collect();
         for step in &mut self.steps {
@@ -280,7 +281,7 @@ impl Plan {
         })
     }
 
-    /// What the device does all the time.
+    /// The permanent behaviour of the device.
     pub fn usual_faults(&self) -> Faults {
         if self.is_strict {
             strict()
@@ -307,7 +308,7 @@ fn config(random: &mut Random, is_storm: bool) -> EndpointConfig {
         .wait_timeout(Some(*random.pick(&[ms(5), ms(50), ms(500)])))
 }
 
-/// What a plan may do without.
+/// Kinds of calls that a plan may leave out.
 #[derive(Clone, Copy)]
 enum Feature {
     Now,
@@ -339,7 +340,7 @@ struct Makes {
     gremlin: u64,
     may_panic: bool,
     without: [bool; Feature::ALL.len()],
-    /// Steps that only prepare and that no later one has taken.
+    /// Steps that only prepare, and whose operations no later step uses.
     prepared: Vec<usize>,
 }
 
@@ -467,7 +468,7 @@ impl Makes {
             },
             77 => Call::Failure(self.below(ends)),
             80..=87 => self.receive(number),
-            // Without one, a plan is about nothing any more once all of its endpoints have failed.
+            // Without a reset, a plan tests nothing once all of its endpoints have failed.
             88..=90 => self.reset(),
             91 | 92 if number > 0 => Call::Wait {
                 of: self.below(number),
@@ -521,7 +522,7 @@ impl Makes {
 
     fn send(&mut self, number: usize) -> Send {
         use Transfer::{CompareSwap, FetchAdd, Read, SendInline, Write, WriteImm, WriteInline};
-        // Few of those that take a receive: one that finds none holds up all behind it.
+        // Few operations that need a receive: without one, they block all work behind them.
         let transfers = [
             Write,
             Write,

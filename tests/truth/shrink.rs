@@ -1,16 +1,16 @@
-//! Makes a plan shorter that shows a contradiction: calls are taken out as long as it still shows.
+//! Shortens a plan with a contradiction: removes calls as long as the contradiction remains.
 
 use std::time::{Duration, Instant};
 
 use crate::model::Lie;
 use crate::plan::Plan;
 
-/// How often a plan is repeated before it counts as one that does not show it: it may depend on the interleaving.
+/// How often a plan is repeated before it counts as free of the contradiction, which may depend on the interleaving.
 const REPEATS: usize = 40;
-/// How long one plan is made shorter.
+/// Time limit for shortening one plan.
 const TIME: Duration = Duration::from_secs(20);
 
-/// The shortest plan that was found, as text, with what it showed.
+/// The shortest plan that was found, as text, with its finding.
 pub fn shrunk(plan: &Plan, kind: &str, run: &dyn Fn(&Plan) -> Vec<Lie>) -> String {
     let started = Instant::now();
     let shows = |plan: &Plan, repeats: usize| {

@@ -1,4 +1,4 @@
-//! Carries out a plan: endpoints, streams and threads, and what each call says to the model.
+//! Executes a plan with endpoints, streams and threads, and passes the result of each call to the model.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,11 +18,11 @@ use crate::rig::{Stream, stream};
 /// Longer than a kernel waits for its gate.
 const GATE: Duration = Duration::from_secs(30);
 
-/// How long a post is tried again that found its queue full.
+/// How long a post to a full queue is retried.
 const INSISTS: Duration = Duration::from_millis(1);
 
 struct End {
-    /// None once it was dropped.
+    /// `None` after it was dropped.
     endpoint: Option<Endpoint>,
     life: Arc<Life>,
 }
@@ -30,7 +30,7 @@ struct End {
 /// A stream with all that was queued on it, in order.
 struct Lane {
     stream: Stream,
-    /// It goes on behind work that failed.
+    /// Continues behind failed work.
     continues: bool,
     log: Vec<Entry>,
 }
@@ -38,7 +38,7 @@ struct Lane {
 enum Entry {
     Kernel(Arc<Launched>),
     Request(usize),
-    /// Aborted, and when that call had returned.
+    /// Aborted, and the time when that call had returned.
     Abort(u64),
     /// Behind that many entries of another stream, by an event.
     After {
@@ -55,7 +55,7 @@ struct Recorded {
     at: Option<(usize, usize)>,
 }
 
-/// What kernels wait for and what they tell.
+/// Flags that kernels wait for, and their results.
 struct Gates {
     open: [AtomicBool; GATES],
 }
@@ -70,12 +70,12 @@ pub struct World<'a> {
     events: Vec<Mutex<Recorded>>,
     prepared: Vec<Mutex<Option<Prepared>>>,
     gates: Arc<Gates>,
-    /// Memory of regions as it was when they had been deregistered.
+    /// Contents of regions when they were deregistered.
     deregistered: Mutex<Vec<(usize, Vec<Vec<u8>>)>>,
     control: Control,
 }
 
-/// What a run found, and whether something did not end: the process cannot be trusted to go on then.
+/// The findings of a run, and whether something did not end, after which the process must not continue.
 pub fn run(
     plan: &Plan,
     device: &Device,
@@ -372,7 +372,7 @@ impl<'a> World<'a> {
         lock(&self.lanes[stream])
     }
 
-    /// What a call may answer in a plan with faults; anything else is a finding.
+    /// Errors that a call may return in a plan with faults; any other error is a finding.
     fn allowed<T>(&self, lane: &mut Lane, result: Result<T>) -> Option<T> {
         match result {
             Ok(value) => return Some(value),
@@ -511,7 +511,7 @@ impl<'a> World<'a> {
                 }
                 match error {
                     Error::Work(failure) => self.model.failed(life, failure),
-                    // Not connected, nothing to wait for, or not its turn; a deregistered region; its stream is not done in time (sync).
+                    // Not connected, nothing to wait for, or out of order; a deregistered region; a stream that is not done in time (sync path).
                     Error::QueueFull { .. } | Error::State { .. } | Error::Timeout { .. } => {}
                     Error::Asynchronous { .. } => {
                         lane.into_iter().for_each(|mut lane| lane.take_fault());
@@ -531,7 +531,7 @@ impl<'a> World<'a> {
         let started = Instant::now();
         let result = endpoint.wait_room(side, count, Some(timeout));
         let elapsed = started.elapsed();
-        // Nobody else posts to it, or takes back what is prepared, until this call is over.
+        // No other thread posts to it or rolls back operations until this call has returned.
         let room = endpoint.room(side);
         let depth = match side {
             QueueKind::Send => endpoint.config().send_depth,
@@ -575,7 +575,7 @@ impl<'a> World<'a> {
             (Ok(true), Some((stream, entries))) => {
                 let lane = self.lane(stream);
                 let before = Lane::last_kernel(&lane.log[..entries]);
-                // One that had not begun when its stream was aborted, or had failed, never will.
+                // A kernel that had not begun when its stream was aborted or failed never runs.
                 let was_discarded = lane.log[..entries]
                     .iter()
                     .rev()
@@ -592,7 +592,7 @@ impl<'a> World<'a> {
                         format!("event {event}: kernel {} is not over", kernel.number),
                     );
                 }
-                // A stream that goes on reports a failure once, and by no event.
+                // A stream with `continue_on_error` reports a failure once, and not by events.
                 let failures = self.failures(stream);
                 if let (Some(Some(by)), false) = (failures.get(entries), continues) {
                     self.model.lie(
@@ -640,7 +640,7 @@ impl<'a> World<'a> {
             .iter()
             .map(|number| self.model.request(*number))
             .collect();
-        // Until it is known whether the stream has them: a refusal takes their tickets back to "prepared".
+        // Locked until it is known whether the stream has accepted them: a refusal sets their tickets back to "prepared".
         let mut trails: Vec<_> = requests.iter().map(|request| request.trail()).collect();
         let result = if list.len() == 1 {
             stream_post(&lane.stream, list.remove(0))
@@ -722,7 +722,7 @@ impl<'a> World<'a> {
             *lock(&told.ended_when) = Some(Instant::now());
             told.ended_at.store(model.tick(), Ordering::SeqCst);
             if kernel == Kernel::Panics {
-                // Without the hook, which would print it.
+                // Without the panic hook, which would print it.
                 std::panic::resume_unwind(Box::new("a kernel that fails"));
             }
         };
@@ -763,7 +763,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Whether the stream has come to its end.
+    /// Whether the stream has executed all of its work.
     fn synchronize(&self, stream: usize, timeout: Duration) -> bool {
         let mut lane = self.lane(stream);
         let result = lane.stream.synchronize(Some(timeout));
@@ -820,7 +820,7 @@ impl<'a> World<'a> {
             };
             match endpoint.reset() {
                 Ok(()) => end.life = self.model.begin_life(of),
-                // A stream still has a program.
+                // A program is still queued on a stream.
                 Err(Error::Timeout { .. }) => return,
                 Err(error) => {
                     return self
@@ -849,7 +849,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Brings everything to its end.
+    /// Ends all work.
     fn drain(&self, patience: Duration) {
         self.device.set_frozen(false);
         self.device.set_faults(Faults::default());
@@ -869,7 +869,7 @@ impl<'a> World<'a> {
             }
         }
         for (end, abort) in self.ends.iter().zip(&self.aborts) {
-            // One that was dropped comes to its end without that.
+            // A dropped stream ends without that.
             if lock(end).endpoint.is_some() {
                 abort.abort();
             }
@@ -910,7 +910,7 @@ impl<'a> World<'a> {
                 None => {}
             }
         }
-        // For what comes too late to be seen.
+        // Time for late effects.
         std::thread::sleep(Duration::from_millis(1));
     }
 
@@ -966,7 +966,7 @@ impl<'a> World<'a> {
         failures
     }
 
-    /// What ran on a stream, and in which order.
+    /// Checks which kernels ran on a stream, and in which order.
     fn settle_lane(&self, stream: usize, failures: &[Vec<Option<usize>>]) {
         let lane = self.lane(stream);
         let mut previous: Option<&Arc<Launched>> = None;
@@ -1049,7 +1049,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What was queued behind a kernel that ran when the stream was aborted has not run.
+    /// Checks that work behind the kernel that ran during an abort of the stream has not run.
     fn settle_abort(&self, stream: usize, before: &[Entry], aborted_at: u64) {
         let runs = |entry: &Entry| matches!(entry, Entry::Kernel(kernel) if (1..aborted_at).contains(&kernel.started()) && kernel.ended() > aborted_at);
         let Some(running) = before.iter().position(runs) else {
@@ -1099,7 +1099,7 @@ impl Lane {
     }
 }
 
-/// The three ways to carry out one operation.
+/// The three ways to execute one operation.
 struct Call3<'a> {
     now: &'a dyn Fn(&mut Endpoint) -> Result<Ticket>,
     queued: &'a dyn Fn(&mut Endpoint, &dyn Executor) -> Result<Ticket>,

@@ -55,7 +55,7 @@ static void flooder(int fd)
 	to_init(qp);
 	tell(fd, &mine, &peer);
 	join(&device, qp, &peer, PATIENCE);
-	/* Who has not joined yet hears nothing, for however long. */
+	/* A process that has not connected yet receives nothing, however long that takes. */
 	CHECK(recv(fd, &joined, 1, MSG_WAITALL) == 1);
 	for (;;) {
 		while (posted - done < DEPTH)

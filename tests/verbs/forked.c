@@ -81,7 +81,7 @@ int main(int argc, char **argv)
 		CHECK(waitpid(child, &status, 0) == child && status == 0);
 		transfer(&pair, 100 + i);
 	}
-	/* As a daemon: the one who has opened the device goes first. */
+	/* As a daemon: the process that opened the device exits first. */
 	pid_t parent = getpid(), child = fork();
 	CHECK(child >= 0);
 	if (child > 0)

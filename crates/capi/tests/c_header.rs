@@ -12,7 +12,7 @@ use std::process::Command;
 
 use c_toolchain::{build, compiler, has, library, root, run, scratch, succeed};
 
-/// Every header of the library that is C, each of which is to compile alone. Those of `gdsync/` are parts of `gdsync.h` and refuse that.
+/// Every C header of the library; each must compile alone. Those of `gdsync/` are parts of `gdsync.h` and refuse that.
 fn headers() -> Vec<String> {
     let mut headers = vec!["doorbell.h".to_owned()];
     for folder in ["doorbell", "doorbell/detail"] {
@@ -135,7 +135,7 @@ fn doorbell_h_compiles_in_cuda_programs() {
     }
 }
 
-/// That a function of the header can be called is seen by calling it: the test programs use every one of them.
+/// The C test programs call every function of the header.
 #[test]
 fn every_function_is_called_from_c() {
     let test = "every_function_is_called_from_c";
@@ -184,7 +184,7 @@ fn every_function_is_called_from_c() {
 }
 
 #[test]
-fn header_and_rust_define_the_same() {
+fn header_and_rust_define_the_same_interface() {
     let (c, rust) = (header(), rust());
     assert!(
         c.functions.len() > 60,
@@ -211,9 +211,9 @@ fn header_and_rust_define_the_same() {
     assert_same("constant", &constants, &rust);
 }
 
-/// What `cargo cinstall` calls the library is what it is.
+/// The version of the library in the metadata for `cargo cinstall` is the crate's.
 #[test]
-fn cargo_c_is_told_the_same_version() {
+fn cargo_c_metadata_has_the_crate_version() {
     let manifest = fs::read_to_string(root().join("crates/capi/Cargo.toml")).unwrap();
     let (_, library) = manifest
         .split_once("[package.metadata.capi.library]")
@@ -225,7 +225,7 @@ fn cargo_c_is_told_the_same_version() {
     assert_eq!(version, format!("{:?}", env!("CARGO_PKG_VERSION")));
 }
 
-/// What the names in the shim begin with.
+/// Prefix of the names in the shim.
 const SHIM: &[&str] = &[
     "doorbell_shim_",
     #[cfg(feature = "verbs")]
@@ -248,10 +248,9 @@ fn header_and_library_have_the_same_functions() {
             .filter_map(|line| line.split(' ').next().map(str::to_owned))
             .collect()
     };
-    // All that the shared library exports is the interface.
+    // The shared library exports the interface only.
     assert_eq!(symbols(&library("so"), true), declared);
-    // A static library has everything inside, but of this name only the interface, and the shim with its glue to mlx5dv,
-    // which are hidden from whatever they are linked into.
+    // Symbols with this prefix in the static library are the interface, and the shim with its glue to mlx5dv, which are hidden.
     let mut named = symbols(&library("a"), false);
     named.retain(|name| name.starts_with("doorbell_"));
     for part in SHIM {
@@ -262,7 +261,7 @@ fn header_and_library_have_the_same_functions() {
     assert_eq!(named, declared);
 }
 
-/// What a shared library that a user makes with the static one exports by itself.
+/// The symbols that a shared library exports which a user links with the static one.
 #[test]
 fn static_library_exports_no_shim_symbols() {
     let test = "static_library_exports_no_shim_symbols";
@@ -291,7 +290,7 @@ fn static_library_exports_no_shim_symbols() {
     }
 }
 
-/// The rules of the line `Threads:` before the declaration of a function; none if any thread may call it at any time.
+/// The rules of the line `Threads:` before the declaration of a function; empty if any thread may call it at any time.
 fn thread_rules(text: &str, function: &str) -> Vec<String> {
     let declaration = text
         .match_indices(&format!("{function}("))
@@ -313,10 +312,10 @@ fn thread_rules(text: &str, function: &str) -> Vec<String> {
         .map_or(Vec::new(), |rules| rules.map(str::to_owned).collect())
 }
 
-/// Any thread may make any call, says doorbell.h, unless the call's comment has a line `Threads:`. Calls that end a handle have one, and
-/// so have those with a handle of a type that other calls may use one at a time only.
+/// By doorbell.h any thread may make any call, unless the call's comment has a line `Threads:`. Calls that end a handle must have one, and so must
+/// those with a handle of a type that calls may use only one at a time.
 #[test]
-fn every_exception_to_the_rule_about_threads_is_said() {
+fn header_documents_every_thread_safety_exception() {
     let (text, header) = (interface_text(), header());
     // Functions, with their parameters that are handles, or lists of such: (name, type).
     let functions: Vec<(&String, Vec<(&str, &str)>)> = header
@@ -372,7 +371,7 @@ fn every_exception_to_the_rule_about_threads_is_said() {
 
 /// Each code has its name, in the header and in the library.
 #[test]
-fn codes_have_names() {
+fn error_codes_have_names() {
     let mut program = String::from(PROLOGUE);
     for (name, value) in &header().constants {
         let is_code =
@@ -390,9 +389,9 @@ fn codes_have_names() {
     run_generated("codes", &program, &[]);
 }
 
-/// Every function that takes pointers, called with nothing but null pointers and zeros.
+/// Calls every function that takes pointers with null pointers and zeros only.
 #[test]
-fn no_function_follows_a_null_pointer() {
+fn null_pointers_are_never_dereferenced() {
     let mut program = String::from(PROLOGUE);
     let first_name = format!("result == {}", doorbell_rs::Device::list()[0].len());
     for (name, signature) in &header().functions {
@@ -427,13 +426,13 @@ fn no_function_follows_a_null_pointer() {
     run_generated("null_pointers", &program, &[]);
 }
 
-/// Every function that takes a handle, called with a pointer that is not a handle, and with memory for everything else.
+/// Calls every function that takes a handle with a pointer that is not a handle, and with valid memory for other pointers.
 #[test]
-fn no_function_follows_a_handle_that_is_none() {
+fn invalid_handles_are_never_dereferenced() {
     if !cfg!(debug_assertions) {
-        // Release builds do not look, by design.
+        // Release builds do not look handles up, by design.
         return waived::waived(
-            "no_function_follows_a_handle_that_is_none",
+            "invalid_handles_are_never_dereferenced",
             "this is a release build, which does not look handles up",
         );
     }
@@ -508,7 +507,7 @@ fn c_result(rust: &str) -> &'static str {
     }
 }
 
-/// A function's types, in Rust's words.
+/// A function's types, in Rust's notation.
 #[derive(Debug, PartialEq, Eq)]
 struct Signature {
     /// `name: type`
@@ -516,7 +515,7 @@ struct Signature {
     result: String,
 }
 
-/// What one side defines, in Rust's words.
+/// What one side defines, in Rust's notation.
 #[derive(Debug, Default)]
 struct Interface {
     functions: BTreeMap<String, Signature>,
@@ -661,7 +660,7 @@ fn header() -> Interface {
                 assert_eq!(tokens[end], *name);
                 at = end + 2;
             }
-            // Another library's, which no Rust type of ours stands for.
+            // Types of another library, without a Rust type here.
             (["struct", name], ";") => {
                 assert!(!name.starts_with("doorbell_"), "{name}");
                 at = open + 1;
@@ -781,7 +780,7 @@ fn read_rust(tokens: &[String], interface: &mut Interface) {
                 .insert(tokens[at + 2].clone(), Signature { parameters, result });
         } else if is(at, "struct") && is(at + 2, "{") && tokens[..at].ends_with(&["pub".to_owned()])
         {
-            // Those that C sees into are `repr(C)`, which stands before, with other attributes.
+            // Types with fields visible in C have the attribute `repr(C)` before.
             let mut before = tokens[..at].rsplit(|token| ["}", ";"].contains(&token.as_str()));
             let attributes = before.next().unwrap_or(&[]).concat();
             if attributes.contains("repr(C)") {
@@ -839,7 +838,7 @@ fn rust_type(tokens: &[String]) -> String {
 // ---------------------------------------------------------------------------------------- that the readers find what differs
 
 #[test]
-fn types_are_read_with_every_const() {
+fn type_parsers_handle_const_and_nested_pointers() {
     for (c, rust) in [
         ("const char *name", "name: *const c_char"),
         (

@@ -17,7 +17,7 @@ const DEBUG_LIBRARY: &str = if cfg!(debug_assertions) {
 };
 
 #[test]
-fn every_call_does_what_it_says() {
+fn c_calls_have_their_documented_effects() {
     let program = build(
         &root().join("crates/capi/tests/c/operations.c"),
         "operations",
@@ -27,7 +27,7 @@ fn every_call_does_what_it_says() {
 }
 
 #[test]
-fn misuse_is_an_error_and_breaks_nothing() {
+fn misuse_returns_errors_and_breaks_nothing() {
     let source = root().join("crates/capi/tests/c/misuse.c");
     let program = build(&source, "misuse", &[DEBUG_LIBRARY]);
     assert_eq!(run(&mut Command::new(program)), "done\n");
@@ -44,7 +44,7 @@ fn rarely_used_c_calls_work() {
 }
 
 #[test]
-fn groups_meet_and_fail_as_a_whole() {
+fn groups_connect_and_fail_as_a_whole() {
     let program = build(&root().join("crates/capi/tests/c/groups.c"), "groups", &[]);
     let mut command = Command::new(program);
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("DOORBELL_MASTER")) {
@@ -53,7 +53,7 @@ fn groups_meet_and_fail_as_a_whole() {
     assert_eq!(run(&mut command), "done\n");
 }
 
-/// A job as a launcher starts it: processes that know their place by their environment.
+/// A job as a launcher starts it: the environment of each process gives its rank.
 #[test]
 fn a_group_is_joined_from_the_environment() {
     let program = build(
@@ -85,7 +85,7 @@ fn a_group_is_joined_from_the_environment() {
 }
 
 #[test]
-fn registrations_stay_and_memory_bounces() {
+fn registration_caches_and_bounce_buffers_work() {
     let has_cuda = format!("-DWITH_CUDA={}", u32::from(cfg!(feature = "cuda")));
     let program = build(
         &root().join("crates/capi/tests/c/caches.c"),
@@ -95,9 +95,9 @@ fn registrations_stay_and_memory_bounces() {
     assert_eq!(run(&mut Command::new(program)), "done\n");
 }
 
-/// With `DOORBELL_TEST_CM`, the IP address of the device, all of it; `scripts/test rxe` has one.
+/// The whole program runs only with `DOORBELL_TEST_CM`, the IP address of the device; `scripts/test rxe` sets it.
 #[test]
-fn rdma_cm_connects_or_says_why_not() {
+fn rdma_cm_connects_or_reports_the_reason() {
     let has_verbs = format!("-DWITH_VERBS={}", u32::from(cfg!(feature = "verbs")));
     let program = build(
         &root().join("crates/capi/tests/c/cm.c"),
@@ -108,14 +108,14 @@ fn rdma_cm_connects_or_says_why_not() {
     match std::env::var("DOORBELL_TEST_CM") {
         Ok(address) => drop(command.arg(address)),
         Err(_) => waived::waived(
-            "rdma_cm_connects_or_says_why_not, connections",
+            "rdma_cm_connects_or_reports_the_reason, connections",
             "no DOORBELL_TEST_CM, the IP address of a device that rdma_cm knows",
         ),
     }
     assert_eq!(run(&mut command), "done\n");
 }
 
-/// On the streams and the memory of a GPU, or of the stand-in for its driver; or, without the feature `cuda`, that all calls say so.
+/// On streams and memory of a GPU, or of the stand-in for its driver. Without the feature `cuda` all calls must return the error for that.
 #[test]
 fn cuda_calls_work_or_report_the_missing_feature() {
     let test = "cuda_calls_work_or_report_the_missing_feature";
@@ -131,7 +131,7 @@ fn cuda_calls_work_or_report_the_missing_feature() {
         return waived::waived(test, reason.trim_end());
     }
     assert_eq!(output, "done\n");
-    // Over the stand-in once more, with host memory at other addresses on the device. The part that asks for them is the software NIC's.
+    // Over the stand-in once more, with other device addresses for host memory. The part that uses them needs the software NIC.
     let device = std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_else(|_| "softcx".into());
     if device.starts_with("softcx") {
         let output = run(Command::new(&program).env("DOORBELL_CUDA_STANDIN_LACKS", "samepointer"));
@@ -139,10 +139,10 @@ fn cuda_calls_work_or_report_the_missing_feature() {
     }
 }
 
-/// What kernels of the application execute; the kernel is the one of that name that the stand-in for the driver has.
+/// Triggers that kernels of the application execute. The kernel is a function of the stand-in for the driver.
 #[test]
-fn kernels_execute_what_a_c_program_has_prepared() {
-    let test = "kernels_execute_what_a_c_program_has_prepared";
+fn kernels_execute_triggers_of_a_c_program() {
+    let test = "kernels_execute_triggers_of_a_c_program";
     let source = root().join("crates/capi/tests/c/kernels.c");
     let has_cuda = format!("-DWITH_CUDA={}", u32::from(cfg!(feature = "cuda")));
     let has_standin = std::env::var_os("DOORBELL_CUDA_STANDIN").is_some();
@@ -181,7 +181,7 @@ fn the_example_runs_both_loops_and_checks_every_byte() {
     ] {
         let output = run(Command::new(&program).args(arguments));
         let on = arguments.get(3).unwrap_or(&"softcx");
-        // By plain verbs no stream can ring.
+        // With plain verbs streams cannot ring.
         let control = if on.starts_with("verbs:") || on.contains("path=proxy") {
             "proxy"
         } else {
@@ -206,7 +206,7 @@ fn the_example_runs_both_loops_and_checks_every_byte() {
     }
 }
 
-/// The shared library, from C++, which finds it by its name.
+/// A C++ program that is linked with the shared library by its name.
 #[test]
 fn a_program_in_cpp_links_with_the_shared_library() {
     let test = "a_program_in_cpp_links_with_the_shared_library";

@@ -1,5 +1,5 @@
-//! The examples in C and in CUDA C. Those in CUDA C are compiled by nvcc for every architecture; without a GPU they say so themselves, and what
-//! of them is the host's, and the kernels block by block, runs on the processor (`tests/c/cuda_on_cpu`), triggers with the stand-in for the driver.
+//! The examples in C and in CUDA C. Those in CUDA C are compiled by nvcc for every architecture; without a GPU they report that and end. Their host
+//! code, and the kernels block by block, also run on the CPU (`tests/c/cuda_on_cpu`), triggers with the stand-in for the driver.
 
 mod c_toolchain;
 #[path = "../../../tests/waived/mod.rs"]
@@ -58,7 +58,7 @@ fn a_c_program_puts_and_signals_from_its_threads() {
     assert_eq!(nowhere.status.code(), Some(1));
 }
 
-/// Without a GPU the program says that, and nothing else.
+/// Without a GPU the program prints only that.
 #[test]
 fn examples_in_cuda_compile_for_every_architecture() {
     let test = "examples_in_cuda_compile_for_every_architecture";
@@ -89,7 +89,7 @@ fn examples_in_cuda_compile_for_every_architecture() {
         command.arg("-I").arg(root().join("include"));
         command.arg(root().join(format!("examples/{name}.cu")));
         command.arg(library("a"));
-        // nvcc knows no file names without a suffix of its own but by this.
+        // nvcc needs this option for a file name without one of its suffixes.
         for native in NATIVE_LIBS {
             command.args(["-Xlinker", native]);
         }
@@ -164,7 +164,7 @@ fn build_on_cpu(name: &str) -> PathBuf {
     if !has_triggers() {
         command.arg("-DWITHOUT_TRIGGERS");
     }
-    // What stands for CUDA's headers, and for the one for nvcc alone, is found first.
+    // The replacements for CUDA's headers, and for the header that only nvcc compiles, come first in the path.
     for folder in ["crates/capi/tests/c/cuda_on_cpu", "include"] {
         command.arg("-I").arg(root().join(folder));
     }

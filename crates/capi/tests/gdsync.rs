@@ -17,7 +17,7 @@ use c_toolchain::{NATIVE_LIBS, compiler, has, library, root, run, scratch, succe
 /// With libibverbs' types where they are installed, and with the header's own.
 const VERBS: &[(&str, &[&str])] = &[("", &[]), ("own_verbs", &["-DDOORBELL_GDSYNC_OWN_VERBS"])];
 
-/// Whether the device is one that libibverbs opens, too: its contexts are taken as they are.
+/// Whether libibverbs opens the device, too: then the program passes contexts of libibverbs.
 fn is_of_libibverbs() -> bool {
     let device = std::env::var("DOORBELL_TEST_DEVICE");
     cfg!(feature = "verbs")
@@ -40,7 +40,7 @@ fn build(name: &str, language: &str, verbs: &str, flags: &[&str]) -> PathBuf {
         };
         command.args(flags);
         if in_language != "c" {
-            // Values that an enum has not are given on purpose; C++ has no such thing, and UndefinedBehaviorSanitizer says so.
+            // The program passes values that the enum does not have on purpose, which UndefinedBehaviorSanitizer reports in C++.
             command.args(["-x", "c++", "-fno-sanitize=enum"]);
         }
         command.arg("-c").arg(source(&file)).arg("-o").arg(&object);
@@ -57,7 +57,7 @@ fn build(name: &str, language: &str, verbs: &str, flags: &[&str]) -> PathBuf {
     program
 }
 
-/// Builds the forms of a program one after the other. Each runs beside the builds of the next: one of them waits for seconds.
+/// Builds the forms of a program one after the other. Each runs while the next one is built, because one of them waits for seconds.
 fn builds_and_runs(test: &str, name: &str) {
     std::thread::scope(|scope| {
         for language in ["c", "c++"] {
@@ -90,29 +90,26 @@ fn programs_of_libgdsync_transfer() {
 }
 
 #[test]
-fn what_goes_wrong_is_an_errno_or_a_completion_in_error() {
-    builds_and_runs(
-        "what_goes_wrong_is_an_errno_or_a_completion_in_error",
-        "errors",
-    );
+fn errors_are_errnos_or_error_completions() {
+    builds_and_runs("errors_are_errnos_or_error_completions", "errors");
 }
 
 #[test]
-fn memory_is_registered_by_its_first_use_if_a_program_wants_that() {
-    builds_and_runs("memory_is_registered_by_its_first_use", "on_use");
+fn memory_is_registered_on_first_use_on_request() {
+    builds_and_runs("memory_is_registered_on_first_use_on_request", "on_use");
 }
 
-/// What kernels execute. The kernel is the one of that name that the stand-in for the driver has; elsewhere only what is refused is seen.
+/// Operations that kernels execute. The kernel is a function of the stand-in for the driver; with a real driver only refused calls are tested.
 #[test]
-fn kernels_ring_what_a_program_has_prepared() {
-    let test = "kernels_ring_what_a_program_has_prepared";
+fn kernels_ring_prepared_operations() {
+    let test = "kernels_ring_prepared_operations";
     if std::env::var_os("DOORBELL_CUDA_STANDIN").is_none() {
         waived::waived(test, "the kernel that executes a trigger is the stand-in's");
     }
     builds_and_runs(test, "kernels");
 }
 
-/// The text of the headers that `gdsync.h` includes: those that libgdsync has as well, and what is behind them.
+/// The text of the headers that `gdsync.h` includes: those that libgdsync has too, and those that they include.
 fn headers() -> Vec<(String, String)> {
     let mut texts: Vec<_> = ["gdsync", "detail/gdsync"]
         .iter()
@@ -296,8 +293,7 @@ fn gdsync_h_compiles_in_cuda_programs() {
     }
 }
 
-/// The types that stand for libibverbs' are so by name and value: a program that takes them from the one compiles with the other, and sees the
-/// same numbers.
+/// The replacements for types of libibverbs have the same names and values: a program compiles with both and gets the same numbers.
 #[test]
 fn own_types_have_the_values_of_libibverbs() {
     let test = "own_types_have_the_values_of_libibverbs";

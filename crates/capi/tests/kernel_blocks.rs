@@ -16,7 +16,7 @@ use programs::{THREAD_SANITIZER, command, controls, link, other_build};
 /// How many blocks there are at once: each is a translation unit of its own, for its `__shared__`.
 const BLOCKS: u32 = 3;
 
-/// What goes over a queue: the case, and the depth.
+/// Cases that use a queue, with its depth.
 const OVER_QUEUES: [(&str, &str); 8] = [
     ("a_warp", "64"),
     ("groups_of_a_warp", "64"),
@@ -28,7 +28,7 @@ const OVER_QUEUES: [(&str, &str); 8] = [
     ("too_many_lanes", "16"),
 ];
 
-/// What needs no queue.
+/// Cases without a queue.
 const IN_MEMORY: [&str; 4] = ["ping", "relay", "codes_of_triggers", "barriers"];
 
 fn build(name: &str, with_thread_sanitizer: bool) -> PathBuf {
@@ -83,8 +83,8 @@ fn succeed(program: &Path, over_queues: &[(&str, &str)]) {
     });
 }
 
-/// Of lanes of any mask each one's work request lands once, at its place and in its slot, behind one doorbell for all; what all threads of a block
-/// wrote is what the peer gets, and what has come is there for all; and all get the code of what went wrong.
+/// For any mask of lanes, each lane's work request is posted once, to its own slot, with one doorbell for all. The peer gets what all threads of a
+/// block wrote, received data is visible to all of them, and all get the error code of a failure.
 #[test]
 fn warps_and_blocks_post_and_trigger_together() {
     let test = "warps_and_blocks_post_and_trigger_together";
@@ -94,7 +94,7 @@ fn warps_and_blocks_post_and_trigger_together() {
     succeed(&build(test, false), &OVER_QUEUES);
 }
 
-/// With shuffles that order nothing: what orders is the calls' barriers.
+/// With shuffles that do not order memory, so that only the barriers of the calls do.
 #[test]
 fn warps_and_blocks_have_no_data_race() {
     let test = "warps_and_blocks_have_no_data_race";
@@ -107,7 +107,7 @@ fn warps_and_blocks_have_no_data_race() {
     let program = build(test, true);
     // The failures are the same threads' with the same barriers.
     succeed(&program, &OVER_QUEUES[1..5]);
-    // And it would be seen.
+    // A missing barrier is detected.
     let race = command(&program)
         .args(["shuffle_alone", "64", "0"])
         .output();

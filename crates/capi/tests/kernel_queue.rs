@@ -56,19 +56,19 @@ cases! {
     kinds: 64;
     formats: 64;
     loans: 64;
-    out_of_order: 64;
+    slots_are_sent_in_order_of_reservation: 64;
     all_signaled: 64;
-    left_to_another: 64;
+    doorbell_is_left_to_the_lock_holder: 64;
     full_and_late: 16;
-    too_long: 64;
-    outlives_the_loan: 64;
+    too_long_requests_take_no_slot: 64;
+    put_outlives_the_kernel_queue: 64;
     error_completion: 64;
-    error_that_nobody_polls: 64;
+    host_finds_error_that_is_not_polled: 64;
     dead_peer: 64;
     aborted: 64;
 }
 
-/// Where kernels ring: the host's counts begin with the endpoint's.
+/// Where kernels ring, the host's counts begin at the endpoint's counts.
 #[test]
 fn kernel_queue_counts_wrap() {
     let test = "kernel_queue_counts_wrap";
@@ -81,8 +81,8 @@ fn kernel_queue_counts_wrap() {
 }
 
 #[test]
-fn queues_of_any_depth_are_full_again_and_again() {
-    let name = "queues_of_any_depth_are_full_again_and_again";
+fn queues_of_every_depth_fill_repeatedly() {
+    let name = "queues_of_every_depth_fill_repeatedly";
     let operations = if other_build().is_none() {
         (operations() / 250).clamp(8_000, 40_000)
     } else {
@@ -93,15 +93,15 @@ fn queues_of_any_depth_are_full_again_and_again() {
     }
 }
 
-/// Ten million operations, unless `DOORBELL_OPERATIONS` says another number: the NIC's counts of 16 bits wrap again and again. No operation is
-/// lost, doubled or torn, and the threads have no data race.
+/// Ten million operations, unless `DOORBELL_OPERATIONS` sets another number: the NIC's counts of 16 bits wrap repeatedly. No operation is lost,
+/// doubled or torn, and the threads have no data race.
 #[test]
-fn many_threads_lose_double_and_tear_nothing() {
-    let test = "many_threads_lose_double_and_tear_nothing";
+fn operations_of_many_threads_are_not_lost_doubled_or_torn() {
+    let test = "operations_of_many_threads_are_not_lost_doubled_or_torn";
     if !has("cc") {
         return waived::waived(test, "cc is not installed");
     }
-    // A part of them where it is not: the count is needed once.
+    // Fewer operations in other builds: the full number is needed once.
     let all = if let Some(reason) = other_build() {
         waived::waived(&format!("{test} under ThreadSanitizer"), reason);
         operations() / 40

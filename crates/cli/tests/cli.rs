@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// No run of these tests takes near as long; what is not over then hangs.
+/// Far longer than any run of these tests: a run that has not ended by then hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 /// A row that takes milliseconds.
 const QUICK: &str = "--iterations 40 --steps 5 --batches 2";
@@ -42,7 +42,7 @@ fn command(line: &str) -> Command {
     command
 }
 
-/// A child that ends with the test, whatever comes of it.
+/// A child process that is killed when the test ends.
 struct Running {
     child: Child,
     line: String,
@@ -55,7 +55,7 @@ impl Running {
         Self { child, line }
     }
 
-    /// A process that listens, and the address that it says.
+    /// A process that listens, and the address that it prints.
     fn listen(line: &str) -> (Self, String) {
         let mut running = Self::start(&format!("{line} --listen 127.0.0.1:0"));
         let mut said = String::new();
@@ -209,7 +209,7 @@ fn keys(row: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn loops_and_pingpongs_in_one_process_give_rows_and_every_byte_is_right() {
+fn loop_and_pingpong_in_one_process_report_rows() {
     for test in ["loop", "pingpong"] {
         for op in ["write", "send"] {
             for validate in ["", "--validate"] {
@@ -230,7 +230,7 @@ fn loops_and_pingpongs_in_one_process_give_rows_and_every_byte_is_right() {
 }
 
 #[test]
-fn two_processes_do_the_same() {
+fn loop_and_pingpong_in_two_processes_report_rows() {
     for test in ["loop", "pingpong"] {
         for op in ["write", "send"] {
             for validate in ["", "--validate"] {
@@ -250,7 +250,7 @@ fn two_processes_do_the_same() {
 }
 
 #[test]
-fn a_table_names_what_it_was_taken_on() {
+fn table_header_names_parameters_host_and_device() {
     let line = format!("{} --sizes 8 --kernel-us 0 {QUICK}", bench("loop"));
     let table = text(run(&line));
     let lines: Vec<&str> = table.lines().collect();
@@ -265,7 +265,7 @@ fn a_table_names_what_it_was_taken_on() {
 }
 
 #[test]
-fn csv_has_the_columns_of_json_and_a_line_a_row() {
+fn csv_has_the_json_columns_and_one_line_per_row() {
     let line = format!("{} --sizes 8,64 --kernel-us 0 {QUICK}", bench("loop"));
     let csv = text(run(&format!("{line} --csv")));
     let mut lines = csv.lines();
@@ -337,7 +337,7 @@ fn a_plot_that_cannot_be_written_is_refused_before_measuring() {
         (folder.to_str().unwrap(), 2),
         ("out.png", 2),
     ] {
-        // A device that is not there is told later.
+        // A device that does not exist is reported later.
         let line = format!("bench loop --device mlx5_17 --plot {path}");
         let (status, out, err) = Running::start(&line).end();
         assert_eq!((status, &*out), (Some(code), ""), "`{line}`: {err}");
@@ -347,7 +347,7 @@ fn a_plot_that_cannot_be_written_is_refused_before_measuring() {
 }
 
 #[test]
-fn disasm_shows_what_rings_and_what_waits() {
+fn disasm_shows_work_requests_doorbells_and_waits() {
     let plain = text(run(&format!("disasm --device {}", device())));
     for said in [
         "== send of 64 bytes",
@@ -414,14 +414,14 @@ fn info_lists_devices_streams_paths_and_features() {
 }
 
 #[test]
-fn info_on_one_device_names_no_other() {
+fn info_with_a_device_lists_only_that_device() {
     let device = device();
     let info = text(run(&format!("info --device {device}")));
     let devices = info.split_once("devices\n").unwrap().1;
     assert!(devices.trim_start().starts_with(&device), "{info}");
     let path = format!("host stream: {} (", control());
     assert_eq!(devices.matches(&path).count(), 1, "{info}");
-    // The device, its endpoints, the path, and the two that are not taken.
+    // The device, its endpoints, the path, and the two paths that are not used.
     assert_eq!(devices.lines().count(), 5, "{info}");
     for control in ["direct", "proxy", "sync"] {
         assert!(devices.contains(control), "{info}");
@@ -429,10 +429,10 @@ fn info_on_one_device_names_no_other() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_named() {
+fn unknown_device_error_names_it_and_the_alternatives() {
     let listen = "bench pingpong --listen 127.0.0.1:0";
     for line in ["bench loop", listen, "disasm", "info"] {
-        // Where there are other devices, perhaps, and where libibverbs finds no RDMA at all.
+        // With the devices of this machine, and where libibverbs finds no RDMA device.
         for sysfs in [None, Some("/nonexistent")] {
             let line = format!("{line} --device mlx5_17");
             let mut command = command(&line);
@@ -447,7 +447,7 @@ fn a_device_that_is_not_there_is_named() {
                 String::from_utf8_lossy(&stderr),
             );
             assert_eq!(status.code(), Some(1), "`{line}`: {err}");
-            // Of a path; what a GPU can do is said of it all the same.
+            // No path is printed; the capabilities of a GPU still are.
             let mut words = out.split(|letter: char| !letter.is_alphanumeric());
             assert!(
                 !out.contains("listening") && !words.any(|word| word == "direct"),
@@ -462,7 +462,7 @@ fn a_device_that_is_not_there_is_named() {
 }
 
 #[test]
-fn help_and_version_are_no_errors() {
+fn help_and_version_exit_with_success() {
     assert!(text(run("--version")).starts_with("doorbell "));
     assert!(text(run("bench loop --help")).contains("--kernel-us"));
 }
@@ -477,7 +477,7 @@ fn a_missing_subcommand_prints_help() {
 }
 
 #[test]
-fn a_closed_pipe_ends_the_command_quietly_by_sigpipe() {
+fn closed_pipe_ends_the_command_by_sigpipe() {
     for line in [
         "",
         "--help",
@@ -506,7 +506,7 @@ fn a_closed_pipe_ends_the_command_quietly_by_sigpipe() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_in_one_line() {
+fn invalid_arguments_give_a_one_line_error() {
     for (line, named) in [
         ("frobnicate", "frobnicate"),
         ("bench loop --sizes 0", "--sizes"),
@@ -536,8 +536,8 @@ fn what_makes_no_sense_is_refused_in_one_line() {
 }
 
 #[test]
-fn connecting_to_nobody_ends_by_its_deadline() {
-    // A port that is taken and on which nobody listens any more. Another process could take a free port at any moment.
+fn connect_without_a_listener_ends_by_its_deadline() {
+    // A port in use on which no socket listens any more: another process could take a free port at any moment.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let port = address.port();
@@ -557,7 +557,7 @@ fn connecting_to_nobody_ends_by_its_deadline() {
 }
 
 #[test]
-fn a_stranger_does_not_keep_a_peer_from_being_served() {
+fn foreign_connection_does_not_block_the_peer() {
     let (other, address) = Running::listen(&bench("loop"));
     let mut stranger = std::net::TcpStream::connect(&address).unwrap();
     std::io::Write::write_all(&mut stranger, b"GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -571,9 +571,9 @@ fn a_stranger_does_not_keep_a_peer_from_being_served() {
     assert_eq!(code, Some(0), "{err}");
 }
 
-/// A relay between the two processes makes the one that measures say that it runs on another host.
+/// A relay between the two processes changes the handshake of the measuring one, so that it seems to run on another host.
 #[test]
-fn the_software_device_across_hosts_is_refused_with_a_cure() {
+fn softcx_across_hosts_is_refused_with_a_remedy() {
     use doorbell::{Channel, Listener};
     let (other, address) = Running::listen("bench loop");
     let relay = Listener::bind("127.0.0.1:0").unwrap();
@@ -616,7 +616,7 @@ fn a_peer_that_is_killed_ends_the_other_process() {
                 bench(test)
             );
             let measuring = Running::start(&line);
-            // Well into the row: meeting takes milliseconds. If it has not met by then, the end is noticed all the same.
+            // In the middle of the row: connecting takes milliseconds. If it has not connected by then, the end is detected too.
             std::thread::sleep(Duration::from_millis(400));
             let (mut killed, left) = if kill_listener {
                 (other, measuring)
@@ -628,7 +628,7 @@ fn a_peer_that_is_killed_ends_the_other_process() {
             let (code, _, err) = left.end();
             assert_eq!(code, Some(1), "`{line}`: {err}");
             assert_eq!(err.lines().count(), 1, "`{line}`: {err}");
-            // A process that had not met its peer by then waits for it for half a minute.
+            // A process that had not connected by then waits for its peer for half a minute.
             assert!(
                 start.elapsed() < Duration::from_secs(60),
                 "`{line}` noticed after {:?}",

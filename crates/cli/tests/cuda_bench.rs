@@ -1,4 +1,4 @@
-//! `doorbell bench --stream cuda`, run as its users run it. No figure is judged here: over the stand-in for the driver none means anything.
+//! `doorbell bench --stream cuda`, run as its users run it. Times are not judged: over the stand-in for the driver they have no meaning.
 #![cfg(all(feature = "cuda", not(loom)))]
 
 #[path = "../../../tests/rig/standin.rs"]
@@ -65,8 +65,8 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn rows_of_either_loop_have_the_devices_time() {
-    if has_no_driver("rows_of_either_loop_have_the_devices_time") {
+fn rows_of_both_tests_report_gpu_time() {
+    if has_no_driver("rows_of_both_tests_report_gpu_time") {
         return;
     }
     for line in [
@@ -85,7 +85,7 @@ fn rows_of_either_loop_have_the_devices_time() {
             assert!(!row["gpu"].as_str().unwrap().is_empty(), "{row}");
             assert_eq!(row["iterations"], 40);
             let us = row["time_min_us"].as_f64().unwrap();
-            // The kernel is in every batch; the device's clock steps by half a microsecond.
+            // Every batch contains the kernel; the resolution of the device's clock is half a microsecond.
             let kernel = row["kernel_us"].as_f64().unwrap();
             assert!(us >= kernel - 1.0 && us > 0.0, "{line}: {row}");
         }
@@ -94,8 +94,8 @@ fn rows_of_either_loop_have_the_devices_time() {
 
 /// A container may have the toolkit's stub before the driver on the search path.
 #[test]
-fn a_stub_in_the_place_of_the_driver_is_named() {
-    if has_no_driver("a_stub_in_the_place_of_the_driver_is_named") {
+fn error_names_the_stub_driver_library() {
+    if has_no_driver("error_names_the_stub_driver_library") {
         return;
     }
     // CUDA_ERROR_STUB_LIBRARY
@@ -108,8 +108,8 @@ fn a_stub_in_the_place_of_the_driver_is_named() {
 }
 
 #[test]
-fn messages_lie_in_the_gpus_memory_if_they_are_to() {
-    let test = "messages_lie_in_the_gpus_memory_if_they_are_to";
+fn memory_option_places_messages_in_gpu_memory() {
+    let test = "memory_option_places_messages_in_gpu_memory";
     if has_no_driver(test) {
         return;
     }
@@ -131,8 +131,8 @@ fn messages_lie_in_the_gpus_memory_if_they_are_to() {
 }
 
 #[test]
-fn batches_of_the_loop_go_as_graphs() {
-    let test = "batches_of_the_loop_go_as_graphs";
+fn loop_batches_are_launched_as_graphs() {
+    let test = "loop_batches_are_launched_as_graphs";
     if has_no_driver(test) {
         return;
     }
@@ -168,13 +168,13 @@ fn batches_of_the_loop_go_as_graphs() {
 }
 
 #[test]
-fn a_graph_is_recorded_once_for_a_case_and_launched_once_for_a_batch() {
-    let test = "a_graph_is_recorded_once_for_a_case_and_launched_once_for_a_batch";
+fn graph_is_recorded_once_per_case_and_launched_once_per_batch() {
+    let test = "graph_is_recorded_once_per_case_and_launched_once_per_batch";
     if has_no_driver(test) {
         return;
     }
     if !is_standin() {
-        return waived(test, "a real driver does not fail when it is told to");
+        return waived(test, "a real driver does not fail on request");
     }
     // Two cases, each of 2 batches to warm up and 8 that are measured, of 5 steps.
     let line = "bench loop --iterations 40 --steps 5 --batches 2 --sizes 64,128 --kernel-us 0 --stream cuda --graph --loop async";
@@ -184,7 +184,7 @@ fn a_graph_is_recorded_once_for_a_case_and_launched_once_for_a_batch() {
         // The first of the second case: nothing is in flight.
         ("cuGraphLaunch", 11, true),
         ("cuGraphLaunch", 21, false),
-        // One more tries whether kernels are taken at all.
+        // One more launch checks whether kernels work at all.
         ("cuLaunchKernel", 1 + 10, true),
         ("cuLaunchKernel", 1 + 11, false),
     ] {
@@ -205,8 +205,8 @@ fn a_graph_is_recorded_once_for_a_case_and_launched_once_for_a_batch() {
 }
 
 #[test]
-fn kernels_ring_by_themselves() {
-    let test = "kernels_ring_by_themselves";
+fn trigger_kernel_option_rings_from_kernels() {
+    let test = "trigger_kernel_option_rings_from_kernels";
     if has_no_driver(test) {
         return;
     }
@@ -239,8 +239,10 @@ fn kernels_ring_by_themselves() {
 }
 
 #[test]
-fn no_kernel_rings_on_the_sync_path() {
-    if has_no_driver("no_kernel_rings_on_the_sync_path") || !device().starts_with("softcx") {
+fn trigger_kernel_option_is_refused_on_the_sync_path() {
+    if has_no_driver("trigger_kernel_option_is_refused_on_the_sync_path")
+        || !device().starts_with("softcx")
+    {
         return;
     }
     let line = format!("bench loop {QUICK} --stream cuda --trigger kernel");
@@ -254,8 +256,8 @@ fn no_kernel_rings_on_the_sync_path() {
 }
 
 #[test]
-fn kernels_make_their_work_requests() {
-    let test = "kernels_make_their_work_requests";
+fn trigger_build_option_builds_work_requests_in_kernels() {
+    let test = "trigger_build_option_builds_work_requests_in_kernels";
     if has_no_driver(test) {
         return;
     }
@@ -279,17 +281,17 @@ fn kernels_make_their_work_requests() {
     }
 }
 
-/// One launch a step, which is the step's kernel and rings; no operation of a stream between but the counts of batches.
+/// One launch a step, whose kernel also rings. Between the steps the stream has no operations except the counts of batches.
 #[test]
-fn a_step_whose_kernel_rings_is_one_launch() {
-    let test = "a_step_whose_kernel_rings_is_one_launch";
+fn step_with_trigger_kernel_is_one_launch() {
+    let test = "step_with_trigger_kernel_is_one_launch";
     if has_no_driver(test) {
         return;
     }
     if !is_standin() {
-        return waived(test, "a real driver does not fail when it is told to");
+        return waived(test, "a real driver does not fail on request");
     }
-    // 2 batches to warm up and 8 that are measured, of 5 steps; one launch more tries whether kernels are taken at all.
+    // 2 batches to warm up and 8 that are measured, of 5 steps; one more launch checks whether kernels work at all.
     let line = "bench loop --iterations 40 --steps 5 --batches 2 --sizes 64 --kernel-us 3 --stream cuda --trigger kernel --loop async";
     for (nth, is_made) in [(1 + 50, true), (1 + 51, false)] {
         let output = run_with_faults(line, &format!("cuLaunchKernel:999,nth={nth}"));

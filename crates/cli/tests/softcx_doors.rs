@@ -1,5 +1,5 @@
-//! The doors to the software ConnectX, with programs that need no verbs library: exit codes, signals, process trees, descriptors,
-//! and what is left when clients die.
+//! The doors to the software ConnectX, with programs that need no verbs library: exit codes, signals, process trees, descriptors, and leaks after
+//! clients die.
 
 #[path = "../../../tests/door/mod.rs"]
 mod door;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use waived::waived;
 
-/// Nothing here takes nearly as long.
+/// Far longer than anything here takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn run(options: &[&str], program: &[&str]) -> Command {
@@ -124,7 +124,7 @@ fn dynamic_client() -> Option<&'static str> {
     build(&BUILT, "client.c", "doors-client-dynamic", &[])
 }
 
-/// The program that names paths; its calls are those that a distribution's compiler flags make of them.
+/// The program that calls functions with paths, compiled with the flags of a distribution.
 fn path_client() -> Option<&'static str> {
     static BUILT: OnceLock<Option<String>> = OnceLock::new();
     let flags = ["-O2", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"];
@@ -192,7 +192,7 @@ fn is_instrumented() -> bool {
 }
 
 #[test]
-fn exit_codes_and_deaths_come_through_as_a_shell_has_them() {
+fn exit_codes_and_signals_are_reported_as_by_a_shell() {
     for door in doors() {
         for (program, expected) in [
             (&["true"][..], 0),
@@ -200,7 +200,7 @@ fn exit_codes_and_deaths_come_through_as_a_shell_has_them() {
             (&["sh", "-c", "exit 255"], 255),
             (&["/nonexistent/program"], 127),
             (&["/etc/passwd"], 126),
-            // Options of the program's are its own.
+            // Options after the program's name are passed to it.
             (&["printf", "--help"], 0),
         ] {
             let (code, text) = outcome(run(&door, program));
@@ -226,11 +226,11 @@ fn signals_reach_the_program() {
 }
 
 #[test]
-fn the_supervisor_stays_for_what_the_program_left_behind() {
+fn supervisor_stays_until_orphaned_processes_end() {
     let script = "(sleep 0.3; stat -c %F /dev/infiniband/uverbs0) & exit 3";
     let (code, text) = outcome(run(&[], &["sh", "-c", script]));
     assert_eq!((code, text.as_str()), (3, "character special file\n"));
-    // And signals go to them then: once the program has ended and was waited for, so that nobody has its number.
+    // Signals are forwarded to them then: after the program has ended and was reaped, so that its process id is free.
     let script = "(trap 'echo orphan; exit' TERM; while kill -0 $$; do sleep 0.02; done 2>/dev/null
         echo ready; while :; do sleep 0.02; done) & exit 4";
     let mut running = Running::start(run(&[], &["sh", "-c", script]));
@@ -244,7 +244,7 @@ fn the_supervisor_stays_for_what_the_program_left_behind() {
 const DOORBELL: &str = env!("CARGO_BIN_EXE_doorbell");
 
 #[test]
-fn a_run_within_a_run_is_that_run_if_it_asks_for_nothing_else() {
+fn nested_run_with_same_options_joins_the_outer_run() {
     let look = "echo $SYSFS_PATH; stat -c %F /dev/infiniband/uverbs0; exit 7";
     let fabric = fabric();
     for options in [
@@ -263,7 +263,7 @@ fn a_run_within_a_run_is_that_run_if_it_asks_for_nothing_else() {
         assert!(lines[0].starts_with('/') && lines[0] == lines[1], "{text}");
         assert_eq!(lines[2], "character special file");
     }
-    // What is left behind is still the outer one's.
+    // The outer run still serves processes left behind.
     let script = "(sleep 0.2; stat -c %F /dev/infiniband/uverbs0) & exit 3";
     let (code, text) = outcome(run(
         &[],
@@ -278,7 +278,7 @@ fn a_run_within_a_run_is_that_run_if_it_asks_for_nothing_else() {
 }
 
 #[test]
-fn a_run_within_a_run_that_asks_for_something_else_is_told_what_is_there() {
+fn nested_run_with_other_options_is_refused() {
     let fabric = fabric();
     let there = format!("--fabric {fabric}, not other");
     for (option, value, said) in [
@@ -297,16 +297,16 @@ fn a_run_within_a_run_that_asks_for_something_else_is_told_what_is_there() {
             "{text}"
         );
     }
-    // Where nothing is known of the other supervisor.
+    // Without the environment that describes the outer run.
     let inner = ["env", "-i", DOORBELL, "softcx", "run", "--", "true"];
     let (code, text) = outcome(run(&[], &inner));
     assert_eq!(code, 125);
     assert!(text.contains("--door preload"), "{text}");
 }
 
-/// What a program inherits from its environment and the provider obeys.
+/// An environment variable that the provider obeys.
 #[test]
-fn a_variable_that_would_change_the_work_requests_is_refused_by_its_name() {
+fn provider_variable_that_changes_work_requests_is_refused() {
     let info = [DOORBELL, "info", "--device", "mlx5_0"];
     let with = |variable: &'static str| {
         let mut inner = vec!["env", variable];
@@ -341,7 +341,7 @@ fn nested_doors_use_the_inner_device() {
     let shown = format!(" {} {}", fabric(), library());
     let expected = format!("character special file\n{shown}\nEthernet\n");
     assert_eq!((code, text), (0, expected));
-    // The inner one alone has the device, on the fabric of the outer one.
+    // The inner door serves the device, on the fabric of the outer one.
     let look = format!(
         "test -n \"$SYSFS_PATH\" && ! grep -q libdoorbell_softcx /proc/self/maps && {look}"
     );
@@ -371,14 +371,14 @@ fn a_static_program_finds_the_device_by_every_name() {
 }
 
 #[test]
-fn both_doors_answer_every_look_at_a_path_alike() {
+fn both_doors_answer_path_calls_alike() {
     let Some(client) = path_client() else {
         return waived("softcx_doors", "no C compiler or C library headers");
     };
     let texts: Vec<String> = doors()
         .iter()
         .map(|door| {
-            // One after the other on a fabric of their own, they are the same node.
+            // One after the other on the same fabric, so that the node is the same.
             let (code, text) = outcome(run_on(&format!("{}-paths", fabric()), door, &[client]));
             assert_eq!(code, 0, "{door:?}: {text}");
             text
@@ -430,7 +430,7 @@ fn both_doors_answer_every_look_at_a_path_alike() {
     }
 }
 
-/// `/dev/shm` of a name space of mounts of its own, which `setup` fills or spoils, is what the run sees.
+/// Runs a command in a mount namespace with its own `/dev/shm`, which `setup` prepares.
 fn with_own_shared_memory(setup: &str, run: &Command) -> Option<(i32, String)> {
     let unshare = ["-m", "-rm"].into_iter().find(|flags| {
         let mount = ["sh", "-c", "mount -t tmpfs tmpfs /dev/shm"];
@@ -444,7 +444,7 @@ fn with_own_shared_memory(setup: &str, run: &Command) -> Option<(i32, String)> {
 }
 
 #[test]
-fn shared_memory_without_room_is_an_error_that_names_it() {
+fn full_shared_memory_error_names_the_file() {
     for door in doors() {
         // For the table of the fabric; then for the description of the device.
         for size in ["4k", "24k"] {
@@ -485,9 +485,9 @@ fn a_folder_of_another_user_in_shared_memory_is_refused_by_name() {
     }
 }
 
-/// Programs that are usually there.
+/// Usual command line programs.
 #[test]
-fn scripts_see_the_device_by_both_doors() {
+fn shell_scripts_see_the_device_through_both_doors() {
     for door in doors() {
         for (script, expected) in [
             ("ls /dev/infiniband", "uverbs0\n"),
@@ -527,7 +527,7 @@ fn scripts_see_the_device_by_both_doors() {
 }
 
 #[test]
-fn odd_programs_are_served_as_any_other() {
+fn unusual_programs_are_served() {
     let Some(client) = client() else {
         return waived(
             "softcx_doors",
@@ -548,7 +548,7 @@ fn odd_programs_are_served_as_any_other() {
 }
 
 #[test]
-fn deaths_at_any_point_of_a_call_leave_nothing_behind() {
+fn clients_killed_during_calls_leave_nothing_behind() {
     let Some(client) = client() else {
         return waived(
             "softcx_doors",
@@ -565,7 +565,7 @@ fn deaths_at_any_point_of_a_call_leave_nothing_behind() {
 }
 
 #[test]
-fn a_forked_child_has_a_device_of_its_own_behind_the_preload_door() {
+fn forked_child_behind_the_preload_door_has_its_own_device() {
     let Some(client) = dynamic_client() else {
         return waived("softcx_doors", "no C compiler or RDMA headers");
     };
@@ -589,7 +589,7 @@ fn a_thousand_opens_leave_nothing_behind() {
     };
     for (door, client) in doors().into_iter().zip([fixed, dynamic]) {
         let mut running = Running::start(run(&door, &[client, "cycles"]));
-        // The supervisor, or the program itself, which has become it.
+        // The supervisor, or the program itself, which replaced it.
         let process = running.child.id();
         assert_eq!(running.ask("50"), "done");
         let before = settled(process);
@@ -614,7 +614,7 @@ struct Resources {
     resident_kib: u64,
 }
 
-/// What a process holds, when that seems to have stopped to change: contexts are released a moment after their last close.
+/// Resources of a process once they no longer change: contexts are released shortly after their last close.
 fn settled(process: u32) -> Resources {
     let mut last = usize::MAX;
     for _ in 0..100 {
@@ -628,7 +628,7 @@ fn settled(process: u32) -> Resources {
     resources(process)
 }
 
-/// What it holds once that is no more than before. However long it was not let run: that nothing changes for a while says little.
+/// Resources of a process once they are no more than before. A wait for no changes would not suffice for a process that is not scheduled.
 fn back_to(before: &Resources, process: u32) -> Resources {
     let start = Instant::now();
     loop {
@@ -667,7 +667,7 @@ fn resources(process: u32) -> Resources {
 }
 
 #[test]
-fn a_killed_client_gives_back_what_it_held() {
+fn killed_client_releases_its_resources() {
     let Some(client) = client() else {
         return waived(
             "softcx_doors",
@@ -679,7 +679,7 @@ fn a_killed_client_gives_back_what_it_held() {
     );
     let mut running = Running::start(run(&[], &["bash", "-c", &script]));
     let supervisor = running.child.id();
-    // One first: what the supervisor makes once is there then. And if that one's context is not yet given back, four are still more.
+    // One client first, so that the supervisor has allocated what it needs once. Even if its context is not released yet, four clients hold more.
     assert_eq!(running.ask("go"), "held");
     assert_eq!(running.ask("go"), "killed");
     let before = settled(supervisor);
@@ -694,7 +694,7 @@ fn a_killed_client_gives_back_what_it_held() {
 }
 
 #[test]
-fn what_a_run_shows_goes_with_it_even_if_it_is_killed() {
+fn device_tree_is_removed_even_after_a_killed_run() {
     let shown = |running: &mut Running| PathBuf::from(running.line());
     let script = ["sh", "-c", "echo $SYSFS_PATH; read go"];
     let mut running = Running::start(run(&[], &script));
@@ -707,7 +707,7 @@ fn what_a_run_shows_goes_with_it_even_if_it_is_killed() {
     assert!(tree.join("class/infiniband").is_dir(), "{tree:?}");
     kill(running.child.id(), "KILL");
     running.child.wait().unwrap();
-    // Any run clears it away, those of other tests and processes as well: it may be gone already, or be left to one that looks just now.
+    // Any run removes it, including those of other tests and processes: it may be gone already, or another run may be removing it.
     let start = Instant::now();
     loop {
         assert_eq!(outcome(run(&[], &["true"])).0, 0);

@@ -1,5 +1,5 @@
-//! What goes wrong, seen by programs over an unmodified libibverbs behind both doors: statuses, loss, death, and leaks.
-//! The programs are in `tests/verbs/`; each checks everything itself and ends with 0 if it was right.
+//! Failures seen by programs over an unmodified libibverbs behind both doors: statuses, loss, killed processes, and leaks. The programs are in
+//! `tests/verbs/`; each checks everything itself and exits with 0 on success.
 
 #[path = "../../../tests/door/mod.rs"]
 mod door;
@@ -15,7 +15,7 @@ use door::{Door, verbs_program};
 
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// A running program; killed when a test ends before it.
+/// A running program, which is killed if the test ends first.
 struct Running {
     name: String,
     child: Child,
@@ -39,7 +39,7 @@ impl Running {
         }
     }
 
-    /// What it said, once it has ended well.
+    /// Its output, after it has ended with success.
     fn finish(self) -> String {
         let name = self.name.clone();
         let (code, output) = self.end();
@@ -47,7 +47,7 @@ impl Running {
         output
     }
 
-    /// Its exit code, and what it said.
+    /// Its exit code and output.
     fn end(mut self) -> (Option<i32>, String) {
         let begun = Instant::now();
         let status = loop {
@@ -147,8 +147,8 @@ fn every_status_can_be_injected() {
 }
 
 #[test]
-fn a_forked_child_has_what_a_kernel_would_leave_it() {
-    let test = "a_forked_child_has_what_a_kernel_would_leave_it";
+fn forked_child_has_what_a_kernel_driver_would_leave() {
+    let test = "forked_child_has_what_a_kernel_driver_would_leave";
     let Some(program) = verbs_program(test, "verbs/forked.c") else {
         return;
     };
@@ -163,7 +163,7 @@ fn a_forked_child_has_what_a_kernel_would_leave_it() {
         let mut running = Running::start(command, &name);
         let output = running.output.clone();
         let ended = running.child.wait().unwrap();
-        // Behind the preload door nobody waits for a daemon.
+        // Behind the preload door no supervisor waits for a child left behind.
         let begun = Instant::now();
         let said = || std::fs::read_to_string(&output).unwrap();
         while said().is_empty() && begun.elapsed() < LIMIT {
@@ -177,13 +177,13 @@ fn a_forked_child_has_what_a_kernel_would_leave_it() {
     }
 }
 
-/// Behind the preload door a program gives up a table that somebody has locked for 20 ms, by design: so often in these rounds it may.
+/// Behind the preload door a program leaves a table that another process has locked for 20 ms, by design; this often is allowed in these rounds.
 const GIVEN_UP: u32 = 3;
 
-/// Also of two that end at once, each with the other still in the table when it looks.
+/// Also if two programs end at the same time, each finding the other still in the table.
 #[test]
-fn a_program_that_ends_leaves_no_table_whatever_its_threads_do() {
-    let test = "a_program_that_ends_leaves_no_table_whatever_its_threads_do";
+fn exiting_program_leaves_no_fabric_table() {
+    let test = "exiting_program_leaves_no_fabric_table";
     let Some(program) = verbs_program(test, "verbs/leaving.c") else {
         return;
     };
@@ -201,7 +201,7 @@ fn a_program_that_ends_leaves_no_table_whatever_its_threads_do() {
                 command.args(["-c", &script]);
                 let output = Running::start(command, &format!("{test}.{door:?}")).finish();
                 assert_eq!(output, "");
-                // The next process clears it away, so each round counts.
+                // The next process removes it, so each round counts.
                 given_up += u32::from(is_left());
                 let may = matches!(door, Door::Preload) && given_up <= GIVEN_UP;
                 assert!(given_up == 0 || may, "{door:?} {how}, {given_up} times");
@@ -211,9 +211,9 @@ fn a_program_that_ends_leaves_no_table_whatever_its_threads_do() {
 }
 
 #[test]
-fn a_client_killed_in_mid_flood_leaves_the_others_unharmed() {
+fn client_killed_during_transfers_does_not_affect_others() {
     everywhere(
-        "a_client_killed_in_mid_flood_leaves_the_others_unharmed",
+        "client_killed_during_transfers_does_not_affect_others",
         "verbs/flood.c",
         &["5"],
         "5 killed, the others unharmed",
@@ -224,8 +224,8 @@ fn a_client_killed_in_mid_flood_leaves_the_others_unharmed() {
 const STOPS: u32 = 3;
 
 #[test]
-fn a_stopped_process_holds_nobody_up() {
-    let test = "a_stopped_process_holds_nobody_up";
+fn stopped_process_blocks_no_other_process() {
+    let test = "stopped_process_blocks_no_other_process";
     let Some(program) = verbs_program(test, "verbs/stopped.c") else {
         return;
     };
@@ -282,15 +282,15 @@ fn a_thousand_cycles_leak_nothing() {
     }
 }
 
-/// What the wire does, and how many rounds of it.
+/// Faults of the wire, and the number of rounds.
 const WIRES: [(&str, &str); 4] = [
     ("reorder=0.2", "200"),
     ("loss=0.01,duplicate=0.01,reorder=0.01", "200"),
     ("loss=0.05,duplicate=0.05,reorder=0.1", "60"),
     ("loss=0.2,duplicate=0.1,reorder=0.2", "20"),
 ];
-/// Seven retries in a row are the most that verbs allows, and at the higher rates of loss they are used up now and then: the connection
-/// gives up, and says so. What arrived until then is right, too, and then another connection has its try.
+/// Seven retries in a row are the most that verbs allows, and at the higher rates of loss they are sometimes exceeded: the connection fails with an
+/// error. The data that arrived until then must be right, too, and another connection is tried.
 const TRIES: u32 = 12;
 const GAVE_UP: i32 = 3;
 
@@ -323,7 +323,7 @@ fn every_byte_is_right_over_a_lossy_wire() {
                 let _ = std::fs::remove_file(&socket);
                 let gave_up = ends.iter().any(|(code, _)| *code == Some(GAVE_UP));
                 for (code, output) in ends {
-                    // The other end may see its peer give up in any way, but never a wrong byte.
+                    // The other end may see any failure of its peer, but never a wrong byte.
                     assert!(!output.contains("expected"), "{name}\n{output}");
                     assert!(gave_up || code == Some(0), "{name}: {code:?}\n{output}");
                 }
@@ -344,7 +344,7 @@ fn every_byte_is_right_between_two_clients_of_one_run() {
     for door in Door::all() {
         let fabric = fabric(&format!("{door:?}-both"));
         let socket = std::env::temp_dir().join(format!("{}-{door:?}-both", std::process::id()));
-        // A process that is off its processor for half a second has used up the retries of the other one.
+        // A process that is not scheduled for half a second exceeds the retries of the other one.
         let went_through = (0..TRIES).any(|attempt| {
             let _ = std::fs::remove_file(&socket);
             let fault = format!("loss=0.02,duplicate=0.05,reorder=0.1,seed={}", 3 + attempt);

@@ -238,7 +238,7 @@ static void on_streams(const struct driver *driver, struct rig *rig, doorbell_re
 }
 
 /* What the GPU can do, as numbers; the text has the same. */
-static void capabilities_are_told(void)
+static void capabilities_are_reported(void)
 {
 	static char text[1 << 14];
 	doorbell_cuda_capabilities capabilities, again;
@@ -275,7 +275,7 @@ static void capabilities_are_told(void)
 }
 
 /* Host memory has an address on the GPU, by which what the GPU does is done to it. */
-static void host_memory_has_an_address_there(const struct driver *driver, struct rig *rig, doorbell_region *memory)
+static void host_memory_has_a_device_address(const struct driver *driver, struct rig *rig, doorbell_region *memory)
 {
 	unsigned char *here = doorbell_region_pointer(rig->region);
 	unsigned char back[8] = {0};
@@ -294,7 +294,7 @@ static void host_memory_has_an_address_there(const struct driver *driver, struct
 }
 
 /* The reason of a copy that the driver refused, which the completion does not have. */
-static void copies_that_fail_say_why(const struct driver *driver, struct rig *rig, doorbell_region *memory)
+static void failed_copies_report_the_reason(const struct driver *driver, struct rig *rig, doorbell_region *memory)
 {
 	int (*fault)(const char *rule);
 	const doorbell_slice from = {rig->region, 0, 64};
@@ -447,7 +447,7 @@ static int with_the_feature(struct rig *rig)
 	DRIVER(driver.device_get(&device, 0));
 	DRIVER(driver.ctx_retain(&context, device));
 	DRIVER(driver.ctx_set(context));
-	capabilities_are_told();
+	capabilities_are_reported();
 	DRIVER(driver.alloc(&memory, BYTES));
 	FAILS(DOORBELL_ERANGE, "`len_bytes`", doorbell_region_alloc_device(rig->domain, 0, 0, &own));
 	if (strncmp(rig_device_name(), "softcx", 6) == 0) {
@@ -457,8 +457,8 @@ static int with_the_feature(struct rig *rig)
 		GIVES(DOORBELL_REGION_COPIED, doorbell_region_kind(own));
 		/* Nothing is better than what the software NIC does. */
 		GIVES(0, doorbell_region_reasons(own, text, sizeof text));
-		host_memory_has_an_address_there(&driver, rig, lent);
-		copies_that_fail_say_why(&driver, rig, lent);
+		host_memory_has_a_device_address(&driver, rig, lent);
+		failed_copies_report_the_reason(&driver, rig, lent);
 		FAILS(DOORBELL_ESTATE, "cannot access", doorbell_wait_value32(lent, 0, DOORBELL_WAIT_GEQ, 0, 0));
 		{
 			doorbell_region *none;

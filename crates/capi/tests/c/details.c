@@ -50,8 +50,8 @@ static void other_regions(struct rig *rig)
 	EXPECT(doorbell_region_register_peermem(rig->domain, (uint64_t)1 << 46, 4096, 0, &region) < 0 && !region);
 }
 
-/* What is known of the objects of a rig: all of it of its device. */
-static void says_what_it_has(struct rig *rig)
+/* What the objects of a rig report. */
+static void objects_report_their_state(struct rig *rig)
 {
 	const int is_soft = strncmp(rig_device_name(), "softcx", 6) == 0;
 	const doorbell_slice from = {rig->region, 0, 64};
@@ -92,7 +92,7 @@ static void says_what_it_has(struct rig *rig)
 	FAILS(DOORBELL_EINVAL, "`domain`", doorbell_domain_device(NULL, &device));
 	EXPECT(device == NULL);
 
-	/* Memory of this process has no better way, and is copied by nobody. */
+	/* Memory of this process is accessed directly, without copies. */
 	GIVES(0, doorbell_region_reasons(region, text, sizeof text));
 	EXPECT(text[0] == 0);
 	GIVES(0, doorbell_region_reasons(region, NULL, 0));
@@ -115,7 +115,7 @@ static void says_what_it_has(struct rig *rig)
 	EXPECT(calls == 7);
 }
 
-static void looks_at_what_is_prepared(struct rig *rig)
+static void inspects_prepared_operations(struct rig *rig)
 {
 	const doorbell_slice from = {rig->region, 0, 64};
 	const doorbell_work work = doorbell_work_write(&from, 1, 0, 0);
@@ -191,7 +191,7 @@ static void *waits_without_end(void *endpoint)
 }
 
 /* The thread that has the endpoint waits for ever; another one ends that. */
-static void aborts_from_elsewhere(struct rig *rig)
+static void aborts_from_another_thread(struct rig *rig)
 {
 	const doorbell_slice to = {rig->region, 0, 64};
 	struct timespec moment = {0, 1000000};
@@ -225,10 +225,10 @@ int main(void)
 	rig_make(&rig);
 	describes(&rig);
 	other_regions(&rig);
-	says_what_it_has(&rig);
-	looks_at_what_is_prepared(&rig);
+	objects_report_their_state(&rig);
+	inspects_prepared_operations(&rig);
 	sends_one_way();
-	aborts_from_elsewhere(&rig);
+	aborts_from_another_thread(&rig);
 	rig_end(&rig);
 	puts("done");
 	return 0;

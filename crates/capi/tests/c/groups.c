@@ -70,7 +70,7 @@ static void goes_round(doorbell_group *group)
 }
 
 /* What the group has opened for itself is to be asked like any other device. */
-static void the_device_is_the_environments(doorbell_group *group)
+static void device_comes_from_the_environment(doorbell_group *group)
 {
 	char text[4096];
 	doorbell_device *device;
@@ -119,7 +119,7 @@ static void *member(void *argument)
 		WORKS(doorbell_group_leave(group));
 		return NULL;
 	}
-	/* The last rank ends without leaving: the others hear of it, and their endpoints end. */
+	/* The last rank ends without leaving: the failure is reported to the others, and their endpoints fail. */
 	if (rank->number == RANKS - 1) {
 		WORKS(doorbell_group_endpoint(group, 0, &endpoint));
 		WORKS(doorbell_group_barrier(group, SOON_MS));
@@ -192,7 +192,7 @@ static void *exchanger(void *argument)
 	WORKS(doorbell_store_gather(store, &own, sizeof own, all, DOORBELL_DEFAULT_TIMEOUT));
 	for (i = 0; i < RANKS; i++)
 		EXPECT(all[i] == 100 + i);
-	/* Of different lengths it is nobody's list. */
+	/* Ranks with different lengths get an error. */
 	FAILS(DOORBELL_EMALFORMED, rank->number == 0 ? "rank 1 gave 2 bytes" : "rank 0 gave 1 bytes",
 	      doorbell_store_gather(store, &own, 1 + (rank->number != 0), all, SOON_MS));
 	FAILS(DOORBELL_EINVAL, "`values`", doorbell_store_gather(store, &own, sizeof own, NULL, SOON_MS));
@@ -224,7 +224,7 @@ static void *exchanger(void *argument)
 	return NULL;
 }
 
-static void what_is_refused(doorbell_domain *domain)
+static void refused_calls(doorbell_domain *domain)
 {
 	doorbell_group_config config;
 	doorbell_group *group;
@@ -276,7 +276,7 @@ int main(int argc, char **argv)
 		GIVES((int)rank, doorbell_group_rank(group));
 		GIVES((int)size, doorbell_group_size(group));
 		EXPECT(size == 3);
-		the_device_is_the_environments(group);
+		device_comes_from_the_environment(group);
 		goes_round(group);
 		WORKS(doorbell_group_leave(group));
 		puts("done");
@@ -284,7 +284,7 @@ int main(int argc, char **argv)
 	}
 	WORKS(doorbell_device_open(rig_device_name(), &device));
 	WORKS(doorbell_domain_create(device, &domain));
-	what_is_refused(domain);
+	refused_calls(domain);
 	in_this_process(domain, 0, member);
 	in_this_process(domain, 1, member);
 	in_this_process(NULL, 0, exchanger);

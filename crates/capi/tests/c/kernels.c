@@ -88,7 +88,7 @@ static void note(void *argument)
 	(void)argument;
 }
 
-/* What ends a stream of kernels, and what they are told. */
+/* Ends of a kernel stream, and the codes that kernels get. */
 static void ends(const struct driver *driver, const struct kernel *kernel, struct rig *rig)
 {
 	doorbell_trigger trigger;

@@ -54,7 +54,7 @@ static void null_pointers(struct rig *rig)
 	GIVES(0, doorbell_poll_cq(rig->a, DOORBELL_QUEUE_SEND, &completion));
 }
 
-static void numbers_that_mean_nothing(struct rig *rig)
+static void invalid_numbers(struct rig *rig)
 {
 	const doorbell_slice good = {rig->region, 0, 8}, outside = {rig->region, RIG_BYTES - 4, 8};
 	const doorbell_slice huge = {rig->region, UINT64_MAX, UINT64_MAX};
@@ -174,7 +174,7 @@ static void states(struct rig *rig)
 	WORKS(doorbell_endpoint_destroy(endpoint));
 }
 
-static void handles_that_are_none(struct rig *rig)
+static void invalid_handles(struct rig *rig)
 {
 	doorbell_event *event;
 	doorbell_prepared *prepared;
@@ -266,9 +266,9 @@ int main(void)
 	GIVES(0, doorbell_last_failure(&(doorbell_failure){0}));
 	rig_make(&rig);
 	null_pointers(&rig);
-	numbers_that_mean_nothing(&rig);
+	invalid_numbers(&rig);
 	states(&rig);
-	handles_that_are_none(&rig);
+	invalid_handles(&rig);
 	two_threads(&rig);
 	still_works(&rig);
 	rig_end(&rig);

@@ -62,7 +62,7 @@ static void flow_control(struct rig *rig)
 		WORKS(doorbell_endpoint_wait_room(rig->a, DOORBELL_QUEUE_SEND, 1, SOON_MS));
 		WORKS(doorbell_post_send(rig->a, &work, NULL));
 	}
-	/* Nobody takes the completions. */
+	/* The completions are not polled. */
 	FAILS(DOORBELL_EFULL, "send completion",
 	      doorbell_endpoint_wait_room(rig->a, DOORBELL_QUEUE_SEND, 1, DOORBELL_NO_TIMEOUT));
 	for (step = 0; step < 2 * depth; step++)
@@ -239,7 +239,7 @@ static void prepares_and_posts(struct rig *rig)
 		WORKS(doorbell_stream_synchronize(rig->stream, 1));
 	GIVES(DOORBELL_STATUS_COMPLETE, doorbell_ticket_status(ticket, NULL));
 	WORKS(doorbell_ticket_destroy(ticket));
-	/* Nobody has asked for the completions of the last ones. */
+	/* The last completions were not polled. */
 	while (doorbell_poll_cq(rig->a, DOORBELL_QUEUE_SEND, &completion) == 1)
 		;
 }
@@ -306,7 +306,7 @@ static void waits_for_words_and_events(struct rig *rig)
 	WORKS(doorbell_stream_destroy(other));
 }
 
-static void brings_back(struct rig *rig)
+static void reset_and_transfer(struct rig *rig)
 {
 	WORKS(doorbell_endpoint_reset(rig->a));
 	WORKS(doorbell_endpoint_reset(rig->b));
@@ -330,7 +330,7 @@ static void synchronize_released(struct rig *rig, const doorbell_endpoint *endpo
 	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
 }
 
-static void fails_and_comes_back(struct rig *rig)
+static void fails_and_works_after_reset(struct rig *rig)
 {
 	const doorbell_slice to = {rig->region, 4096, 64}, from = {rig->region, 0, 64};
 	doorbell_work work;
@@ -340,7 +340,7 @@ static void fails_and_comes_back(struct rig *rig)
 	doorbell_completion completion;
 	char text[256];
 
-	/* A key that nobody has. */
+	/* A key that does not exist. */
 	WORKS(doorbell_region_remote(rig->region, &remote));
 	work = doorbell_work_write(&from, 1, remote.addr, remote.rkey ^ 0x5500);
 	work.wr_id = 77;
@@ -356,7 +356,7 @@ static void fails_and_comes_back(struct rig *rig)
 	FAILS(DOORBELL_EWORK, "remote access error", doorbell_post_send(rig->a, &work, NULL));
 	FAILS(DOORBELL_EWORK, "77", doorbell_stream_wait_cq(rig->stream, rig->a, DOORBELL_QUEUE_SEND, 5, NULL));
 	WORKS(doorbell_ticket_destroy(send));
-	brings_back(rig);
+	reset_and_transfer(rig);
 
 	/* A message that never comes. */
 	WORKS(doorbell_post_recv(rig->b, 1, &to, 1, NULL));
@@ -365,7 +365,7 @@ static void fails_and_comes_back(struct rig *rig)
 	GIVES(DOORBELL_STATUS_FAILED, doorbell_ticket_status(wait, &failure));
 	EXPECT(failure.cause == DOORBELL_CAUSE_DEADLINE && failure.timeout_ms == 20);
 	WORKS(doorbell_ticket_destroy(wait));
-	brings_back(rig);
+	reset_and_transfer(rig);
 
 	/* Where the stream is to go on, one call says so. */
 	WORKS(doorbell_stream_continue_on_error(rig->stream, 1));
@@ -374,7 +374,7 @@ static void fails_and_comes_back(struct rig *rig)
 	GIVES(DOORBELL_EASYNC, doorbell_stream_synchronize(rig->stream, SOON_MS));
 	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
 	WORKS(doorbell_stream_continue_on_error(rig->stream, 0));
-	brings_back(rig);
+	reset_and_transfer(rig);
 
 	/* Giving up. */
 	WORKS(doorbell_post_recv(rig->b, 1, &to, 1, NULL));
@@ -383,7 +383,7 @@ static void fails_and_comes_back(struct rig *rig)
 	synchronize_released(rig, rig->b);
 	EXPECT(doorbell_endpoint_failure(rig->b, &failure, NULL, 0) > 0);
 	EXPECT(failure.cause == DOORBELL_CAUSE_ABORTED);
-	brings_back(rig);
+	reset_and_transfer(rig);
 
 	/* A stream that is aborted takes the endpoint of its work along. */
 	WORKS(doorbell_post_recv(rig->b, 1, &to, 1, NULL));
@@ -395,7 +395,7 @@ static void fails_and_comes_back(struct rig *rig)
 	EXPECT(doorbell_endpoint_failure(rig->b, &failure, NULL, 0) > 0);
 	EXPECT(failure.cause == DOORBELL_CAUSE_DISCARDED);
 	WORKS(doorbell_ticket_destroy(wait));
-	brings_back(rig);
+	reset_and_transfer(rig);
 }
 
 static void carries_addresses(struct rig *rig)
@@ -508,7 +508,7 @@ int main(void)
 	meets_a_peer();
 	registers_its_own_memory(&rig);
 	configures(&rig);
-	fails_and_comes_back(&rig);
+	fails_and_works_after_reset(&rig);
 	rig_end(&rig);
 	puts("done");
 	return 0;

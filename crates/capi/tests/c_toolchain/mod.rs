@@ -22,7 +22,7 @@ pub const NATIVE_LIBS: &[&str] = &[
     "-lc",
 ];
 
-/// No program of these tests takes a fifth of it on an idle machine.
+/// On an idle machine no program of these tests takes a fifth of this time.
 const LIMIT: Duration = Duration::from_secs(240);
 
 /// The repository.

@@ -104,7 +104,7 @@ void freed(const struct doorbell_queue *lent, uint32_t from, uint32_t upto)
 	}
 }
 
-/* By who has the lock of the doorbell. */
+/* By the holder of the doorbell lock. */
 void rang(const struct doorbell_queue *lent)
 {
 	const uint32_t now = dbl_load_dword(&dbl_queue_state(lent)->rung);
@@ -272,7 +272,7 @@ static void late_lane()
 
 static outcome outcomes_of_one[WARPS_MOST * LANES];
 
-/* What the lanes of `mask` do, and the code that all of them get, and nobody else. */
+/* What the lanes of `mask` do, and the code that all of them get, and no other lane. */
 static void expect_codes(kernel what, uint32_t mask, int code)
 {
 	for (outcome &outcome : outcomes_of_one)

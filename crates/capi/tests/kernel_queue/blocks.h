@@ -45,7 +45,7 @@ struct blocks_index {
 
 /* Where `count` threads wait for each other, again and again. */
 struct blocks_meeting {
-	uint32_t arrived; /* counts on: the rounds are told by it */
+	uint32_t arrived; /* never reset: its value gives the round */
 	uint32_t rounds;  /* that are over */
 };
 

@@ -137,7 +137,7 @@ __global__ void put_signal_and_get(const job *job)
 	for (uint32_t round = 0; round < job->rounds; round++) {
 		const uint32_t part = blockIdx.x * job->rounds + round;
 		const uint64_t to = job->remote.addr + (uint64_t)bytes * part;
-		/* Further than anybody comes. */
+		/* Further than any lane gets. */
 		uint32_t upto = 1u << 30;
 
 		source[thread] = word_of(part * job->threads + thread);
@@ -145,7 +145,7 @@ __global__ void put_signal_and_get(const job *job)
 						 job->remote.addr + 8 * (job->operations + part), job->remote.rkey,
 						 word_of(part), BOUND, &upto) == DOORBELL_OK);
 		EXPECT(doorbell_wait_block(&job->queue, upto, BOUND) == DOORBELL_OK);
-		/* One after the other, with codes that differ: nobody has come that far. */
+		/* One after the other, with codes that differ: no completion has got that far. */
 		EXPECT(doorbell_wait_block(&job->queue, upto + (1u << 30), 0) == DOORBELL_ETIMEOUT);
 		EXPECT(doorbell_wait_block(&job->queue, upto, BOUND) == DOORBELL_OK);
 		if (thread == 0)

@@ -199,8 +199,8 @@ static void error_completion(void)
 	tear_down();
 }
 
-/* Nobody waits for it or polls: the host finds it. */
-static void error_that_nobody_polls(void)
+/* No kernel waits or polls for it: the host finds it. */
+static void host_finds_error_that_is_not_polled(void)
 {
 	doorbell_failure failure;
 	uint32_t upto, turn;
@@ -266,7 +266,7 @@ static void full_and_late(void)
 	CHECK(doorbell_endpoint_failure(ends[0], NULL, NULL, 0) == 0);
 	abort_it();
 	CHECK(doorbell_endpoint_create(domain, &patient, &ends[1]) == 0);
-	/* Who only looks whether there is room hears of it, too. */
+	/* A call that only checks for room reports it, too. */
 	for (at = 0; at < 60000 && doorbell_reserve(&queue, 1, 0, &slot) == DOORBELL_EFULL; at++)
 		usleep(1000);
 	CHECK(doorbell_reserve(&queue, 1, 0, &slot) == DOORBELL_EWORK);
@@ -275,8 +275,8 @@ static void full_and_late(void)
 	tear_down();
 }
 
-/* What no NIC sends takes no slot, and writes none: its length would be taken for another kind of segment. */
-static void too_long(void)
+/* A request longer than a NIC sends takes no slot and writes none: its length would be read as another kind of segment. */
+static void too_long_requests_take_no_slot(void)
 {
 	const uint32_t lengths[] = {DOORBELL_MESSAGE_BYTES_MAX + 1, DOORBELL_MESSAGE_BYTES_MAX + 9, UINT32_MAX};
 	const uint64_t *wqe;
@@ -310,8 +310,8 @@ static void too_long(void)
 	tear_down();
 }
 
-/* Once kernels have submitted it, a put is under way: who waits for it no longer, and gives queue and memory back, does not stop it. */
-static void outlives_the_loan(void)
+/* A submitted put is in flight: giving queue and memory back without a wait does not stop it. */
+static void put_outlives_the_kernel_queue(void)
 {
 	const uint64_t bytes = 1 << 20;
 	volatile uint8_t *there;
@@ -345,8 +345,8 @@ static void outlives_the_loan(void)
 	}
 }
 
-/* Slots that are submitted in another order than they were reserved go out in that of their reservation, and none before. */
-static void out_of_order(void)
+/* Slots that are submitted in another order than they were reserved are sent in the order of reservation. */
+static void slots_are_sent_in_order_of_reservation(void)
 {
 	uint64_t *word;
 	uint32_t first, second;
@@ -382,7 +382,7 @@ static void *post_nops(void *unused)
 }
 
 /*
- * A completion for each slot, and as many places for them as slots: who counts them, the host's thread or whoever looks for a failure, gives the
+ * A completion for each slot, and as many places for them as slots: the thread that counts them, the host's or a polling one, gives the
  * NIC a place back before the slot, or it has none for the next.
  */
 static void all_signaled(void)
@@ -427,16 +427,16 @@ static void counts_wrap(void)
 
 static uint32_t late_slot;
 
-/* As another thread does that comes when the lock of the doorbell is still held. */
-static void come_late(void)
+/* As another thread would that submits while the lock of the doorbell is held. */
+static void submit_late_slot(void)
 {
 	rang = NULL;
 	CHECK(doorbell_submit(&queue, late_slot, 1) == 0);
 	CHECK(dbl_queue_state(&queue)->rung == late_slot);
 }
 
-/* Who finds the lock taken leaves the doorbell to the thread that has it, which rings though it was about to go. */
-static void left_to_another(void)
+/* A thread that finds the lock taken leaves the doorbell to the holder, which rings for both slots before it returns. */
+static void doorbell_is_left_to_the_lock_holder(void)
 {
 	uint32_t slot;
 
@@ -446,7 +446,7 @@ static void left_to_another(void)
 	doorbell_write_signal(&queue, slot, 0, remote.addr, remote.rkey, 1);
 	doorbell_write_signal(&queue, late_slot, 0, remote.addr, remote.rkey, 2);
 	if (control == DOORBELL_CONTROL_DIRECT)
-		rang = come_late;
+		rang = submit_late_slot;
 	CHECK(doorbell_submit(&queue, slot, 1) == 0);
 	if (control == DOORBELL_CONTROL_DIRECT)
 		CHECK(rang == NULL && dbl_queue_state(&queue)->rung == slot + 2);
@@ -632,16 +632,16 @@ static const struct {
 } cases[] = {
 	{"load", load},
 	{"error_completion", error_completion},
-	{"error_that_nobody_polls", error_that_nobody_polls},
+	{"host_finds_error_that_is_not_polled", host_finds_error_that_is_not_polled},
 	{"dead_peer", dead_peer},
 	{"aborted", aborted},
 	{"full_and_late", full_and_late},
-	{"out_of_order", out_of_order},
-	{"too_long", too_long},
-	{"outlives_the_loan", outlives_the_loan},
+	{"slots_are_sent_in_order_of_reservation", slots_are_sent_in_order_of_reservation},
+	{"too_long_requests_take_no_slot", too_long_requests_take_no_slot},
+	{"put_outlives_the_kernel_queue", put_outlives_the_kernel_queue},
 	{"counts_wrap", counts_wrap},
 	{"all_signaled", all_signaled},
-	{"left_to_another", left_to_another},
+	{"doorbell_is_left_to_the_lock_holder", doorbell_is_left_to_the_lock_holder},
 	{"kinds", kinds},
 	{"formats", formats},
 	{"loans", loans},

@@ -5,11 +5,11 @@ use std::process::Command;
 
 use crate::c_toolchain::{NATIVE_LIBS, library, scratch, succeed};
 
-/// How what is to be run under ThreadSanitizer is compiled. Its warning is about fences, which order what kernels do; what the threads rely on is
-/// releases and acquires.
+/// Compiler flags for ThreadSanitizer. The disabled warning is about fences, which order accesses of kernels; the threads rely on releases and
+/// acquires.
 pub const THREAD_SANITIZER: [&str; 2] = ["-fsanitize=thread", "-Wno-tsan"];
 
-/// Why ThreadSanitizer is not for this run.
+/// Why this run does not use ThreadSanitizer.
 pub fn other_build() -> Option<&'static str> {
     if std::env::var("CFLAGS").is_ok_and(|flags| flags.contains("-fsanitize")) {
         Some("the build has another sanitizer")
@@ -40,7 +40,7 @@ pub fn link(mut command: Command, name: &str, with_thread_sanitizer: bool) -> Pa
 /// Runs a program; if it has ThreadSanitizer, the first data race ends it with 66.
 pub fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
-    // At its end it would sleep for a second, for threads that are still about: here there are none.
+    // Otherwise it sleeps for a second at exit, for threads that still run: here there are none.
     command.env(
         "TSAN_OPTIONS",
         "ignore_noninstrumented_modules=1 halt_on_error=1 exitcode=66 atexit_sleep_ms=0",
@@ -48,7 +48,7 @@ pub fn command(program: &Path) -> Command {
     command
 }
 
-/// The control paths of the device that have a part for kernels: plain verbs have no doorbell that one could ring.
+/// The control paths of the device on which kernels can post: with plain verbs kernels cannot ring.
 pub fn controls() -> &'static [&'static str] {
     let device = std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_default();
     if device.starts_with("verbs:") {

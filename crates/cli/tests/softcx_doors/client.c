@@ -274,7 +274,7 @@ static void spawned(char *own)
 	EXPECT(ask(fd) == ENOSPC);
 }
 
-/* Who can write where the supervisor reads can put what he likes there. */
+/* A program that can write where the supervisor reads can store any value there. */
 static void trapped(void)
 {
 	char path[256];

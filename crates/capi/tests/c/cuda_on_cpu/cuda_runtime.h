@@ -61,7 +61,7 @@ enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
 
 struct CUstream_st {
 	doorbell_stream *host;
-	bool is_lent; /* somebody else ends the handle */
+	bool is_lent; /* the handle is destroyed elsewhere */
 };
 typedef CUstream_st *cudaStream_t;
 typedef doorbell_event *cudaEvent_t;
@@ -93,7 +93,7 @@ static inline cudaError_t cudaGetDeviceCount(int *count)
 
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
 
-/* As many places as one likes: a block that waits holds up nobody but its stream. */
+/* No limit of queued calls: a block that waits blocks only its stream. */
 static inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int)
 {
 	*value = 1 << 20;
@@ -162,7 +162,7 @@ template <typename T> static inline cudaError_t cudaMalloc(T **memory, size_t by
 	void *made = nullptr;
 	if (posix_memalign(&made, 4096, (bytes + 4095) / 4096 * 4096) != 0)
 		return cudaErrorUnknown;
-	/* Nobody knows what is in new memory of a GPU. */
+	/* The contents of new GPU memory are undefined. */
 	memset(made, 0xa5, bytes);
 	*memory = (T *)made;
 	return cudaSuccess;

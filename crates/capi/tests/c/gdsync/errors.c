@@ -334,7 +334,7 @@ static void requests_and_descriptors(struct side *a, struct side *b)
 	mapped.alloc_size = 8;
 	GIVES(EINVAL, gds_free_mapped_memory(&mapped));
 
-	/* Streams that nobody has. */
+	/* Streams that do not exist. */
 	GIVES(EINVAL, gds_release_stream((CUstream)(void *)page));
 	GIVES(EINVAL, gds_create_host_stream(NULL));
 	GIVES(EINVAL, gds_stream_handle(stream, NULL));
@@ -548,7 +548,7 @@ static void dead_peer(void)
 }
 
 /* A completion that never comes: the wait is released within GDS_WAIT_TIMEOUT_MS. */
-static void wait_that_does_not_end(void)
+static void wait_without_completion(void)
 {
 	struct side a, b;
 	CUstream stream = new_stream();
@@ -602,7 +602,7 @@ int main(void)
 	completion_in_error();
 	dead_peer();
 	ends_while_queued();
-	wait_that_does_not_end();
+	wait_without_completion();
 	puts("done");
 	return 0;
 }

@@ -1,4 +1,4 @@
-/* GDS_REGISTER_ON_USE, as the build has it: memory that nobody has registered, which the first wait or store does. */
+/* GDS_REGISTER_ON_USE, as the build has it: the first wait or store registers memory that was not registered. */
 #define _POSIX_C_SOURCE 200809L
 
 #include "rig.h"
@@ -33,7 +33,7 @@ int main(void)
 		WORKS(gds_unregister_mem(page + 1024, 2 * 4096));
 		GIVES(EINVAL, gds_unregister_mem(page + 1024, 2 * 4096));
 	}
-	/* What is nobody's memory is registered by no use. */
+	/* An address that is not mapped is not registered. */
 	EXPECT(gds_stream_post_poke_dword(stream, (uint32_t *)(uintptr_t)4096, 1, GDS_MEMORY_HOST) != 0);
 	GIVES(EINVAL, gds_stream_post_poke_dword(stream, NULL, 1, GDS_MEMORY_HOST));
 	sync_stream(stream);

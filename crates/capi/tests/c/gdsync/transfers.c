@@ -415,7 +415,7 @@ struct worker {
 	struct side b;
 };
 
-/* Each with queue pairs of its own, all with the same tables; waits of one hold up nobody else. */
+/* Each with queue pairs of its own, all with the same tables; waits of one do not block the others. */
 static void *work(void *argument)
 {
 	struct worker *worker = (struct worker *)argument;
