@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn what_main_returns_can_be_read_and_the_structure_is_there_as_well() {
+    fn debug_text_is_readable_and_alternate_debug_shows_structure() {
         let range = Error::Range {
             argument: "depth",
             value: 9,

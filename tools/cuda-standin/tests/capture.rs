@@ -53,7 +53,7 @@ fn launch(graph: cu::CUgraph, stream: cu::CUstream) {
 }
 
 #[test]
-fn what_is_queued_becomes_nodes_and_is_not_done() {
+fn captured_work_becomes_nodes_and_does_not_run() {
     let (_alone, gpu) = alone();
     let (stream, words) = (gpu.stream(), gpu.words());
     let device = gpu.alloc(64);
@@ -170,7 +170,7 @@ fn asking_a_stream_that_is_captured_breaks_the_capture() {
 }
 
 #[test]
-fn modes_say_whom_a_capture_forbids_what() {
+fn capture_mode_decides_which_calls_are_forbidden() {
     let (_alone, gpu) = alone();
     let stream = gpu.stream();
     let context = gpu.context as usize;
@@ -272,7 +272,7 @@ fn streams_join_by_events_and_must_come_back() {
 }
 
 #[test]
-fn captures_keep_to_themselves() {
+fn captures_are_isolated() {
     let (_alone, gpu) = alone();
     let words = gpu.words();
     let (one, two) = (gpu.stream(), gpu.stream());
@@ -378,7 +378,7 @@ fn a_stream_that_is_destroyed_breaks_its_capture() {
 }
 
 #[test]
-fn a_stream_says_where_its_capture_is_and_can_be_led_elsewhere() {
+fn capture_dependencies_can_be_queried_and_changed() {
     let (_alone, gpu) = alone();
     let (stream, words) = (gpu.stream(), gpu.words());
     begin(stream);

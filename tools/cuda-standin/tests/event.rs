@@ -71,7 +71,7 @@ fn an_event_may_be_destroyed_before_it_is_done() {
 }
 
 #[test]
-fn time_between_events_and_why_there_may_be_none() {
+fn elapsed_time_and_its_errors() {
     let gpu = Gpu::new();
     let words = gpu.words();
     let stream = gpu.stream();

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn its_last_line_says_what_came_of_it() {
+    fn last_line_decides_the_outcome() {
         let judged = |success, said: &str| judge(&ended(success, said)).unwrap();
         let small = "stencil 64x64 steps 500 sync 120.00 us ratio 1.000 stream 60.00 us ratio 0.500 triggered 108.00 us ratio 0.900";
         let large = "stencil 4096x4096 steps 500 sync 900.00 us ratio 1.000 stream 890.00 us ratio 0.989 triggered 880.00 us ratio 0.978";

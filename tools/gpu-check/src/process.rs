@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_says_and_how_it_ends_comes_back() {
+    fn output_and_exit_status_are_returned() {
         let (ended, _) = shell("echo well; echo ill >&2", 20_000, false);
         assert_eq!(
             (ended.success, ended.end, ended.said.as_str()),
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_limit_it_was_is_known() {
+    fn exceeded_limit_is_identified() {
         // A shell that gets no processor for as long has said nothing; not all of these times.
         let told = [100, 1_000, 10_000].into_iter().any(|time_ms| {
             let (ended, took) = shell("echo before; sleep 60", time_ms, false);
@@ -196,7 +196,7 @@ mod tests {
     /// A process that is left behind holds the pipe. One that is still in the group is ended with the group, and one that is not is not
     /// waited for.
     #[test]
-    fn what_it_leaves_behind_is_not_waited_for() {
+    fn orphaned_processes_are_not_waited_for() {
         let (ended, took) = shell("sleep 60 & echo gone", 20_000, false);
         assert!(ended.success && ended.said.contains("gone"));
         assert!(took < AFTERWARDS, "{took:?}");

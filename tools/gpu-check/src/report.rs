@@ -362,7 +362,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_is_begun_if_it_can_be_done_and_is_told_whose_limit_it_has() {
+    fn step_starts_if_time_suffices_and_knows_its_limit() {
         let time = Time {
             about_s: 5,
             limit_s: 60,

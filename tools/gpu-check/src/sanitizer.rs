@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_finds_is_a_failure_and_what_did_not_run_is_waived() {
+    fn findings_fail_and_skipped_runs_are_waived() {
         let of = |success, said: &[&str], waived: &[&str]| {
             let waived = waived.iter().map(|line| (*line).to_owned()).collect();
             judge(&ended(success, &said.concat()), waived).outcome

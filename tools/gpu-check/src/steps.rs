@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_says_in_a_line_what_became_of_it() {
+    fn result_line_decides_the_outcome() {
         let found = |said: &str, end| {
             let ended = Ended {
                 success: end == End::ByItself,

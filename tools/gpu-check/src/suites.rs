@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tells_most_comes_first_and_what_takes_longest_last() {
+    fn most_informative_suites_run_first_and_longest_last() {
         let order = ["kernel_trigger", "conformance", "cuda", "tickets", "faults"];
         assert!(order.is_sorted_by_key(|suite| rank(suite)));
     }

@@ -4,8 +4,8 @@
 //! `ibv_post_send`, `ibv_poll_cq` and their like are inline functions that call through the context, the queue pair or the CQ, so
 //! the pointers there are changed when these are made. libmlx5's own functions still do the posting and the polling.
 //!
-//! A program that arms a CQ is about to sleep: from then on packets wake the device's thread again. One that just stops polling does
-//! not tell; that thread finds out when it next wakes up by itself.
+//! A program that arms a CQ is about to sleep: from then on packets wake the device's thread again. A program that just stops polling
+//! does not report it; that thread notices when it next wakes up by itself.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_has_failed_hears_of_no_command() {
+    fn failed_device_gets_no_command() {
         let commands = with(Faults {
             eio: CommandKinds::of(&[CommandKind::Error]),
             ..Faults::default()

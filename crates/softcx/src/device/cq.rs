@@ -192,7 +192,7 @@ impl Cq {
         self.ring.write_cqe(at, &cqe.encode(owner)).is_ok()
     }
 
-    /// Takes nothing more, and tells so.
+    /// Takes no more completions, and reports the overrun.
     #[cold]
     pub(crate) fn break_down(&mut self) {
         if !std::mem::replace(&mut self.overrun, true)

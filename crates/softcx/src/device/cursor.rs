@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_wrap_and_lies_are_found() {
+    fn counts_wrap_and_impossible_counts_are_corrupt() {
         let cursors = Cursors::new();
         cursors.written.0.store(u64::MAX, Ordering::Relaxed);
         cursors.read.0.store(u64::MAX, Ordering::Relaxed);

@@ -350,7 +350,7 @@ pub const INLINE_BYTES: usize = 64;
 pub enum PacketPayload {
     /// Nothing.
     Empty,
-    /// Up to [`INLINE_BYTES`] bytes by value; the header tells how many.
+    /// Up to [`INLINE_BYTES`] bytes by value; the header has the count.
     Inline([u8; INLINE_BYTES]),
     /// One or two spans of the sender's memory, in its protection domain.
     Memory {
@@ -433,7 +433,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_parses_is_what_was_encoded(bytes in proptest::collection::vec(any::<u8>(), HEADER_BYTES)) {
+        fn encoded_header_parses_to_the_same_header(bytes in proptest::collection::vec(any::<u8>(), HEADER_BYTES)) {
             let mut bytes: [u8; HEADER_BYTES] = bytes.try_into().unwrap();
             bytes[0] %= 10;
             bytes[1] &= 0x7f;

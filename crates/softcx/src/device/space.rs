@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_space_ends_with_its_process_whoever_has_the_number_then() {
+    fn space_ends_with_its_process_even_if_its_pid_is_reused() {
         let _alone = table_alone();
         let me = std::process::id() as libc::pid_t;
         let (value, mut read) = ([7u8; 4], [0; 4]);

@@ -72,7 +72,7 @@ impl Srq {
         self.walk.broken
     }
 
-    /// Sets the limit, and tells at once if it is undercut already.
+    /// Sets the limit, and reports at once if it is undercut already.
     pub(crate) fn set_limit(&mut self, limit: u32) {
         self.limit = limit;
         self.check_limit();

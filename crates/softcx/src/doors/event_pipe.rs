@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_read_loses_no_wake_up_and_costs_no_memory() {
+    fn slow_reader_loses_no_wake_up_and_costs_no_memory() {
         let (channel, theirs) = EventPipe::new(Carries::AsyncEvents).unwrap();
         let mut pushed = 0;
         for element in 0..100_000 {

@@ -1,4 +1,4 @@
-//! From what the device tells to what a process reads: events of completion queues, and asynchronous ones.
+//! Turns the device's events into what a process reads: events of completion queues, and asynchronous ones.
 //!
 //! The device calls from under its lock. So nothing in here calls the device, and the locks are of this file alone.
 
@@ -216,7 +216,7 @@ impl Completions {
         &self.channel
     }
 
-    /// Takes back what is unread: how many have been read. For when the device tells nothing more.
+    /// Takes back what is unread. Returns how many were read. Called when the device sends no more events.
     pub(super) fn finish(&self) -> u32 {
         let sent = self.sent.load(Ordering::Relaxed);
         if sent == 0 {

@@ -291,7 +291,7 @@ impl Descriptors for LocalDescriptors {
     }
 
     fn take_back(&self, number: i32) {
-        // SAFETY: given a moment ago; nobody was told its number.
+        // SAFETY: created just now; no other code knows its number.
         unsafe { libc::close(number.as_raw_fd()) };
     }
 }

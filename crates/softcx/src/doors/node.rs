@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_of_the_device_are_told_from_others() {
+    fn device_paths_are_distinguished_from_others() {
         let tree = Path::new("/dev/shm/tree");
         let place = |path: &str| place(Path::new(path), tree);
         assert_eq!(place("/dev/infiniband/uverbs0"), PathTarget::Node);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_it_can_be_made_or_written() {
+    fn sysfs_files_cannot_be_created_or_written() {
         let folder = Path::new("/proc");
         let (file, none) = (folder.join("version"), folder.join("nothing"));
         let flags = |file: &Path, flags| flags_for_file(file, flags);

@@ -50,7 +50,7 @@ impl Scratch {
         match locked {
             Ok(lock) => Ok(Scratch { path, _lock: lock }),
             Err(error) => {
-                // The first error is the one to tell.
+                // The first error is the one to report.
                 let _ = fs::remove_dir_all(&unready);
                 Err(error)
             }

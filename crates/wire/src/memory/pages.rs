@@ -203,7 +203,7 @@ impl Drop for Pages {
             // Before it is unmapped: then the kernel may give the address to another thread.
             blocks.remove(&start);
         }
-        // Without the lock: `munmap` waits for a thread that has asked the kernel to be told of it.
+        // Without the lock: `munmap` waits for a thread that has asked the kernel for a notification of it.
         unmap(start, self.len_bytes);
     }
 }

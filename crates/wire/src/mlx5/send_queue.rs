@@ -9,7 +9,7 @@ use crate::bytecode::{Block, Dword, Fence, Program};
 use crate::mmio;
 use crate::{Error, Result, StateKind, bytecode};
 
-/// The record holds 16 bits and must tell a full ring from an empty one.
+/// The record holds 16 bits and must distinguish a full ring from an empty one.
 const WQEBBS_MAX: u32 = 1 << 15;
 
 /// The memory and the limits of a send queue.
@@ -33,7 +33,7 @@ pub struct SendQueueConfig {
 
 /// The send queue of a queue pair, over ring memory.
 ///
-/// [`SendQueue::post`] writes requests into the ring, [`SendQueue::commit`] makes the ops that tell the NIC of them, and
+/// [`SendQueue::post`] writes requests into the ring, [`SendQueue::commit`] makes the ops that announce them to the NIC, and
 /// [`SendQueue::release`] takes back what the NIC is done with. Counts are running WQEBB counts, 32 bits, wrapping.
 #[derive(Debug)]
 pub struct SendQueue {
@@ -179,7 +179,7 @@ impl SendQueue {
         Ok(Posted { index, wqebbs })
     }
 
-    /// Adds the ops that tell the NIC of all requests posted since the last commit: the doorbell record, a fence, the UAR.
+    /// Adds the ops that announce to the NIC all requests posted since the last commit: the doorbell record, a fence, the UAR.
     ///
     /// # Errors
     /// [`Error::State`] if there is nothing to commit, [`Error::ProgramFull`], [`Error::Foreign`] if the program is of another table.

@@ -235,7 +235,7 @@ impl Client {
         let changed = self
             .core()
             .modify_qp(self.owned.id, qpn, attributes, mask, now_ns);
-        // A device that nobody could ring sleeps for long; from here on it may be rung unheard.
+        // A device without a queue pair that can be rung sleeps for long; from here on doorbells may come unreported.
         device.rung();
         changed
     }

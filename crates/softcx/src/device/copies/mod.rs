@@ -132,8 +132,8 @@ impl Copies {
         self.faults.pop()
     }
 
-    /// A sender's bytes could not be read. If they were in another process, that process has died, and no sender is left to be told. Memory of another
-    /// device is still registered, and reading it would fail at each repetition of the packet, so the sender must be told.
+    /// A sender's bytes could not be read. If they were in another process, that process has died, and no sender is left to notify. Memory of another
+    /// device is still registered, and reading it would fail at each repetition of the packet, so the sender must be notified.
     #[cold]
     pub(crate) fn lose_source(&mut self, from: SpaceAddress) {
         self.lost_source |= from.space.is_foreign();
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn many_pieces_are_one_call_to_read_and_one_to_write() {
+    fn many_pieces_take_one_read_call_and_one_write_call() {
         let mut a = Process::other(1 << 20);
         let mut b = Process::other(1 << 20);
         let (from, into) = (a.place(1 << 17, 4096), b.place(1 << 17, 4096));
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_by_value_arrives_whole() {
+    fn payload_kept_by_value_arrives_whole() {
         let mut a = Process::other(1 << 20);
         let at = a.place(1 << 18, 64);
         let mut copies = Copies::default();

@@ -1,4 +1,4 @@
-//! Words by which driver and device tell each other something: doorbell records, UAR registers, the clock.
+//! Words that driver and device share: doorbell records, UAR registers, the clock.
 #![allow(unsafe_code)] // words that a driver writes, or reads, at the same time
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fabric_is_full_at_its_last_node_and_names_are_names() {
+    fn full_fabric_and_invalid_names_are_refused() {
         let name = name("full");
         let all: Vec<_> = (0..NODES).map(|_| fabric(&name)).collect();
         assert_eq!(all.last().unwrap().1.node(), NODES);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_everybody_has_left_without_a_word_is_removed_by_the_next_who_joins_any() {
+    fn table_with_only_dead_nodes_is_removed_by_next_join() {
         let (left, other) = (name("left"), name("other"));
         let (inbox, a) = fabric(&left);
         let b = fabric(&other);
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_left_without_its_device() {
+    fn node_is_released_without_its_device() {
         let name = name("leavers");
         let path = table_of(&name);
         let (_inbox_a, a) = fabric(&name);
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_keeps_the_lock_keeps_nobody_for_long() {
+    fn held_table_lock_delays_others_for_a_bounded_time() {
         let name = name("stopped");
         let (_inbox, a) = fabric(&name);
         let (inbox_b, b) = fabric(&name);

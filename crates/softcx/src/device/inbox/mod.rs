@@ -51,7 +51,7 @@ struct InboxHead {
     version: AtomicU32,
     _reserved: u32,
     port: AtomicU64,
-    bell: WakeWord,
+    wake_word: WakeWord,
     /// Bit `i`: lane `i` has a writer, or had one.
     claimed: AtomicU64,
 }
@@ -305,20 +305,20 @@ impl Inbox {
         }
     }
 
-    /// The bell of this inbox.
-    pub(crate) fn bell(&self) -> EngineWake {
+    /// The word that wakes the engine of this inbox.
+    pub(crate) fn engine_wake(&self) -> EngineWake {
         EngineWake(Arc::clone(&self.mapping))
     }
 }
 
-/// The bell that wakes the engine of an inbox.
+/// The word that wakes the engine of an inbox.
 #[derive(Debug, Clone)]
 pub(crate) struct EngineWake(Arc<SharedMapping>);
 
 impl std::ops::Deref for EngineWake {
     type Target = WakeWord;
     fn deref(&self) -> &WakeWord {
-        &self.0.head().bell
+        &self.0.head().wake_word
     }
 }
 
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_run_out_with_a_word_and_strangers_are_refused() {
+    fn full_inbox_and_wrong_addresses_are_refused_with_a_reason() {
         let inbox = Inbox::new().unwrap();
         let lanes: Vec<_> = (0..LANES)
             .map(|_| LaneWriter::open(&inbox.address()).unwrap())
@@ -433,10 +433,10 @@ mod tests {
 
     /// In a child, because the limit is the whole process's.
     #[test]
-    fn a_process_without_descriptors_is_told_so() {
+    fn process_without_descriptors_gets_emfile() {
         const CHILD: &str = "DOORBELL_TEST_WITHOUT_DESCRIPTORS";
         if std::env::var_os(CHILD).is_none() {
-            let name = "device::inbox::tests::a_process_without_descriptors_is_told_so";
+            let name = "device::inbox::tests::process_without_descriptors_gets_emfile";
             let output = std::process::Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", name, "--nocapture", "--test-threads=1"])
                 .env(CHILD, "")

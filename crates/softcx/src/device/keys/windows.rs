@@ -196,8 +196,8 @@ mod tests {
             assert_eq!(write(&keys, key, OWNER, 0x18), Ok(0x1028));
             assert_eq!(write(&keys, key, OWNER, 0x19), Err(Refused));
             assert_eq!(write(&keys, window, OWNER, 0), Err(Refused), "the old key");
-            let stranger = Accessor { qpn: 101, ..OWNER };
-            assert_eq!(write(&keys, key, stranger, 0).is_ok(), kind == 1);
+            let other = Accessor { qpn: 101, ..OWNER };
+            assert_eq!(write(&keys, key, other, 0).is_ok(), kind == 1);
             let span = KeyedSpan {
                 lkey: key,
                 len_bytes: 8,
@@ -216,7 +216,7 @@ mod tests {
                 };
                 keys.bind(key ^ 1, key, OWNER, &nothing).unwrap();
             } else {
-                assert_eq!(keys.invalidate(key, stranger), Err(Refused));
+                assert_eq!(keys.invalidate(key, other), Err(Refused));
                 assert_eq!(keys.invalidate(window, OWNER), Err(Refused));
                 assert_eq!(keys.invalidate(key, OWNER), Ok(()));
                 assert_eq!(keys.invalidate(key, OWNER), Err(Refused));

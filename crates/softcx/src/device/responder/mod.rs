@@ -34,7 +34,7 @@ impl Qp {
             Transport::Uc => return self.on_unreliable(context, header, source),
             Transport::Ud => return self.on_datagram(context, header, source),
         }
-        self.tell_established();
+        self.notify_established();
         self.catch_up_with(context, header);
         if !self.is_receiving() {
             return;
@@ -87,8 +87,8 @@ impl Qp {
         self.responder.expected_psn = psn_add(self.responder.expected_psn, packets);
     }
 
-    /// Tells the owner, once, that packets come before it has made the last transition.
-    fn tell_established(&mut self) {
+    /// Notifies the owner, once, that packets arrive before it has made the transition to RTS.
+    fn notify_established(&mut self) {
         if self.state() == State::ReadyToReceive && !self.responder.established {
             self.responder.established = true;
             self.notify(DeviceEvent::CommunicationEstablished {

@@ -157,7 +157,7 @@ impl Qp {
         }
         if self.parts.srq.is_some() {
             // What is posted to a shared queue belongs to the others.
-            if !std::mem::replace(&mut self.responder.told_last, true) {
+            if !std::mem::replace(&mut self.responder.last_wqe_notified, true) {
                 self.notify(DeviceEvent::LastWqeReached {
                     qpn: self.parts.qpn,
                 });

@@ -28,7 +28,7 @@ pub(crate) struct Responder {
     pub(super) kept: Option<u32>,
     /// The owner knows that packets come, and that no receive is taken any more.
     pub(super) established: bool,
-    pub(super) told_last: bool,
+    pub(super) last_wqe_notified: bool,
     /// The sender died in the middle of a message.
     pub(super) orphaned: bool,
 }

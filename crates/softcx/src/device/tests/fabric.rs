@@ -44,7 +44,7 @@ fn nodes_reach_each_other_and_themselves() {
 }
 
 #[test]
-fn a_full_fabric_reaches_all_of_it() {
+fn all_nodes_of_a_full_fabric_are_reachable() {
     let mut world = World::on_fabric(63, LinkLayer::InfiniBand);
     meet(&mut world);
 }
@@ -75,7 +75,7 @@ fn patient() -> Shape {
 }
 
 #[test]
-fn nobody_there_is_found_out_by_retrying() {
+fn missing_peer_exhausts_retries() {
     for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
         let mut world = World::on_fabric(1, link);
         // A node that never was, and numbers that no node can have.
@@ -144,7 +144,7 @@ fn the_lane_to_a_node_follows_its_number() {
 }
 
 #[test]
-fn a_node_that_died_in_silence_does_not_hold_the_others_up() {
+fn dead_node_does_not_delay_other_nodes() {
     let mut world = World::on_fabric(3, LinkLayer::InfiniBand);
     meet(&mut world);
     // Its inbox is not read any more, and its entry stays.

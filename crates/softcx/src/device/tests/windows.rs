@@ -176,7 +176,7 @@ fn a_window_opens_what_it_was_bound_to_and_nothing_else() {
                 let (opcode, key, addr, len) = case(start(&pair), new, old);
                 assert_eq!(pair.access(opcode, key, addr, len), DENIED);
                 let qpn = pair.qps[1].qpn;
-                assert_eq!(pair.b.heard.take(), [DeviceEvent::QpAccessError { qpn }]);
+                assert_eq!(pair.b.events.take(), [DeviceEvent::QpAccessError { qpn }]);
             }
         }
     }
@@ -221,7 +221,7 @@ fn a_send_closes_the_peer_s_window() {
     let cqe = pair.b.poll(&mut pair.cqs[1]).unwrap();
     assert_eq!((cqe.opcode, cqe.imm), (CqeOpcode::RespSendInv, key));
     assert_eq!(cqe.byte_count, 16);
-    // Closed already: the sender hears that it may not, and the receiver that its queue pair has failed.
+    // Closed already: the sender gets an access error, and the receiver an event that its queue pair has failed.
     pair.a.send(&mut pair.qps[0], &send);
     pair.world.settle();
     assert_eq!(pair.a.poll(&mut pair.cqs[0]).unwrap().syndrome, DENIED);
@@ -234,7 +234,7 @@ fn a_send_closes_the_peer_s_window() {
 }
 
 #[test]
-fn what_cannot_be_bound_is_told() {
+fn invalid_bind_completes_in_error() {
     type Bad = fn(&mut Pair, u32) -> (u32, Vec<[u8; 16]>);
     let bad: [Bad; 6] = [
         // No window; one that is closed; a region that is none; a range outside; without the right; bound twice.

@@ -117,20 +117,20 @@ impl<'a> UverbsCall<'a> {
         }
     }
 
-    /// Hands a descriptor to the process; `tell` answers with its number. All answers are written once before, with a number that is
+    /// Hands a descriptor to the process; `answer` writes its number. All answers are written once before, with a number that is
     /// none: from another process nothing can be taken back that was given, so this has to be the last that fails.
     pub(super) fn give(
         &mut self,
         descriptor: OwnedFd,
-        tell: impl Fn(&mut Self, i32),
+        answer: impl Fn(&mut Self, i32),
     ) -> Result<i32, Errno> {
-        let told = self.arguments.answers();
-        tell(self, -1);
+        let answered = self.arguments.answers();
+        answer(self, -1);
         self.arguments.write_answers()?;
-        self.arguments.withdraw_answers(told);
+        self.arguments.withdraw_answers(answered);
         let number = self.descriptors.give(descriptor)?;
         self.made.push(Made::Descriptor(number));
-        tell(self, number);
+        answer(self, number);
         Ok(number)
     }
 }

@@ -130,14 +130,14 @@ fn make(
             Some(Arc::new(Completions::new(channel, request.user_handle)))
         }
     };
-    let told = completions.clone().map(|it| it as Arc<dyn EventSink>);
+    let sink = completions.clone().map(|it| it as Arc<dyn EventSink>);
     let cqn = call.client().create_cq(CqParts {
         ring: driver.buf_addr,
         cqes,
         cqe_bytes: driver.cqe_size,
         record: driver.db_addr,
         uar: uar::find(call, u32::from(driver.uar_page_index))?,
-        events: told,
+        events: sink,
         padded: padding != 0,
         ignore_overrun: request.flags & IGNORE_OVERRUN != 0,
     })?;

@@ -101,7 +101,7 @@ impl Process {
 
     pub(crate) fn write(&self, addr: u64, bytes: &[u8]) {
         let at = self.pointer(addr, bytes.len());
-        // SAFETY: within the mapping; the device does not look at it before it is told.
+        // SAFETY: within the mapping; the device does not read it before the doorbell.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
     }
 

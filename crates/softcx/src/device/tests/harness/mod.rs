@@ -86,7 +86,7 @@ impl World {
             match due.min().filter(|&due| due < NEVER_NS) {
                 Some(due) => self.now_ns = due.max(self.now_ns + TICK_NS),
                 None => {
-                    // What a tick finds that no timer tells of: work posted to failed queue pairs.
+                    // What a tick finds without a timer: work posted to failed queue pairs.
                     self.now_ns += TICK_NS;
                     if !self.turn() {
                         return done();
@@ -119,7 +119,7 @@ impl World {
     }
 }
 
-/// Bytes that tell their place: no two windows of a message look alike.
+/// Bytes that identify their place: no two windows of a message are equal.
 pub(crate) fn pattern(seed: u64, len_bytes: usize) -> Vec<u8> {
     (0..len_bytes as u64)
         .map(|i| {
