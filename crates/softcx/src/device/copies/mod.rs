@@ -9,7 +9,7 @@
 mod pieces;
 mod words;
 
-use self::pieces::{From, Piece};
+use self::pieces::{Piece, PieceSource};
 use crate::device::dma;
 use crate::device::foreign::Move;
 use crate::device::space::{AccessFault, Space, SpaceAddress, Span};
@@ -203,7 +203,7 @@ impl Copies {
         }
         let at = self.kept.len();
         self.kept.extend_from_slice(from);
-        self.collect(From::Kept(at), into, from.len());
+        self.collect(PieceSource::Kept(at), into, from.len());
         Ok(())
     }
 
@@ -232,7 +232,11 @@ impl Copies {
             _ if len_bytes == 0 => Ok(()),
             (Some(start), None) => {
                 self.make_room(into.space, len_bytes);
-                self.collect(From::Here(start.expose_provenance()), into, len_bytes);
+                self.collect(
+                    PieceSource::Local(start.expose_provenance()),
+                    into,
+                    len_bytes,
+                );
                 Ok(())
             }
             (None, _) => {
@@ -316,7 +320,7 @@ impl Copies {
                 self.settle();
             }
             self.make_room(into.space, piece);
-            self.collect(From::There(from), into, piece);
+            self.collect(PieceSource::OtherSpace(from), into, piece);
             done += piece;
         }
     }
@@ -337,15 +341,19 @@ impl Copies {
         }
     }
 
-    fn collect(&mut self, from: From, into: SpaceAddress, len_bytes: usize) {
+    fn collect(&mut self, from: PieceSource, into: SpaceAddress, len_bytes: usize) {
         self.bytes += len_bytes;
         self.brings = into.space.is_local();
         let cause = self.cause;
         if let Some(last) = self.pieces.last_mut() {
             let behind = last.len_bytes as u64;
             let follows = match (last.from, from) {
-                (From::There(last), From::There(from)) => last.behind(behind) == from,
-                (From::Kept(last), From::Kept(from)) => last + behind as usize == from,
+                (PieceSource::OtherSpace(last), PieceSource::OtherSpace(from)) => {
+                    last.behind(behind) == from
+                }
+                (PieceSource::Kept(last), PieceSource::Kept(from)) => {
+                    last + behind as usize == from
+                }
                 _ => false,
             };
             if follows && last.into.wrapping_add(behind) == into.addr && last.cause == cause {

@@ -525,11 +525,11 @@ fn missing_acknowledgements_exhaust_retries() {
 #[test]
 fn a_region_that_goes_away_in_mid_transfer() {
     #[derive(Debug, PartialEq)]
-    enum Whose {
-        Senders,
-        Receivers,
+    enum RegionOwner {
+        Sender,
+        Receiver,
     }
-    for whose in [Whose::Senders, Whose::Receivers] {
+    for owner in [RegionOwner::Sender, RegionOwner::Receiver] {
         for (read, devices) in [(false, 1), (true, 1), (false, 2), (true, 2)] {
             let shape = Shape {
                 memory_bytes: 8 << 20,
@@ -548,20 +548,20 @@ fn a_region_that_goes_away_in_mid_transfer() {
             case.a.send(&request.segments(&list).signaled(true));
             case.world.turn();
             case.world.turn();
-            let (end, key) = match whose {
-                Whose::Senders => (&case.a, case.a.key),
-                Whose::Receivers => (&case.b, case.b.key),
+            let (end, key) = match owner {
+                RegionOwner::Sender => (&case.a, case.a.key),
+                RegionOwner::Receiver => (&case.b, case.b.key),
             };
             assert!(end.qp.device().deregister(key));
             case.world.settle();
-            let want = match whose {
-                Whose::Senders => Syndrome::LocalProt,
-                Whose::Receivers => Syndrome::RemoteAccess,
+            let want = match owner {
+                RegionOwner::Sender => Syndrome::LocalProt,
+                RegionOwner::Receiver => Syndrome::RemoteAccess,
             };
             assert_eq!(
                 case.a.all_sent(),
                 [(0, Some(want))],
-                "{whose:?}, read: {read}, {devices} devices"
+                "{owner:?}, read: {read}, {devices} devices"
             );
         }
     }

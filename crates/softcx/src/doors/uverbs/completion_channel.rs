@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Made, UverbsCall};
+use super::{CreatedObject, UverbsCall};
 use crate::device::client::Errno;
 use crate::doors::abi::{CreateCompChannel, CreateCompChannelResp};
 use crate::doors::context::CompletionChannel;
-use crate::doors::event_pipe::{Carries, EventPipe};
+use crate::doors::event_pipe::{ChannelKind, EventPipe};
 use crate::doors::limits;
 use crate::doors::objects::Object;
 
@@ -16,12 +16,12 @@ pub(super) fn create(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     if call.tables.channels.len() >= limits::CHANNELS {
         return Err(libc::EMFILE);
     }
-    let (channel, descriptor) = EventPipe::new(Carries::Completions)?;
+    let (channel, descriptor) = EventPipe::new(ChannelKind::Completions)?;
     let inode = channel.inode();
     let number = call.give(descriptor, |call, number| {
         call.respond(CreateCompChannelResp { fd: number as u32 });
     })?;
-    call.made.push(Made::CompletionChannel(inode));
+    call.made.push(CreatedObject::CompletionChannel(inode));
     call.tables.channels.push(CompletionChannel {
         channel: Arc::new(channel),
         number,

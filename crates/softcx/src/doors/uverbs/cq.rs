@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::arguments::{AttributeKind, Spec};
+use super::arguments::{AttributeKind, AttributeSpec};
 use super::{DRIVER_IN, DRIVER_OUT, UverbsCall, async_event, completion_channel, uar};
 use crate::device::client::{CqParts, Errno, EventSink};
 use crate::doors::abi::*;
@@ -61,7 +61,7 @@ pub(super) fn create_extended(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) const CREATE_ATTRIBUTES: &[Spec] = &[
+pub(super) const CREATE_ATTRIBUTES: &[AttributeSpec] = &[
     (HANDLE, AttributeKind::New, true),
     (CQE, AttributeKind::In(4, 4), true),
     (USER_HANDLE, AttributeKind::In(8, 8), true),

@@ -1,7 +1,7 @@
 //! Memory regions.
 
 use super::UverbsCall;
-use super::arguments::{AttributeKind, Spec};
+use super::arguments::{AttributeKind, AttributeSpec};
 use crate::device::client::{Errno, MrChange, MrRange};
 use crate::doors::abi::{DeregMr, RegMr, RegMrResp, ReregMr, ReregMrResp};
 use crate::doors::objects::{MrObject, Object};
@@ -84,7 +84,7 @@ pub(super) fn dereg(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) const QUERY_ATTRIBUTES: &[Spec] = &[
+pub(super) const QUERY_ATTRIBUTES: &[AttributeSpec] = &[
     (0, AttributeKind::Handle, true),
     (1, AttributeKind::Out(4), true),
     (2, AttributeKind::Out(4), true),

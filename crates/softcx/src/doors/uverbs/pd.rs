@@ -2,7 +2,7 @@
 
 use super::DRIVER;
 use super::UverbsCall;
-use super::arguments::{AttributeKind, Spec};
+use super::arguments::{AttributeKind, AttributeSpec};
 use crate::device::client::Errno;
 use crate::doors::abi::{AllocPd, AllocPdResp, DeallocPd, Layout, Mlx5AllocPdResp};
 use crate::doors::objects::Object;
@@ -29,7 +29,7 @@ pub(super) fn dealloc(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) const QUERY_ATTRIBUTES: &[Spec] = &[
+pub(super) const QUERY_ATTRIBUTES: &[AttributeSpec] = &[
     (DRIVER, AttributeKind::Handle, true),
     (
         DRIVER + 1,

@@ -4,7 +4,7 @@ pub(super) use super::qp_attributes::{modify, modify_extended, query};
 
 use std::sync::Arc;
 
-use super::arguments::{AttributeKind, Spec};
+use super::arguments::{AttributeKind, AttributeSpec};
 use super::{DRIVER_IN, DRIVER_OUT, UverbsCall, async_event, uar};
 use crate::device::client::{Errno, QpParts, Transport};
 use crate::doors::abi::*;
@@ -89,7 +89,7 @@ pub(super) fn create_extended(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) const CREATE_ATTRIBUTES: &[Spec] = &[
+pub(super) const CREATE_ATTRIBUTES: &[AttributeSpec] = &[
     (HANDLE, AttributeKind::New, true),
     (XRCD, AttributeKind::Handle, false),
     (PD, AttributeKind::Handle, false),
