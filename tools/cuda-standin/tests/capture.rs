@@ -355,7 +355,7 @@ fn beginning_and_ending() {
         CU_STREAM_CAPTURE_MODE_RELAXED
     ));
     assert_eq!(std::thread::spawn(elsewhere).join().unwrap(), CUDA_SUCCESS);
-    // A context that is destroyed meanwhile leaves nobody forbidden anything.
+    // A context that is destroyed meanwhile leaves no call forbidden.
     begin(stream);
     good!(cuCtxDestroy_v2(gpu.context));
     let next = Gpu::new();
@@ -371,7 +371,7 @@ fn a_stream_that_is_destroyed_breaks_its_capture() {
     good!(cuEventRecord(event, origin); cuStreamWaitEvent(branch, event, 0); cuStreamDestroy_v2(branch));
     assert_eq!(status(origin), CU_STREAM_CAPTURE_STATUS_INVALIDATED);
     assert_eq!(end(origin), Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-    // The origin itself: nobody is left to end it, and nobody is forbidden anything.
+    // The origin itself: no stream is left to end the capture, and no call is forbidden.
     begin(origin);
     good!(cuStreamDestroy_v2(origin));
     gpu.alloc(64);

@@ -306,9 +306,9 @@ fn structure() {
         wrong
     );
     let foreign = self::graph();
-    let stranger = memops(&gpu, foreign, &[], &mut [write32(words.at(0), 1)]);
+    let foreign_node = memops(&gpu, foreign, &[], &mut [write32(words.at(0), 1)]);
     assert_eq!(
-        call!(cuGraphAddEmptyNode(&mut end, graph, &stranger, 1)),
+        call!(cuGraphAddEmptyNode(&mut end, graph, &foreign_node, 1)),
         wrong
     );
     good!(cuGraphAddEmptyNode(&mut end, graph, [a, b].as_ptr(), 2));

@@ -225,9 +225,9 @@ fn the_ring_of_a_doorbell_is_in_order() {
     let cpu = std::thread::spawn(move || {
         let mut last = 0;
         while last < 2000 {
-            let bell = words.long(2).load(std::sync::atomic::Ordering::Acquire);
-            assert_eq!(bell >> 32, bell & 0xffff_ffff, "torn");
-            last = bell as u32;
+            let doorbell = words.long(2).load(std::sync::atomic::Ordering::Acquire);
+            assert_eq!(doorbell >> 32, doorbell & 0xffff_ffff, "torn");
+            last = doorbell as u32;
             assert!(words.get(0) >= last, "the doorbell before its record");
             std::thread::yield_now();
         }

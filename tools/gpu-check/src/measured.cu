@@ -10,9 +10,9 @@ extern "C" __global__ void gpu_check_mark(uint32_t *word)
 }
 
 /* One thread. */
-extern "C" __global__ void gpu_check_ring(const __grid_constant__ measured_bells bells)
+extern "C" __global__ void gpu_check_ring(const __grid_constant__ measured_doorbells doorbells)
 {
-	*(int *)bells.code = measured_ring(&bells);
+	*(int *)doorbells.code = measured_ring(&doorbells);
 }
 
 extern "C" __global__ void gpu_check_look(const __grid_constant__ measured_looks looks)
