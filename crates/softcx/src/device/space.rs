@@ -172,7 +172,7 @@ impl Space {
             .is_some_and(|process| process.thread.load(Ordering::Acquire) == NOBODY)
     }
 
-    /// Nobody has a place in the space any more.
+    /// No place in the space is left.
     pub(crate) fn leave(self) {
         if self.process().is_some() {
             self.end();
@@ -209,7 +209,7 @@ impl Space {
     #[inline]
     pub(crate) unsafe fn fetch(self, own: &[Span], theirs: &[Span]) -> Result<(), AccessFault> {
         if self.is_foreign() {
-            // SAFETY: the caller's promise, and that the memory is there is that of whoever has the region.
+            // SAFETY: the caller's promise, and that the memory is there is the promise of the region's owner.
             return unsafe { self.foreign()?.fetch(own, theirs) };
         }
         // SAFETY: the caller's promise.

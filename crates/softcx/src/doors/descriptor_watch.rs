@@ -63,7 +63,7 @@ impl DescriptorWatch {
             return Err(io::Error::last_os_error());
         }
         Ok(DescriptorWatch {
-            // SAFETY: just opened, and nobody else's.
+            // SAFETY: just opened, with no other owner.
             inotify: unsafe { OwnedFd::from_raw_fd(fd) },
             watched: Mutex::default(),
         })

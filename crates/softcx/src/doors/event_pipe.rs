@@ -68,7 +68,7 @@ impl EventPipe {
         if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
             return Err(last_errno());
         }
-        // SAFETY: the call succeeded, and nobody else knows the descriptors.
+        // SAFETY: the call succeeded, and no other code has the descriptors.
         let (theirs, write) =
             unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
         // SAFETY: a flag of a description of ours.
@@ -223,7 +223,7 @@ pub(super) fn reopen(descriptor: &OwnedFd, flags: libc::c_int) -> Result<OwnedFd
     if opened < 0 {
         return Err(last_errno());
     }
-    // SAFETY: the call succeeded, and nobody else knows the descriptor.
+    // SAFETY: the call succeeded, and no other code has the descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(opened) })
 }
 

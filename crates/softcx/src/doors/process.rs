@@ -27,7 +27,7 @@ impl ClientProcess {
         if life < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: just opened, with no other owner.
         let life = unsafe { OwnedFd::from_raw_fd(life as i32) };
         if !still_there() {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));

@@ -241,7 +241,7 @@ impl CqRing {
         true
     }
 
-    /// Makes the memory fresh: no CQE is valid, no mark is set, the consumer index is 0. Nobody may be waiting.
+    /// Makes the memory fresh: no CQE is valid, no mark is set, the consumer index is 0. No stream may be waiting.
     pub fn reset(&self) {
         self.reset_at(0);
     }

@@ -67,7 +67,7 @@ impl SendQueue {
     /// A queue over that memory, empty.
     ///
     /// # Safety
-    /// `ring` is valid for reads and writes of `wqebb_count * 64` bytes for as long as the queue lives, and nobody else writes to it.
+    /// `ring` is valid for reads and writes of `wqebb_count * 64` bytes for as long as the queue lives, and no other code writes to it.
     ///
     /// # Errors
     /// [`Error::Range`] for a count, a limit or a queue pair out of its bounds, or a ring too small for the largest request;
@@ -346,7 +346,7 @@ impl SendQueue {
     ///
     /// # Safety
     /// `ring` is a live send ring of `wqebb_count` WQEBBs (a power of two) of queue pair `qpn`; `posted` came from its queue, is in use, was
-    /// not rung, and nobody writes that block at the same time.
+    /// not rung, and no other thread writes that block at the same time.
     pub unsafe fn nop_over_raw(
         ring: *mut u8,
         wqebb_count: u32,

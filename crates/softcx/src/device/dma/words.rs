@@ -142,7 +142,7 @@ mod tests {
         // SAFETY: the word outlives the register.
         let register = unsafe { UarRegister::new(&raw mut word) };
         assert_eq!(register.take(), None);
-        // SAFETY: nobody else is there.
+        // SAFETY: no other code accesses it.
         unsafe { AtomicU64::from_ptr(&raw mut word) }.store(5, Ordering::Release);
         assert_eq!(register.take(), Some(5));
         assert_eq!(register.take(), None);

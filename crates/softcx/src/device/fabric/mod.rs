@@ -82,7 +82,7 @@ impl Fabric {
             entry.pid.store(address.pid, Ordering::Relaxed);
             entry.fd.store(address.fd, Ordering::Relaxed);
             entry.started.store(at, Ordering::Relaxed);
-            // Release: who finds the port finds the rest.
+            // Release: a reader that sees the port sees the rest.
             entry.port.store(address.port, Ordering::Release);
         }
         fabric.node = node;
@@ -314,7 +314,7 @@ mod tests {
         static KILLED: std::sync::Mutex<Option<(Inbox, Fabric)>> = std::sync::Mutex::new(None);
         *KILLED.lock().unwrap() = Some((inbox, a));
         drop(b);
-        // Who joins passes over a table that somebody else looks at just then.
+        // A join skips a table that another process holds at that moment.
         until(|| {
             drop(fabric(&other));
             !table_of(&left).exists()
@@ -328,7 +328,7 @@ mod tests {
         let path = table_of(&name);
         let (_inbox_a, a) = fabric(&name);
         let (inbox_b, b) = fabric(&name);
-        // Somebody holds the table, and is not waited for.
+        // The table is held, and the release does not wait for it.
         let held = table::lock(&path).unwrap();
         a.leaver().leave();
         assert!(b.address(1).is_some());

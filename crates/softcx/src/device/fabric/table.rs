@@ -133,7 +133,7 @@ impl FabricTable {
 
 impl Drop for FabricTable {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map` with this length; nobody holds a reference into it any more.
+        // SAFETY: mapped in `map` with this length; no reference into it is left.
         unsafe { libc::munmap(self.0.as_ptr().cast(), TABLE_BYTES) };
     }
 }

@@ -97,7 +97,7 @@ impl LaneHead {
     }
 }
 
-/// Who an inbox belongs to: what a peer needs to find it.
+/// The address of an inbox: what a peer needs to find it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InboxAddress {
     /// Which boot of which host.
@@ -165,7 +165,7 @@ impl SharedMapping {
 
 impl Drop for SharedMapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length; nobody holds a reference into it any more.
+        // SAFETY: mapped in `new` with this length; no reference into it is left.
         unsafe { libc::munmap(self.start.as_ptr().cast(), INBOX_BYTES) };
     }
 }
@@ -202,7 +202,7 @@ impl Inbox {
         if fd < 0 {
             return Err(last_error("memfd_create"));
         }
-        // SAFETY: a descriptor that was just opened and that nobody else owns.
+        // SAFETY: a descriptor that was just opened and has no other owner.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: plain calls on an open descriptor.
         let sealed = unsafe {
@@ -226,7 +226,7 @@ impl Inbox {
         let head = mapping.head();
         head.port.store(address.port, Ordering::Relaxed);
         head.version.store(VERSION, Ordering::Relaxed);
-        // Release: whoever finds the magic number finds the others.
+        // Release: a reader that sees the magic number sees the others.
         head.magic.store(MAGIC, Ordering::Release);
         Ok(Inbox {
             mapping: Arc::new(mapping),
@@ -286,7 +286,7 @@ impl Inbox {
             let foreign = owner as u32 != std::process::id();
             let gone = owner & CLOSED != 0 || (lane == asked && foreign && head.is_dead(owner));
             let empty = || matches!(head.cursors.filled(SLOTS as u64), Ok(None) | Err(Corrupt));
-            // The mark comes first: from here on nobody can take the lane over, and who has done so is left alone.
+            // The mark comes first: from here on no process can take the lane over, and a lane that was taken over is left alone.
             let mark = || {
                 let marked = owner | SWEEPING;
                 head.owner

@@ -83,7 +83,7 @@ impl Qp {
         self.status.state()
     }
 
-    /// Who it is to the key table.
+    /// Its identity for the key table.
     pub(crate) fn accessor(&self) -> Accessor {
         Accessor {
             pd: self.parts.pd,

@@ -214,7 +214,7 @@ impl Qp {
         let (header, index) = (&ended.header, ended.index);
         context.copies.settle();
         if self.responder.orphaned || context.copies.is_orphan(self.parts.qpn) {
-            // The message has a hole, and nobody is left to fill it: to this side it never came.
+            // The message has a hole that no process is left to fill: for this side it never came.
             return self.put_back(context, index);
         }
         let cqe = Cqe {

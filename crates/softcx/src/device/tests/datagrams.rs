@@ -174,7 +174,7 @@ fn datagram_with_wrong_queue_key_is_dropped() {
         assert_eq!(polled.len(), 1 + usize::from(opens), "{qkey:#x}");
         assert!(polled.iter().all(|cqe| cqe.syndrome == 0));
     }
-    // No receive: lost as well. And to nobody, by number or by address.
+    // No receive: lost as well. The same for a missing receiver, by number or by address.
     for (node, qpn) in [(1, qpn), (1, qpn ^ 1), (2, qpn), (0, qpn), (64, qpn)] {
         ends.ends[0].send(SEND, address(node, qpn, QKEY), 8);
         let polled = ends.polled(0);
@@ -249,7 +249,7 @@ fn multicast_reaches_members_on_all_devices() {
                 }
             }
         }
-        // Nobody is in this group.
+        // This group has no members.
         gid[15] = 8;
         ends.ends[0].send(SEND, global(link, gid, 0xc001, 0xff_ffff, QKEY), 8);
         assert_eq!(ends.polled(0).len(), 1);

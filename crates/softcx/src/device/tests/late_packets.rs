@@ -168,7 +168,7 @@ fn first_is_there_with_last(world: &mut World, end: &End, data: &[u8]) -> bool {
     end.read(0, 8) == data[..8]
 }
 
-/// Who polls the last bytes of a message instead of its completion takes it for complete too early.
+/// A program that polls the last bytes of a message instead of its completion takes it for complete too early.
 #[test]
 fn the_last_byte_of_a_message_may_be_there_before_the_first() {
     const LEN: usize = 20_000;

@@ -45,8 +45,8 @@ fn failed_connect_keeps_the_state() {
     let remote = b.qp.local();
     drop(b);
     world.devices.pop();
-    let nobody = a.qp.connect(&remote);
-    assert!(matches!(nobody, Err(Error::State { .. })), "{nobody:?}");
+    let refused = a.qp.connect(&remote);
+    assert!(matches!(refused, Err(Error::State { .. })), "{refused:?}");
     assert_eq!(a.state(), State::Init);
 }
 

@@ -306,7 +306,7 @@ fn starved_device_loses_no_packets_before_the_time_out() {
             world.settle();
             assert_eq!(a2.all_sent(), [(1, None)]);
         }
-        // Who reads and does not answer has no such excuse.
+        // A device that reads and does not answer is not waited for.
         let before = a_alone.counters().retransmissions;
         a.send(&SendRequest::send().inline(&[5; 8]).signaled(true));
         world.settle();

@@ -68,7 +68,7 @@ impl Process {
 
     fn write(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= ARENA_BYTES);
-        // SAFETY: in the arena, where nobody else writes while no call is made.
+        // SAFETY: in the arena, which no other code writes while no call is made.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.arena.add(at), bytes.len()) };
     }
 

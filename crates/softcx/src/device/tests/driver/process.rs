@@ -85,7 +85,7 @@ impl Process {
         }
     }
 
-    /// Some of its memory that nobody has yet.
+    /// Some of its memory that is not in use yet.
     pub(crate) fn place(&mut self, len_bytes: usize, align: usize) -> u64 {
         let at = self.used.next_multiple_of(align);
         self.used = at + len_bytes;

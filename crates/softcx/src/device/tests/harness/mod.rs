@@ -10,7 +10,7 @@ use crate::device::{Device, DeviceOptions, Faults, LinkLayer};
 const TURN_NS: u64 = 2_000;
 /// Timers are looked at this often at least.
 const TICK_NS: u64 = 20_000;
-/// A time nobody waits for: that of a connection without a timeout.
+/// A time that no test reaches: that of a connection without a timeout.
 const NEVER_NS: u64 = 1 << 60;
 
 /// Devices and a clock.
@@ -29,7 +29,7 @@ impl World {
         }
     }
 
-    /// Devices on a fabric of their own, which is forgotten again: who has joined stays.
+    /// Devices on a fabric of their own, whose name is removed again: devices that have joined stay.
     pub(crate) fn on_fabric(devices: usize, link: LinkLayer) -> World {
         World {
             devices: (0..devices).map(|_| World::node(link)).collect(),
