@@ -210,7 +210,7 @@ mod tests {
 
     struct Bench {
         other: Arc<Other>,
-        foothold: ForeignRegion,
+        region: ForeignRegion,
         copies: Copies,
     }
 
@@ -220,7 +220,7 @@ mod tests {
             *other.bytes.lock().unwrap() = (0..=255).collect();
             let memory: Arc<dyn Foreign> = other.clone();
             Bench {
-                foothold: ForeignRegion::new(&memory),
+                region: ForeignRegion::new(&memory),
                 other,
                 copies: Copies::default(),
             }
@@ -228,7 +228,7 @@ mod tests {
 
         fn place(&self, offset: u64) -> SpaceAddress {
             SpaceAddress {
-                space: Space::of_foreign(&self.foothold),
+                space: Space::of_foreign(&self.region),
                 addr: START + offset,
             }
         }
@@ -370,7 +370,7 @@ mod tests {
             request: true,
         };
         assert_eq!(bench.copies.take_any_fault(), Some(cause));
-        assert_eq!(bench.copies.take_orphan(), None);
+        assert_eq!(bench.copies.take_lost_sender(), None);
         // SAFETY: as above.
         let refused = unsafe { bench.copies.load(place, &mut [0; 4]) };
         assert_eq!(refused, Err(AccessFault));
@@ -382,7 +382,7 @@ mod tests {
         let memory: Arc<dyn Foreign> = bench.other.clone();
         let again = ForeignRegion::new(&memory);
         drop(memory);
-        assert_eq!(again.place(), bench.foothold.place());
+        assert_eq!(again.place(), bench.region.place());
         let place = bench.place(0);
         let other = Bench::new();
         assert_ne!(other.place(0).space, place.space);
@@ -393,7 +393,7 @@ mod tests {
         assert!(known.upgrade().is_none());
     }
 
-    fn again_memory(foothold: &ForeignRegion) -> Arc<dyn Foreign> {
-        Space::of_foreign(foothold).foreign().unwrap()
+    fn again_memory(region: &ForeignRegion) -> Arc<dyn Foreign> {
+        Space::of_foreign(region).foreign().unwrap()
     }
 }

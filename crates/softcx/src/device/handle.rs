@@ -332,7 +332,7 @@ impl Device {
         key.ok_or_else(table_is_full)
     }
 
-    /// Registers memory of another device, which is copied by `foothold`'s [`Foreign`](crate::device::Foreign). The caller keeps `foothold`
+    /// Registers memory of another device, which is copied by `region`'s [`Foreign`](crate::device::Foreign). The caller keeps `region`
     /// as long as the registration.
     ///
     /// # Safety
@@ -344,13 +344,13 @@ impl Device {
     pub unsafe fn register_foreign(
         &self,
         pd: u32,
-        foothold: &ForeignRegion,
+        region: &ForeignRegion,
         addr: u64,
         len_bytes: u64,
         access: Access,
     ) -> Result<u32> {
         self.command_register()?;
-        let space = Space::of_foreign(foothold);
+        let space = Space::of_foreign(region);
         let key = self.lock().parts.keys.register_foreign(
             pd,
             SpaceAddress { space, addr },

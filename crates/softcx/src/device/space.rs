@@ -141,8 +141,8 @@ impl Space {
     }
 
     /// The memory of another device, as long as the region has its part in it.
-    pub(crate) fn of_foreign(foothold: &ForeignRegion) -> Space {
-        Space(FOREIGN | foothold.place())
+    pub(crate) fn of_foreign(region: &ForeignRegion) -> Space {
+        Space(FOREIGN | region.place())
     }
 
     /// Whether it is the memory of another device.

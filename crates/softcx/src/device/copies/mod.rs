@@ -40,7 +40,7 @@ pub(crate) struct Copies {
     /// The origins of collected copies that failed.
     faults: Vec<CopyOrigin>,
     /// Queue pairs whose copies failed because the process with the source bytes has died.
-    orphans: Vec<u32>,
+    lost_senders: Vec<u32>,
     /// What is to be copied out of other processes, while such copies are collected.
     fetches: Vec<(SpaceAddress, Span)>,
     fetching: bool,
@@ -62,7 +62,7 @@ impl Default for Copies {
             bounce: Vec::new(),
             cause: CopyOrigin::default(),
             faults: Vec::new(),
-            orphans: Vec::new(),
+            lost_senders: Vec::new(),
             fetches: Vec::new(),
             fetching: false,
             spans: [Vec::new(), Vec::new()],
@@ -116,14 +116,14 @@ impl Copies {
 
     /// Whether the sender of what is being carried out for this queue pair died with bytes of it. Of what was made so far.
     #[inline]
-    pub(crate) fn is_orphan(&self, qpn: u32) -> bool {
-        !self.orphans.is_empty() && self.orphans.contains(&qpn)
+    pub(crate) fn has_lost_sender(&self, qpn: u32) -> bool {
+        !self.lost_senders.is_empty() && self.lost_senders.contains(&qpn)
     }
 
     /// A queue pair whose sender died with bytes of its request.
     #[inline]
-    pub(crate) fn take_orphan(&mut self) -> Option<u32> {
-        self.orphans.pop()
+    pub(crate) fn take_lost_sender(&mut self) -> Option<u32> {
+        self.lost_senders.pop()
     }
 
     /// The origin of a collected copy that failed.

@@ -41,7 +41,7 @@ impl Copies {
                     PieceSource::OtherSpace(from)
                         if piece.cause.request && from.space.is_gone() =>
                     {
-                        self.orphans.push(piece.cause.qpn);
+                        self.lost_senders.push(piece.cause.qpn);
                     }
                     _ => self.faults.push(piece.cause),
                 }

@@ -31,7 +31,7 @@ impl DeviceCore {
     #[inline]
     pub(super) fn settle(&mut self, now_ns: u64) {
         self.parts.copies.settle();
-        while let Some(qpn) = self.parts.copies.take_orphan() {
+        while let Some(qpn) = self.parts.copies.take_lost_sender() {
             let slot = self.slot_of(qpn);
             if let Some(qp) = numbered(&mut self.qps, slot, qpn) {
                 qp.lose_sender();

@@ -23,7 +23,7 @@ use crate::{Error, Result, StateKind};
 pub(crate) const NODES: u16 = 63;
 const NAME_BYTES: usize = 64;
 /// How long a device that leaves waits for the lock of the table. Without it the number is given back, but the table is not removed.
-const PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// The upper half of every InfiniBand GID: link-local, as of a subnet without a manager.
 const SUBNET: u64 = 0xfe80 << 48;
 /// The lower half, or'ed with the node number: the identity of a port, EUI-64.
@@ -149,13 +149,13 @@ impl Fabric {
 
 impl Fabric {
     /// A handle that leaves the fabric, and that does not borrow from this.
-    pub(crate) fn leaver(&self) -> NodeReleaser {
+    pub(crate) fn node_releaser(&self) -> NodeReleaser {
         NodeReleaser::of(self)
     }
 
     /// Gives the number back; the last one to go removes the table.
     fn leave(&self) {
-        let locked = table::lock_existing(&self.path, PATIENCE);
+        let locked = table::lock_existing(&self.path, LOCK_TIMEOUT);
         if let Some(entry) = self.entry(self.node) {
             // Not if it was taken over.
             let (port, gone) = (self.address.port, 0);
@@ -324,40 +324,40 @@ mod tests {
 
     #[test]
     fn node_is_released_without_its_device() {
-        let name = name("leavers");
+        let name = name("releasers");
         let path = table_of(&name);
         let (_inbox_a, a) = fabric(&name);
         let (inbox_b, b) = fabric(&name);
         // The table is held, and the release does not wait for it.
         let held = table::lock(&path).unwrap();
-        a.leaver().leave();
+        a.node_releaser().release();
         assert!(b.address(1).is_some());
         drop(held);
         // Others look over all tables now and then: one that is locked for so long is given up.
         until(|| {
-            a.leaver().leave();
+            a.node_releaser().release();
             b.address(1).is_none()
         });
-        a.leaver().leave();
+        a.node_releaser().release();
         assert_eq!(
             (b.address(1), b.address(2)),
             (None, Some(inbox_b.address()))
         );
         // Another has the number now, and keeps it.
         let (inbox_c, c) = fabric(&name);
-        a.leaver().leave();
+        a.node_releaser().release();
         assert_eq!((c.node(), b.address(1)), (1, Some(inbox_c.address())));
         until(|| {
-            c.leaver().leave();
+            c.node_releaser().release();
             b.address(1).is_none()
         });
         assert!(path.exists());
         // The last one.
         until(|| {
-            b.leaver().leave();
+            b.node_releaser().release();
             !path.exists()
         });
-        b.leaver().leave();
+        b.node_releaser().release();
         drop((a, b, c));
         is_forgotten(&name);
     }

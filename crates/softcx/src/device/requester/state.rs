@@ -55,7 +55,7 @@ pub(crate) struct Requester {
     /// When to send again if nothing has arrived; `None` while nothing is outstanding.
     pub(super) deadline_ns: Option<u64>,
     /// Until when a peer is waited for that has not read its packets.
-    pub(super) patient_until_ns: Option<u64>,
+    pub(super) unread_peer_until_ns: Option<u64>,
     /// Not before this time, because the receiver was not ready.
     pub(super) wait_until_ns: u64,
     /// What is announced is not read before this time, if a fault says so; else 0.

@@ -34,7 +34,7 @@ impl Qp {
             return Ok(false);
         }
         let bytes = source.take(&context.keys, &mut context.copies)?;
-        if context.copies.is_orphan(self.parts.qpn) {
+        if context.copies.has_lost_sender(self.parts.qpn) {
             // The sender died with the bytes.
             return Err(ScatterError::Source);
         }

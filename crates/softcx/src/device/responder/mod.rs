@@ -26,7 +26,7 @@ impl Qp {
         header: &Header,
         source: &Source<'_>,
     ) {
-        if !self.is_receiving() || self.responder.orphaned {
+        if !self.is_receiving() || self.responder.sender_lost {
             return;
         }
         match self.parts.transport {
@@ -130,7 +130,7 @@ impl Qp {
 
     /// The sender has died, and bytes of its last message with it. To a connection it is as if it were cut.
     pub(crate) fn lose_sender(&mut self) {
-        self.responder.orphaned = self.parts.transport != Transport::Ud;
+        self.responder.sender_lost = self.parts.transport != Transport::Ud;
     }
 
     /// Refuses what was the last request, though it was carried out so far, and is in error.

@@ -30,7 +30,7 @@ pub(crate) struct Responder {
     pub(super) established: bool,
     pub(super) last_wqe_notified: bool,
     /// The sender died in the middle of a message.
-    pub(super) orphaned: bool,
+    pub(super) sender_lost: bool,
 }
 
 impl Responder {

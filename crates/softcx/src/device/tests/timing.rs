@@ -285,16 +285,16 @@ fn starved_device_loses_no_packets_before_the_time_out() {
             world.now_ns += 10_000_000;
             a_alone.turn_at(world.now_ns);
         }
-        let patient = starved_s < 5;
-        assert_eq!(a_alone.counters().retransmissions == 0, patient);
+        let is_waited_for = starved_s < 5;
+        assert_eq!(a_alone.counters().retransmissions == 0, is_waited_for);
         world.settle();
-        let want = if patient {
+        let want = if is_waited_for {
             None
         } else {
             Some(Syndrome::TransportRetryExc)
         };
         assert_eq!(a2.all_sent(), [(0, want)]);
-        if patient {
+        if is_waited_for {
             // What it has answered since, it may be as late again with the next one.
             b2.receive(&[b2.segment(0, 60)]);
             a2.send(&SendRequest::send().inline(&[5; 8]).signaled(true));

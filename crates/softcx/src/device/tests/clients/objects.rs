@@ -112,29 +112,29 @@ fn regions_of_every_kind() {
 fn objects_of_another_client_are_refused() {
     let mut pair = Pair::new(Process::local);
     let (_, key) = pair.a.region(64, ALL);
-    let thief = &pair.b.client;
+    let other = &pair.b.client;
     let (start, _) = pair.a.region(64, ALL);
     let range = MrRange {
         start,
         len_bytes: 64,
         iova: start,
     };
-    assert_eq!(thief.reg_mr(pair.a.pd, range, 1), Err(libc::EINVAL));
-    assert_eq!(thief.dereg_mr(key), Err(libc::EINVAL));
-    assert_eq!(thief.rereg_mr(key, MrChange::default()), Err(libc::EINVAL));
-    assert_eq!(thief.alloc_mw(pair.a.pd, 1), Err(libc::EINVAL));
-    assert_eq!(thief.dealloc_mw(key), Err(libc::EINVAL));
-    assert_eq!(thief.dealloc_pd(pair.a.pd), Err(libc::EINVAL));
-    assert_eq!(thief.free_uar(pair.a.uar), Err(libc::EINVAL));
-    assert_eq!(thief.destroy_cq(pair.cqs[0].cqn), Err(libc::EINVAL));
-    assert_eq!(thief.modify_cq(pair.cqs[0].cqn, 1, 1), Err(libc::EINVAL));
-    assert_eq!(thief.destroy_qp(pair.qps[0].qpn), Err(libc::EINVAL));
-    assert_eq!(thief.query_qp(pair.qps[0].qpn), Err(libc::EINVAL));
+    assert_eq!(other.reg_mr(pair.a.pd, range, 1), Err(libc::EINVAL));
+    assert_eq!(other.dereg_mr(key), Err(libc::EINVAL));
+    assert_eq!(other.rereg_mr(key, MrChange::default()), Err(libc::EINVAL));
+    assert_eq!(other.alloc_mw(pair.a.pd, 1), Err(libc::EINVAL));
+    assert_eq!(other.dealloc_mw(key), Err(libc::EINVAL));
+    assert_eq!(other.dealloc_pd(pair.a.pd), Err(libc::EINVAL));
+    assert_eq!(other.free_uar(pair.a.uar), Err(libc::EINVAL));
+    assert_eq!(other.destroy_cq(pair.cqs[0].cqn), Err(libc::EINVAL));
+    assert_eq!(other.modify_cq(pair.cqs[0].cqn, 1, 1), Err(libc::EINVAL));
+    assert_eq!(other.destroy_qp(pair.qps[0].qpn), Err(libc::EINVAL));
+    assert_eq!(other.query_qp(pair.qps[0].qpn), Err(libc::EINVAL));
     assert_eq!(pair.b.to_state(&pair.qps[0], 6), Err(libc::EINVAL));
     let srq = pair.a.srq(16, 0);
-    let thief = &pair.b.client;
-    assert_eq!(thief.destroy_srq(srq.srqn), Err(libc::EINVAL));
-    assert_eq!(thief.srq_limit(srq.srqn), Err(libc::EINVAL));
+    let other = &pair.b.client;
+    assert_eq!(other.destroy_srq(srq.srqn), Err(libc::EINVAL));
+    assert_eq!(other.srq_limit(srq.srqn), Err(libc::EINVAL));
     let mut parts = pair.b.qp_parts(Transport::Rc, [&pair.cqs[1], &pair.cqs[1]]);
     for change in 0..4 {
         let good = parts;
