@@ -369,7 +369,7 @@ pub enum Cause {
     },
     /// A wait on a stream took longer than its deadline, and the watchdog released it.
     Deadline(Duration),
-    /// The queue pair went to the error state without a completion that says why, as that of a responder does.
+    /// The queue pair went to the error state without a completion that gives the reason, as a responder's does.
     QueuePair,
     /// A completion queue overran: completions are lost.
     Overrun,

@@ -17,7 +17,7 @@ fn an_event_that_never_recorded_is_done() {
 }
 
 #[test]
-fn a_wait_means_the_record_before_it() {
+fn event_wait_refers_to_the_last_record() {
     let gpu = Gpu::new();
     let words = gpu.words();
     let (first, second) = (gpu.stream(), gpu.stream());

@@ -69,7 +69,7 @@ pub(super) fn at(place: u32) -> Option<Arc<dyn Foreign>> {
     Some(Arc::clone(&entry.memory))
 }
 
-/// A region's part in a memory: the memory is known by its place as long as one of these lives.
+/// A region's reference to a memory, which keeps its place in the table as long as one of these exists.
 pub struct ForeignRegion {
     place: u32,
 }

@@ -13,7 +13,7 @@ pub const HEADER_BYTES: usize = 64;
 /// The largest payload of one packet, the largest MTU of InfiniBand and RoCE.
 pub const MAX_PAYLOAD_BYTES: usize = 4096;
 
-/// What a packet asks or answers.
+/// The kind of a packet: a request or a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PacketKind {
@@ -79,7 +79,7 @@ impl Service {
     }
 }
 
-/// What an acknowledgement says (AETH syndrome, IBTA 9.7.5.2).
+/// The code of an acknowledgement (AETH syndrome, IBTA 9.7.5.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AckCode {
     /// Everything up to and with the PSN has arrived.

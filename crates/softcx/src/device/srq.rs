@@ -84,7 +84,7 @@ impl Srq {
         if waiting > self.wqes { 0 } else { waiting }
     }
 
-    /// Looks at the record only when what it said before is used up.
+    /// Reads the record only when the posted receives are used up.
     fn has_posted(&mut self) -> bool {
         self.waiting() > 0 || (self.look() && self.waiting() > 0)
     }

@@ -96,12 +96,12 @@ pub(super) fn check_file_access(file: &Path, mode: i32) -> Result<(), Errno> {
     permit(mode, libc::R_OK | searched)
 }
 
-/// What reading a link says of a file of the tree: none is one.
+/// The result of `readlink` on a file of the tree: none is a link.
 pub(super) fn no_link(file: &Path) -> Errno {
     std::fs::symlink_metadata(file).map_or_else(errno, |_| libc::EINVAL)
 }
 
-/// What a look for extended attributes says of a file of the tree.
+/// The result of a query for extended attributes of a file of the tree.
 pub(super) fn no_extended_attributes(file: &Path) -> Errno {
     std::fs::symlink_metadata(file).map_or_else(errno, |_| libc::EOPNOTSUPP)
 }

@@ -114,13 +114,13 @@ impl Copies {
         self.faults.len() != before
     }
 
-    /// Whether the sender of what is being carried out for this queue pair died with bytes of it. Of what was made so far.
+    /// Whether a copy made so far for this queue pair failed because the sender, which had the bytes, has died.
     #[inline]
     pub(crate) fn has_lost_sender(&self, qpn: u32) -> bool {
         !self.lost_senders.is_empty() && self.lost_senders.contains(&qpn)
     }
 
-    /// A queue pair whose sender died with bytes of its request.
+    /// Takes a queue pair whose sender died with bytes of its request.
     #[inline]
     pub(crate) fn take_lost_sender(&mut self) -> Option<u32> {
         self.lost_senders.pop()
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_that_need_one_another_keep_their_order() {
+    fn dependent_copies_keep_their_order() {
         let mut a = Process::other(1 << 20);
         let at = a.place(4096, 64);
         a.write(at, b"one");

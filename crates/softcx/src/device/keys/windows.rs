@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_opens_what_it_is_bound_to() {
+    fn window_allows_access_to_its_bound_range() {
         let mut keys = Keys::default();
         let region = region_with_windows(&mut keys, Access::LOCAL_WRITE, true);
         let write = |keys: &Keys, key, by, addr| {
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_not_bound_to_what_does_not_allow_it() {
+    fn bind_without_the_region_s_permission_is_refused() {
         let mut keys = Keys::default();
         let good = region_with_windows(&mut keys, Access::LOCAL_WRITE, true);
         let closed = region_with_windows(&mut keys, Access::LOCAL_WRITE, false);

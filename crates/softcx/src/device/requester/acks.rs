@@ -205,8 +205,8 @@ impl Qp {
         due
     }
 
-    /// Whether the peer's device, which shares its processors with all else on the host, has not come to read what was sent: no
-    /// packet is lost, and sending it again would not help. A card does not wait for a processor.
+    /// Whether the peer's device has not yet read what was sent, because its threads got no processor: no packet is lost, and
+    /// sending it again would not help. A card does not wait for a processor.
     fn waits_for_unread_peer(&mut self, context: &mut DeviceParts) -> bool {
         let Some(remote) = self.remote else {
             return false;

@@ -67,7 +67,7 @@ impl Qp {
         self.reap(context);
     }
 
-    /// A doorbell has announced what is behind the running count `before`: a fault says when it is read.
+    /// A doorbell has announced the WQEs after the running count `before`. A fault may delay when they are read.
     #[inline]
     pub(crate) fn fetch(&mut self, context: &DeviceParts, before: u32) {
         if let Some(fetch_ns) = context.wire.fetch_ns() {

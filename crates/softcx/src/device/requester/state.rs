@@ -54,7 +54,7 @@ pub(crate) struct Requester {
     pub(super) rnr_retries: u8,
     /// When to send again if nothing has arrived; `None` while nothing is outstanding.
     pub(super) deadline_ns: Option<u64>,
-    /// Until when a peer is waited for that has not read its packets.
+    /// Until when the requester waits for a peer that has not read its packets.
     pub(super) unread_peer_until_ns: Option<u64>,
     /// Not before this time, because the receiver was not ready.
     pub(super) wait_until_ns: u64,

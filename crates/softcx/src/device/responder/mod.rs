@@ -128,7 +128,7 @@ impl Qp {
         self.enter_error(context);
     }
 
-    /// The sender has died, and bytes of its last message with it. To a connection it is as if it were cut.
+    /// The sender has died, and bytes of its last message with it. A connection takes no more packets.
     pub(crate) fn lose_sender(&mut self) {
         self.responder.sender_lost = self.parts.transport != Transport::Ud;
     }

@@ -56,7 +56,7 @@ impl Qp {
             return taken.map(|(index, capacity)| (index.into(), capacity));
         }
         let index = self.responder.taken;
-        // The record is looked at when what it said before is used up.
+        // The record is read again when the posted receives are used up.
         if self.responder.posted == index as u16 {
             let Ok(posted) = self.parts.recv_record.load() else {
                 self.lose_queue();

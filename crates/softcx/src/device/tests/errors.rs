@@ -463,7 +463,7 @@ fn refusal_does_not_fail_message_with_lost_response() {
 }
 
 #[test]
-fn seven_rnr_retries_are_without_end() {
+fn rnr_retry_count_7_is_unlimited() {
     for imm in [false, true] {
         let mut case = case();
         let list = [case.a.segment(0, 5000)];
@@ -523,7 +523,7 @@ fn missing_acknowledgements_exhaust_retries() {
 }
 
 #[test]
-fn a_region_that_goes_away_in_mid_transfer() {
+fn deregistration_during_a_transfer_fails_it() {
     #[derive(Debug, PartialEq)]
     enum RegionOwner {
         Sender,

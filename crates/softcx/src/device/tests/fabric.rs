@@ -92,7 +92,7 @@ fn missing_peer_exhausts_retries() {
 }
 
 #[test]
-fn a_peer_that_comes_late_is_found() {
+fn late_peer_is_found() {
     let mut world = World::on_fabric(1, LinkLayer::Ethernet);
     let mut a = End::new(&world.devices[0], retrying_shape());
     // The number that the first queue pair of the second node will have.

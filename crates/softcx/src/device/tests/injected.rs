@@ -94,7 +94,7 @@ fn any_receive_can_be_made_to_fail_in_any_way() {
 }
 
 #[test]
-fn a_request_is_refused_as_asked() {
+fn injected_refusal_has_the_requested_status() {
     for (code, syndrome) in [
         (0x61, Syndrome::RemoteInvalReq),
         (0x62, Syndrome::RemoteAccess),

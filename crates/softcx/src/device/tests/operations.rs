@@ -201,7 +201,7 @@ fn reads() {
 }
 
 #[test]
-fn the_same_between_two_devices() {
+fn all_operations_between_two_devices() {
     for opcode in [Opcode::SendImm, Opcode::RdmaWrite, Opcode::RdmaRead] {
         every_length_and_form(2, opcode);
     }

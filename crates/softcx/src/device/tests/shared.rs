@@ -148,7 +148,7 @@ fn every_transport_takes_receives_from_srq() {
 }
 
 #[test]
-fn an_empty_queue_makes_reliable_senders_wait_and_loses_the_others() {
+fn empty_srq_delays_reliable_senders_and_drops_others() {
     for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
         let mut shared = Shared::new(transport, 16, Process::local);
         if transport == Transport::Rc {

@@ -355,7 +355,7 @@ fn two_doorbells_between_two_polls_lose_nothing() {
 }
 
 #[test]
-fn a_ring_filled_by_one_doorbell() {
+fn one_doorbell_can_fill_the_ring() {
     let mut world = World::new(1);
     for wqebbs in [1, 2, 64, 32768] {
         let (mut a, _b) = world.pair(Shape {
@@ -376,7 +376,7 @@ fn a_ring_filled_by_one_doorbell() {
 }
 
 #[test]
-fn a_receive_ring_filled_at_once() {
+fn one_record_update_can_fill_the_receive_ring() {
     let mut world = World::new(1);
     for wqes in [1, 2, 32768] {
         let (_a, mut b) = world.pair(Shape {

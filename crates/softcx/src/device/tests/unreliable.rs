@@ -126,7 +126,7 @@ fn messages_come_whole_or_not_at_all_and_no_receive_is_lost() {
 }
 
 #[test]
-fn without_a_receive_a_message_is_lost() {
+fn message_without_a_receive_is_dropped() {
     let mut pair = Pair::new(Transport::Uc, 2, Process::local);
     for (opcode, segments) in [
         (SEND, vec![pair.here(0, 3000)]),

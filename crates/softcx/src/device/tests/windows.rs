@@ -139,7 +139,7 @@ const DENIED: u8 = Syndrome::RemoteAccess as u8;
 const UNBOUND: u8 = Syndrome::MwBind as u8;
 
 #[test]
-fn a_window_opens_what_it_was_bound_to_and_nothing_else() {
+fn window_allows_access_to_its_bound_range_only() {
     for kind in [1, 2] {
         for zero_based in [false, true] {
             let opens = |pair: &mut Pair| {
@@ -183,7 +183,7 @@ fn a_window_opens_what_it_was_bound_to_and_nothing_else() {
 }
 
 #[test]
-fn a_closed_window_opens_nothing() {
+fn closed_window_allows_no_access() {
     for kind in [1, 2] {
         let mut pair = Pair::new();
         let key = pair.b.client.alloc_mw(pair.b.pd, kind).unwrap();
@@ -202,7 +202,7 @@ fn a_closed_window_opens_nothing() {
 }
 
 #[test]
-fn a_send_closes_the_peer_s_window() {
+fn send_with_invalidate_closes_the_peer_s_window() {
     let mut pair = Pair::new();
     let key = pair.b.client.alloc_mw(pair.b.pd, 2).unwrap();
     let segments = bind(2, key, pair.qps[1].qpn, pair.opening());

@@ -164,7 +164,7 @@ impl Arguments {
         }
     }
 
-    /// Flags, of which the method knows none.
+    /// Flags, for a method that has none.
     pub(super) fn no_flags(&self, id: u16) -> Result<(), Errno> {
         match self.flags(id)? {
             0 => Ok(()),

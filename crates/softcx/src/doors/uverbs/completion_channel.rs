@@ -30,7 +30,7 @@ pub(super) fn create(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// No command says that a process has closed a channel; so it is looked for before another is made. What queues use stays.
+/// No command reports that a process has closed a channel, so closed ones are removed before another is created, unless a queue uses them.
 fn forget_closed(call: &mut UverbsCall<'_>) {
     let open = |it: &CompletionChannel| {
         it.space != call.descriptors.space()

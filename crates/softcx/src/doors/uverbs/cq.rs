@@ -74,7 +74,7 @@ pub(super) const CREATE_ATTRIBUTES: &[AttributeSpec] = &[
     DRIVER_OUT,
 ];
 
-/// The method, which also says where asynchronous events of the queue go.
+/// The method, which also names the channel of the queue's asynchronous events.
 pub(super) fn create_method(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     let comp_channel = if call.arguments.has(COMP_CHANNEL) {

@@ -87,7 +87,7 @@ pub(super) const QUERY_ATTRIBUTES: &[AttributeSpec] = &[
     (DRIVER, AttributeKind::Out(4), false),
 ];
 
-/// What a process that was given an open descriptor asks.
+/// The query of a process that was given an open descriptor.
 pub(super) fn query_context(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     answer_numbers(call);
@@ -261,7 +261,7 @@ pub(super) const DRIVER_PORT_ATTRIBUTES: &[AttributeSpec] = &[
     (DRIVER + 1, AttributeKind::Out(8), true),
 ];
 
-/// What the driver asks about the port inside of a switch: it is in none, so that nothing is valid of what it asks.
+/// The driver's query about a port inside a switch. The device is in none, so no field of the answer is valid.
 pub(super) fn query_driver_port(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     if call.arguments.word(DRIVER)? != 1 {

@@ -92,7 +92,7 @@ pub(super) const QUERY_ATTRIBUTES: &[AttributeSpec] = &[
     (4, AttributeKind::Out(8), false),
 ];
 
-/// What a process asks that imports a region by its handle.
+/// The query of a process that imports a region by its handle.
 pub(super) fn query(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let handle = call.arguments.handle(0)?;
     let mr = call.tables.objects.mr(handle).map_err(|_| libc::ENOENT)?;

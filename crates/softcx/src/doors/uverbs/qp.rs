@@ -113,7 +113,7 @@ pub(super) const CREATE_ATTRIBUTES: &[AttributeSpec] = &[
     DRIVER_OUT,
 ];
 
-/// The method, which also says where asynchronous events of the queue pair go.
+/// The method, which also names the channel of the queue pair's asynchronous events.
 pub(super) fn create_method(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     let arguments = &call.arguments;
