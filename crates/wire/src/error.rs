@@ -369,7 +369,7 @@ pub enum Cause {
     },
     /// A wait on a stream took longer than its deadline, and the watchdog released it.
     Deadline(Duration),
-    /// The queue pair went to the error state without a completion that says why, as that of a responder does.
+    /// The queue pair went to the error state without a completion that gives the reason, as a responder's does.
     QueuePair,
     /// A completion queue overran: completions are lost.
     Overrun,
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn what_main_returns_can_be_read_and_the_structure_is_there_as_well() {
+    fn debug_text_is_readable_and_alternate_debug_shows_structure() {
         let range = Error::Range {
             argument: "depth",
             value: 9,

@@ -1,7 +1,7 @@
 //! Barriers between a CPU and a device, and stores to the device's registers. As rdma-core's `util/udma_barrier.h`.
 //!
 //! A UAR page is mapped write-combining. The processor may keep a store to it in a buffer of its own, for as long as it likes, and later
-//! stores to other memory overtake it. A thread that tells another one that a doorbell was rung calls [`flush`] between the two:
+//! stores to other memory overtake it. A thread that informs another one of a doorbell calls [`flush`] between the two:
 //! otherwise the other thread's next doorbell may reach the device first, and the device sees its doorbells go backwards.
 //!
 //! Builds with debug assertions keep a store back until its thread calls [`flush`]. So a forgotten flush shows on every machine: the

@@ -245,7 +245,7 @@ fn consumer_index_and_reset() {
 proptest! {
     /// Waits and completions in any order that a queue allows; a model knows which CQEs are there.
     #[test]
-    fn does_what_the_model_does(steps in prop::collection::vec(any::<bool>(), 1..200)) {
+    fn behaves_as_the_model(steps in prop::collection::vec(any::<bool>(), 1..200)) {
         let completions = Completions::new(8);
         let (mut delivered, mut waited) = (0u32, 0u32);
         let mut waiting = std::collections::VecDeque::new();

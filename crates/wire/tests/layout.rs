@@ -13,7 +13,7 @@ use doorbell_wire::mlx5::{DataSegment, Opcode, layout};
 use waived::waived;
 
 #[test]
-fn rust_lies_as_c() {
+fn rust_layout_matches_c() {
     let mut rust: BTreeMap<&str, u64> = [
         ("dbl_unit", size_of::<Unit>()),
         ("dbl_unit.kind", offset_of!(Unit, kind)),
@@ -339,7 +339,7 @@ fn device_header_in_cuda() {
     }
 }
 
-/// As build.rs is told of it; `scripts/setup-cuda` brings one.
+/// The variable that build.rs reads; `scripts/setup-cuda` brings one.
 fn nvcc() -> Option<String> {
     let nvcc = std::env::var("DOORBELL_NVCC").unwrap_or_else(|_| "nvcc".into());
     let is_there = Command::new(&nvcc).arg("--version").output().is_ok();

@@ -59,8 +59,8 @@ fn unhex(text: &str) -> Vec<u8> {
 }
 
 #[test]
-fn our_wqes_are_those_of_libmlx5() {
-    let test = "our_wqes_are_those_of_libmlx5";
+fn emitted_wqes_match_libmlx5() {
+    let test = "emitted_wqes_match_libmlx5";
     let Some(program) = verbs_program(test, "libmlx5_oracle.c") else {
         return;
     };

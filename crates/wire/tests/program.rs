@@ -67,7 +67,7 @@ fn units(op: &Op) -> usize {
 
 proptest! {
     #[test]
-    fn does_what_a_list_does(ops in prop::collection::vec(op(), 0..24), split in 0..24usize) {
+    fn program_behaves_as_a_list(ops in prop::collection::vec(op(), 0..24), split in 0..24usize) {
         let mut targets = Targets::new();
         let target = targets.register("page", Role::Memory, 256);
         let mut whole = Program::new(&targets);

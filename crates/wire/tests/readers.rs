@@ -62,7 +62,7 @@ proptest! {
     }
 
     #[test]
-    fn cqes_survive(halves in prop::array::uniform2(prop::array::uniform32(any::<u8>()))) {
+    fn cqes_round_trip(halves in prop::array::uniform2(prop::array::uniform32(any::<u8>()))) {
         let bytes: [u8; 64] = std::array::from_fn(|i| halves[i / 32][i % 32]);
         let cqe = Cqe::parse(&bytes);
         prop_assert_eq!(Cqe::parse(&cqe.encode(cqe.owner)), Cqe {
@@ -85,7 +85,7 @@ proptest! {
 }
 
 #[test]
-fn malformed_wqes_are_told_apart() {
+fn malformed_wqes_have_distinct_errors() {
     let reason = |bytes: &[u8]| Wqe::parse(bytes).unwrap_err().to_string();
     assert!(reason(&[0; 15]).contains("no control segment"));
     assert!(reason(&[0; 64]).contains("0 segments"));

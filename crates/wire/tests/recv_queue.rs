@@ -40,7 +40,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn does_what_the_model_does(ops in prop::collection::vec(op(), 1..100)) {
+    fn behaves_as_the_model(ops in prop::collection::vec(op(), 1..100)) {
         const DEPTH: u32 = 8;
         let mut recv = Recv::new(DEPTH, 3);
         let mut live: VecDeque<Vec<DataSegment>> = VecDeque::new();

@@ -389,7 +389,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn does_what_the_model_does(ops in prop::collection::vec(op(), 1..150), wqebb_count in prop::sample::select(vec![4u32, 8, 64])) {
+    fn behaves_as_the_model(ops in prop::collection::vec(op(), 1..150), wqebb_count in prop::sample::select(vec![4u32, 8, 64])) {
         let mut send = Send::new(wqebb_count);
         let mut model = Model::default();
         for op in &ops {

@@ -306,7 +306,7 @@ pub fn check_safe() -> CudaResult {
 pub fn join(stream: &Arc<Stream>, recorded: &Arc<Capture>, nodes: &[u64]) -> CudaResult {
     let own = stream.capture();
     if recorded.is_over() {
-        // It has become part of a graph, of which nobody outside can wait for a piece.
+        // It has become part of a graph, and nothing outside a graph can wait for a part of it.
         return Err(match own {
             Some(own) => {
                 own.invalidate();

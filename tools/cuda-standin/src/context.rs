@@ -1,4 +1,4 @@
-//! A context: its streams, and who may give it work.
+//! A context: its streams, and which calls may give it work.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};

@@ -100,7 +100,7 @@ fn value(device: CUdevice, number: u32) -> Option<i32> {
     } else if is(A::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED) {
         has("hostregister")
     } else if is(A::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1) {
-        // The first version of the calls is off unless a driver is told otherwise.
+        // The first version of the calls is off unless the driver is configured otherwise.
         0
     } else if is(A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)
         || is(A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1)

@@ -16,14 +16,14 @@ use crate::names;
 use crate::settings::settings;
 
 #[derive(Clone, Copy)]
-enum What {
+enum FaultAction {
     Fail(CUresult),
     Delay(Duration),
 }
 
 struct FaultRule {
     name: String,
-    what: What,
+    action: FaultAction,
     /// Calls until it is its turn.
     nth: Option<u64>,
     ppm: u64,
@@ -35,8 +35,8 @@ struct PlannedFaults {
 }
 
 thread_local! {
-    /// Rules for calls of this thread alone. Their numbers are of a sequence of their own.
-    static HERE: RefCell<PlannedFaults> = const { RefCell::new(PlannedFaults { rules: Vec::new(), random: 1 }) };
+    /// Rules for calls of this thread only. They draw from a random sequence of their own.
+    static THREAD_FAULTS: RefCell<PlannedFaults> = const { RefCell::new(PlannedFaults { rules: Vec::new(), random: 1 }) };
 }
 
 /// Whether there are rules at all: without any, a call does not take the lock.
@@ -75,14 +75,14 @@ fn add(rule: FaultRule) {
 fn parse(text: &str) -> Option<FaultRule> {
     let (name, rest) = text.split_once(':')?;
     let mut words = rest.split(',');
-    let what = words.next()?;
-    let what = match what.strip_prefix("delay=") {
-        Some(us) => What::Delay(Duration::from_micros(us.parse().ok()?)),
-        None => What::Fail(names::result(what.parse().ok()?)?),
+    let action = words.next()?;
+    let action = match action.strip_prefix("delay=") {
+        Some(us) => FaultAction::Delay(Duration::from_micros(us.parse().ok()?)),
+        None => FaultAction::Fail(names::result(action.parse().ok()?)?),
     };
     let mut rule = FaultRule {
         name: name.to_owned(),
-        what,
+        action,
         nth: None,
         ppm: 1_000_000,
     };
@@ -96,23 +96,24 @@ fn parse(text: &str) -> Option<FaultRule> {
     Some(rule)
 }
 
-/// What a rule says about this event, if one does.
-fn drawn(name: &str, wants_delay: bool) -> Option<What> {
+/// The action of the rule that applies to this event, if any.
+fn drawn(name: &str, wants_delay: bool) -> Option<FaultAction> {
     // A thread that is ending calls without rules of its own.
-    let here = HERE.try_with(|here| drawn_of(&mut here.borrow_mut(), name, wants_delay));
+    let of_thread =
+        THREAD_FAULTS.try_with(|faults| drawn_of(&mut faults.borrow_mut(), name, wants_delay));
     if !ANY.load(Ordering::Acquire) {
-        return here.ok().flatten();
+        return of_thread.ok().flatten();
     }
-    drawn_of(&mut faults(), name, wants_delay).or(here.ok().flatten())
+    drawn_of(&mut faults(), name, wants_delay).or(of_thread.ok().flatten())
 }
 
 /// The same of one list. Every rule that fits counts it.
-fn drawn_of(faults: &mut PlannedFaults, name: &str, wants_delay: bool) -> Option<What> {
+fn drawn_of(faults: &mut PlannedFaults, name: &str, wants_delay: bool) -> Option<FaultAction> {
     let mut found = None;
     for rule in &mut faults.rules {
         let fits = rule.name == name
             || (rule.name == "*" && name != "task" && !name.starts_with("cuGetError"));
-        if !fits || matches!(rule.what, What::Delay(_)) != wants_delay {
+        if !fits || matches!(rule.action, FaultAction::Delay(_)) != wants_delay {
             continue;
         }
         let hit = match &mut rule.nth {
@@ -130,7 +131,7 @@ fn drawn_of(faults: &mut PlannedFaults, name: &str, wants_delay: bool) -> Option
             }
         };
         if hit {
-            found = found.or(Some(rule.what));
+            found = found.or(Some(rule.action));
         }
     }
     found
@@ -138,7 +139,7 @@ fn drawn_of(faults: &mut PlannedFaults, name: &str, wants_delay: bool) -> Option
 
 fn failure(name: &str) -> CudaResult {
     match drawn(name, false) {
-        Some(What::Fail(error)) => Err(error),
+        Some(FaultAction::Fail(error)) => Err(error),
         _ => Ok(()),
     }
 }
@@ -157,7 +158,7 @@ pub fn delay_task() {
 }
 
 fn delay(name: &str) {
-    if let Some(What::Delay(time)) = drawn(name, true) {
+    if let Some(FaultAction::Delay(time)) = drawn(name, true) {
         std::thread::sleep(time);
     }
 }
@@ -171,8 +172,8 @@ pub extern "C" fn doorbell_cuda_standin_fault(rule: *const c_char) -> CUresult {
 /// The same for calls of the calling thread, and of no other one.
 #[unsafe(no_mangle)]
 pub extern "C" fn doorbell_cuda_standin_fault_here(rule: *const c_char) -> CUresult {
-    HERE.with_borrow_mut(|here| {
-        let rules = RefCell::new(&mut here.rules);
+    THREAD_FAULTS.with_borrow_mut(|faults| {
+        let rules = RefCell::new(&mut faults.rules);
         take(
             rule,
             || rules.borrow_mut().clear(),

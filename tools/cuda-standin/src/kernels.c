@@ -103,17 +103,17 @@ int gpu_check_mark(const void *const arguments[], uint64_t thread)
 
 int gpu_check_ring(const void *const arguments[], uint64_t thread)
 {
-    struct measured_bells bells;
+    struct measured_doorbells doorbells;
     int code;
 
     (void)thread;
-    memcpy(&bells, arguments[0], sizeof bells);
-    if (!reach(&bells.go, 4) || !reach(&bells.data, 4) || !reach(&bells.flag, 8) || !reach(&bells.code, 4))
+    memcpy(&doorbells, arguments[0], sizeof doorbells);
+    if (!reach(&doorbells.go, 4) || !reach(&doorbells.data, 4) || !reach(&doorbells.flag, 8) || !reach(&doorbells.code, 4))
         return ILLEGAL_ADDRESS;
-    if (bells.triggers && !reach(&bells.triggers, sizeof(struct doorbell_trigger) * bells.rounds))
+    if (doorbells.triggers && !reach(&doorbells.triggers, sizeof(struct doorbell_trigger) * doorbells.rounds))
         return ILLEGAL_ADDRESS;
-    code = measured_ring(&bells);
-    dbl_store_dword((void *)(uintptr_t)bells.code, (uint32_t)code);
+    code = measured_ring(&doorbells);
+    dbl_store_dword((void *)(uintptr_t)doorbells.code, (uint32_t)code);
     return SUCCESS;
 }
 

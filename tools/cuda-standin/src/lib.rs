@@ -6,7 +6,7 @@
 //! given out again.
 //!
 //! It cannot be mistaken for the product. `cuInit` finds no device unless the environment has `DOORBELL_CUDA_STANDIN=1`, the device's
-//! name says what it is, and the symbol `doorbell_cuda_standin` tells programs. `scripts/cuda-standin` builds it and prints what to
+//! name identifies it, and programs can look up the symbol `doorbell_cuda_standin`. `scripts/cuda-standin` builds it and prints what to
 //! set; `settings` lists the environment that it reads.
 
 mod call;
@@ -55,7 +55,7 @@ unsafe impl Sync for Text {}
 
 const TEXT: &CStr = c"doorbell's CUDA stand-in: for tests, no GPU";
 
-/// A variable of type `const char *` that only this library has: by it programs tell the stand-in from a driver.
+/// A variable of type `const char *` that only this library has: by it programs distinguish the stand-in from a driver.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static doorbell_cuda_standin: Text = Text(TEXT.as_ptr());

@@ -1,7 +1,7 @@
 //! A host with longer pages: GH200 and GB200 are used with pages of 64 KiB.
 //!
 //! The driver registers whole pages, so what shares a page is registered together. `DOORBELL_CUDA_STANDIN_PAGE_BYTES=65536` has the stand-in register as on such
-//! a host, and `LD_PRELOAD` of this library tells the program of it, by `sysconf`. So do new
+//! a host, and `LD_PRELOAD` of this library reports it to the program, by `sysconf`. So do new
 //! mappings, by `mmap`, which begin such a page. The allocator's memory does not.
 
 use std::ffi::{CStr, c_int, c_long, c_void};

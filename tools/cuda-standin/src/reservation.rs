@@ -25,7 +25,7 @@ struct ReservedSpan {
 static ADDRESSES: Mutex<Option<ReservedSpan>> = Mutex::new(None);
 
 fn map(at: *mut libc::c_void, len: u64, rights: i32, flags: i32, file: i32) -> CudaResult<u64> {
-    // SAFETY: a new mapping where the kernel finds a place: nobody has a pointer into it.
+    // SAFETY: a new mapping where the kernel finds a place: no pointer into it exists.
     let found = unsafe { libc::mmap(at, len as usize, rights, flags, file, 0) };
     if found == libc::MAP_FAILED {
         return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
@@ -103,7 +103,7 @@ pub struct PhysicalPages {
 impl PhysicalPages {
     pub fn new(len: u64) -> CudaResult<PhysicalPages> {
         let len = len.next_multiple_of(page());
-        // SAFETY: a string constant; the descriptor that comes back is nobody's.
+        // SAFETY: a string constant; the new descriptor has no other owner.
         let file = unsafe {
             let file = libc::memfd_create(c"cuda-standin".as_ptr(), libc::MFD_CLOEXEC);
             if file < 0 {

@@ -34,7 +34,7 @@ pub struct Settings {
 
 impl Settings {
     pub fn lacks(&self, what: &str) -> bool {
-        // The GPU cannot access memory of a confidential virtual machine, and nobody else can access memory of the GPU.
+        // The GPU cannot access memory of a confidential virtual machine, and no other device can access memory of the GPU.
         (self.has("confidential") && matches!(what, "hostregister" | "gdr"))
             || self.lacks.iter().any(|word| word == what)
     }

@@ -54,10 +54,10 @@ struct TaskQueue {
     has_thread: bool,
 }
 
-/// What was queued to these streams up to these places comes first.
-struct After(Vec<(Arc<Stream>, u64)>);
+/// Waits until these streams have completed their work up to these places.
+struct WaitForStreams(Vec<(Arc<Stream>, u64)>);
 
-impl Task for After {
+impl Task for WaitForStreams {
     fn run(&self, life: &ContextLife) -> CudaResult {
         for (stream, place) in &self.0 {
             stream.wait_until_over(*place, life);
@@ -150,7 +150,7 @@ impl Stream {
             .collect();
         let mut queue = self.lock();
         if !before.is_empty() {
-            queue.tasks.push_back(Arc::new(After(before)));
+            queue.tasks.push_back(Arc::new(WaitForStreams(before)));
             queue.submitted += 1;
         }
         queue.tasks.push_back(task);

@@ -72,7 +72,7 @@ cuda! {
         capture::queue(&stream, NodeWork::of(HostCallback { function, argument }))
     }
 
-    // One device has nothing to tell from another's memory operations.
+    // There is one device, so memory operations need no distinction by device.
     fn cuFlushGPUDirectRDMAWrites(target: u32, scope: u32) {
         let context = current::context()?;
         valid(target == 0 && (scope == 100 || scope == 200))?;

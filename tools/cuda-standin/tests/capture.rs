@@ -53,7 +53,7 @@ fn launch(graph: cu::CUgraph, stream: cu::CUstream) {
 }
 
 #[test]
-fn what_is_queued_becomes_nodes_and_is_not_done() {
+fn captured_work_becomes_nodes_and_does_not_run() {
     let (_alone, gpu) = alone();
     let (stream, words) = (gpu.stream(), gpu.words());
     let device = gpu.alloc(64);
@@ -170,7 +170,7 @@ fn asking_a_stream_that_is_captured_breaks_the_capture() {
 }
 
 #[test]
-fn modes_say_whom_a_capture_forbids_what() {
+fn capture_mode_decides_which_calls_are_forbidden() {
     let (_alone, gpu) = alone();
     let stream = gpu.stream();
     let context = gpu.context as usize;
@@ -272,7 +272,7 @@ fn streams_join_by_events_and_must_come_back() {
 }
 
 #[test]
-fn captures_keep_to_themselves() {
+fn captures_are_isolated() {
     let (_alone, gpu) = alone();
     let words = gpu.words();
     let (one, two) = (gpu.stream(), gpu.stream());
@@ -355,7 +355,7 @@ fn beginning_and_ending() {
         CU_STREAM_CAPTURE_MODE_RELAXED
     ));
     assert_eq!(std::thread::spawn(elsewhere).join().unwrap(), CUDA_SUCCESS);
-    // A context that is destroyed meanwhile leaves nobody forbidden anything.
+    // A context that is destroyed meanwhile leaves no call forbidden.
     begin(stream);
     good!(cuCtxDestroy_v2(gpu.context));
     let next = Gpu::new();
@@ -371,14 +371,14 @@ fn a_stream_that_is_destroyed_breaks_its_capture() {
     good!(cuEventRecord(event, origin); cuStreamWaitEvent(branch, event, 0); cuStreamDestroy_v2(branch));
     assert_eq!(status(origin), CU_STREAM_CAPTURE_STATUS_INVALIDATED);
     assert_eq!(end(origin), Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-    // The origin itself: nobody is left to end it, and nobody is forbidden anything.
+    // The origin itself: no stream is left to end the capture, and no call is forbidden.
     begin(origin);
     good!(cuStreamDestroy_v2(origin));
     gpu.alloc(64);
 }
 
 #[test]
-fn a_stream_says_where_its_capture_is_and_can_be_led_elsewhere() {
+fn capture_dependencies_can_be_queried_and_changed() {
     let (_alone, gpu) = alone();
     let (stream, words) = (gpu.stream(), gpu.words());
     begin(stream);

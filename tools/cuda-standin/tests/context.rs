@@ -66,7 +66,7 @@ fn push_pop_and_set_work_on_the_stack_of_a_thread() {
 }
 
 #[test]
-fn a_destroyed_context_stays_current_elsewhere_and_says_so() {
+fn destroyed_context_stays_current_in_other_threads_and_fails_calls() {
     let gpu = Gpu::new();
     let context = gpu.context as usize;
     let (to_main, from_other) = std::sync::mpsc::channel();
@@ -95,7 +95,7 @@ fn a_destroyed_context_stays_current_elsewhere_and_says_so() {
 }
 
 #[test]
-fn what_a_context_had_goes_with_it() {
+fn destroying_a_context_destroys_its_objects() {
     let gpu = Gpu::new();
     let (stream, event) = (gpu.stream(), gpu.event(0));
     let pointer = gpu.alloc(64);

@@ -16,8 +16,8 @@ fn attribute(attribute: A) -> i32 {
 }
 
 #[test]
-fn without_being_asked_for_it_has_no_device() {
-    if is_child("without_being_asked_for_it_has_no_device", &[("", "0")]) {
+fn no_device_without_the_environment_variable() {
+    if is_child("no_device_without_the_environment_variable", &[("", "0")]) {
         load();
         assert_eq!(call!(cuInit(0)), CUDA_ERROR_NO_DEVICE);
         let mut count = -1;
@@ -29,8 +29,8 @@ fn without_being_asked_for_it_has_no_device() {
 }
 
 #[test]
-fn before_it_is_initialised_calls_fail() {
-    if is_child("before_it_is_initialised_calls_fail", &[]) {
+fn calls_before_init_fail() {
+    if is_child("calls_before_init_fail", &[]) {
         load();
         let (mut count, mut version, mut context) = (-1, -1, null_mut());
         assert_eq!(
@@ -50,7 +50,7 @@ fn before_it_is_initialised_calls_fail() {
 }
 
 #[test]
-fn it_says_what_it_is() {
+fn device_name_and_symbol_identify_the_standin() {
     let _gpu = Gpu::new();
     let mut name = [0 as c_char; 64];
     good!(cuDeviceGetName(name.as_mut_ptr(), 64, 0));
@@ -142,8 +142,8 @@ fn capabilities_can_be_taken_away() {
 }
 
 #[test]
-fn more_devices_are_told_apart() {
-    if is_child("more_devices_are_told_apart", &[("_DEVICES", "2")]) {
+fn several_devices_are_distinct() {
+    if is_child("several_devices_are_distinct", &[("_DEVICES", "2")]) {
         let _gpu = Gpu::new();
         let mut count = 0;
         good!(cuDeviceGetCount(&mut count));

@@ -17,7 +17,7 @@ fn an_event_that_never_recorded_is_done() {
 }
 
 #[test]
-fn a_wait_means_the_record_before_it() {
+fn event_wait_refers_to_the_last_record() {
     let gpu = Gpu::new();
     let words = gpu.words();
     let (first, second) = (gpu.stream(), gpu.stream());
@@ -71,7 +71,7 @@ fn an_event_may_be_destroyed_before_it_is_done() {
 }
 
 #[test]
-fn time_between_events_and_why_there_may_be_none() {
+fn elapsed_time_and_its_errors() {
     let gpu = Gpu::new();
     let words = gpu.words();
     let stream = gpu.stream();

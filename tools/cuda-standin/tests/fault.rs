@@ -49,8 +49,8 @@ fn the_nth_call_of_a_name() {
 }
 
 #[test]
-fn calls_of_one_thread_and_no_other() {
-    if is_child("calls_of_one_thread_and_no_other", &[]) {
+fn thread_rules_apply_to_the_calling_thread_only() {
+    if is_child("thread_rules_apply_to_the_calling_thread_only", &[]) {
         let gpu = Gpu::new();
         let stream = gpu.stream();
         // SAFETY: the type of the function in the library.
@@ -76,8 +76,8 @@ fn calls_of_one_thread_and_no_other() {
 }
 
 #[test]
-fn some_of_all_calls_by_a_seed() {
-    let test = "some_of_all_calls_by_a_seed";
+fn seed_determines_failing_calls() {
+    let test = "seed_determines_failing_calls";
     let settings = [
         ("_FAULTS", "cuMemGetInfo_v2:999,ppm=100000"),
         ("_SEED", "5"),
@@ -136,8 +136,11 @@ fn work_that_fails_breaks_its_context() {
 }
 
 #[test]
-fn work_that_is_late() {
-    if is_child("work_that_is_late", &[("_FAULTS", "task:delay=200000")]) {
+fn delayed_work_runs_later() {
+    if is_child(
+        "delayed_work_runs_later",
+        &[("_FAULTS", "task:delay=200000")],
+    ) {
         let gpu = Gpu::new();
         let (stream, words) = (gpu.stream(), gpu.words());
         let start = Instant::now();

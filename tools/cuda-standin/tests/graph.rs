@@ -115,7 +115,7 @@ fn launches_of_one_exec_follow_each_other_in_whatever_stream() {
 }
 
 #[test]
-fn a_launch_that_was_given_up_does_not_hold_up_the_next() {
+fn abandoned_launch_does_not_block_the_next() {
     let other = Gpu::new();
     let (stream, words, graph) = (other.stream(), other.words(), graph());
     let mut node = null_mut();
@@ -306,9 +306,9 @@ fn structure() {
         wrong
     );
     let foreign = self::graph();
-    let stranger = memops(&gpu, foreign, &[], &mut [write32(words.at(0), 1)]);
+    let foreign_node = memops(&gpu, foreign, &[], &mut [write32(words.at(0), 1)]);
     assert_eq!(
-        call!(cuGraphAddEmptyNode(&mut end, graph, &stranger, 1)),
+        call!(cuGraphAddEmptyNode(&mut end, graph, &foreign_node, 1)),
         wrong
     );
     good!(cuGraphAddEmptyNode(&mut end, graph, [a, b].as_ptr(), 2));

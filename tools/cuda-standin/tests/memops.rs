@@ -225,9 +225,9 @@ fn the_ring_of_a_doorbell_is_in_order() {
     let cpu = std::thread::spawn(move || {
         let mut last = 0;
         while last < 2000 {
-            let bell = words.long(2).load(std::sync::atomic::Ordering::Acquire);
-            assert_eq!(bell >> 32, bell & 0xffff_ffff, "torn");
-            last = bell as u32;
+            let doorbell = words.long(2).load(std::sync::atomic::Ordering::Acquire);
+            assert_eq!(doorbell >> 32, doorbell & 0xffff_ffff, "torn");
+            last = doorbell as u32;
             assert!(words.get(0) >= last, "the doorbell before its record");
             std::thread::yield_now();
         }
@@ -243,7 +243,7 @@ fn the_ring_of_a_doorbell_is_in_order() {
 }
 
 #[test]
-fn two_streams_and_the_cpu_play_in_turns() {
+fn two_streams_and_the_cpu_take_turns() {
     let gpu = Gpu::new();
     let words = gpu.words();
     let (ping, pong) = (gpu.stream(), gpu.stream());
@@ -268,9 +268,9 @@ fn two_streams_and_the_cpu_play_in_turns() {
 }
 
 #[test]
-fn what_a_device_lacks_is_not_supported() {
+fn missing_capabilities_are_not_supported() {
     let settings = [("_LACKS", "nor,memops64,flush")];
-    if is_child("what_a_device_lacks_is_not_supported", &settings) {
+    if is_child("missing_capabilities_are_not_supported", &settings) {
         let gpu = Gpu::new();
         let (stream, words) = (gpu.stream(), gpu.words());
         let mut flush = Params { pad: [0; 6] };

@@ -80,7 +80,7 @@ fn freeing_waits_for_the_work_of_the_context() {
 }
 
 #[test]
-fn whoever_frees_behind_a_waiting_stream_keeps_others_from_the_driver() {
+fn free_behind_a_waiting_stream_blocks_other_driver_calls() {
     let gpu = Gpu::new();
     let (stream, words, pointer) = (gpu.stream(), gpu.words(), gpu.alloc(64));
     gpu.block(stream, words, 0);
@@ -263,7 +263,7 @@ fn registered_memory_may_have_another_device_address() {
 }
 
 #[test]
-fn what_is_known_of_a_pointer() {
+fn pointer_attributes() {
     let gpu = Gpu::new();
     let device = gpu.alloc(8192);
     let host = gpu.words();

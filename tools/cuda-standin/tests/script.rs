@@ -8,8 +8,8 @@ use std::process::Command;
 use rig::*;
 
 #[test]
-fn programs_find_it_by_the_names_of_the_driver() {
-    let test = "programs_find_it_by_the_names_of_the_driver";
+fn programs_load_it_by_the_driver_names() {
+    let test = "programs_load_it_by_the_driver_names";
     if std::env::var_os("DOORBELL_STANDIN_CHILD").is_some() {
         for name in ["libcuda.so", "libcuda.so.1"] {
             // SAFETY: the stand-in does nothing when it is loaded.

@@ -12,7 +12,7 @@ const LEGACY: cu::CUstream = 1 as cu::CUstream;
 const PER_THREAD: cu::CUstream = 2 as cu::CUstream;
 
 #[test]
-fn made_up_and_destroyed_handles_are_found_out() {
+fn invalid_and_destroyed_handles_are_refused() {
     let gpu = Gpu::new();
     let stream = gpu.stream();
     good!(cuStreamDestroy_v2(stream));
@@ -44,7 +44,7 @@ fn made_up_and_destroyed_handles_are_found_out() {
 }
 
 #[test]
-fn a_stream_knows_what_it_was_made_with() {
+fn stream_reports_its_creation_parameters() {
     let gpu = Gpu::new();
     let (mut stream, mut priority, mut flags) = (null_mut(), 9, 9);
     good!(cuStreamCreateWithPriority(&mut stream, 1, -100));
@@ -83,7 +83,7 @@ fn work_is_done_in_order_and_not_before() {
 }
 
 #[test]
-fn what_is_queued_outlives_the_handle() {
+fn queued_work_outlives_the_stream_handle() {
     let gpu = Gpu::new();
     let (stream, words) = (gpu.stream(), gpu.words());
     gpu.block(stream, words, 0);
@@ -127,7 +127,7 @@ fn the_default_stream_is_in_order_with_blocking_streams_only() {
 }
 
 #[test]
-fn the_stream_of_a_thread_is_that_threads() {
+fn per_thread_stream_belongs_to_its_thread() {
     let gpu = Gpu::new();
     let words = gpu.words();
     gpu.block(PER_THREAD, words, 0);
@@ -189,7 +189,7 @@ fn work_for_a_stream_of_another_context_is_refused() {
 }
 
 #[test]
-fn a_full_stream_blocks_who_queues_and_keeps_others_from_the_driver() {
+fn full_stream_blocks_queueing_and_other_driver_calls() {
     let gpu = Gpu::new();
     let (stream, other, words) = (gpu.stream(), gpu.stream(), gpu.words());
     gpu.block(stream, words, 0);

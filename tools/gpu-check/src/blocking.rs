@@ -27,27 +27,27 @@ type Running = JoinHandle<Result<Duration>>;
 
 /// A stream, for another thread.
 #[derive(Clone, Copy)]
-struct Other(CUstream);
+struct SendableStream(CUstream);
 
 // SAFETY: streams may be used from any thread; the driver locks.
-unsafe impl Send for Other {}
+unsafe impl Send for SendableStream {}
 
-impl Other {
+impl SendableStream {
     fn raw(self) -> CUstream {
         self.0
     }
 }
 
 /// A stream with a gate: it waits until the gate's word has the number of the wait.
-struct Gated {
+struct GatedStream {
     gpu: Gpu,
     gate: Page,
     closed: u32,
 }
 
-impl Gated {
-    fn new() -> Result<Gated> {
-        Ok(Gated {
+impl GatedStream {
+    fn new() -> Result<GatedStream> {
+        Ok(GatedStream {
             gpu: Gpu::new()?,
             gate: Page::new(PORTABLE, false)?,
             closed: 0,
@@ -104,7 +104,7 @@ fn us(running: Running) -> Value {
 }
 
 /// A stream of the highest priority, on which copies are queued.
-fn copying() -> Result<Other> {
+fn copying() -> Result<SendableStream> {
     let (mut least, mut greatest, mut stream) = (0, 0, std::ptr::null_mut());
     // SAFETY: each call writes what it says.
     unsafe {
@@ -113,7 +113,7 @@ fn copying() -> Result<Other> {
         let made = sys::cuStreamCreateWithPriority(&mut stream, 1, greatest);
         check("cuStreamCreateWithPriority", made)?;
     }
-    Ok(Other(stream))
+    Ok(SendableStream(stream))
 }
 
 fn alloc() -> Result<u64> {
@@ -126,7 +126,12 @@ fn alloc() -> Result<u64> {
 }
 
 /// Calls that other threads make all the time.
-fn everyday(other: Other, copying: Other, host: Page, memory: u64) -> [(&'static str, Call); 4] {
+fn everyday(
+    other: SendableStream,
+    copying: SendableStream,
+    host: Page,
+    memory: u64,
+) -> [(&'static str, Call); 4] {
     [
         (
             "a copy to the GPU on a stream of high priority",
@@ -173,7 +178,7 @@ fn rare() -> Result<Vec<(&'static str, Call)>> {
         sys::cuMemAllocHost_v2(&mut pinned, 4096)
     })?;
     let (pinned, registered) = (pinned as usize, registered.host as usize);
-    let spare = Other(new_stream()?);
+    let spare = SendableStream(new_stream()?);
     Ok(vec![
         (
             "cuMemHostUnregister",
@@ -228,8 +233,8 @@ fn rare() -> Result<Vec<(&'static str, Call)>> {
 
 /// Which calls wait for a stream that waits, and what other threads cannot do meanwhile.
 pub fn calls() -> Result<Value> {
-    let mut gated = Gated::new()?;
-    let (other, copying) = (Other(new_stream()?), copying()?);
+    let mut gated = GatedStream::new()?;
+    let (other, copying) = (SendableStream(new_stream()?), copying()?);
     let (host, memory) = (Page::new(PORTABLE, false)?, alloc()?);
     let mut found = Map::new();
     gated.close()?;
@@ -269,7 +274,7 @@ pub fn calls() -> Result<Value> {
 
 /// How many streams may wait until one that does not wait stops as well.
 pub fn streams(short: bool) -> Result<Value> {
-    let mut gated = Gated::new()?;
+    let mut gated = GatedStream::new()?;
     let (free, urgent) = (new_stream()?, copying()?.raw());
     let most = if is_few(short) { 8 } else { 40 };
     let mut waiting = Vec::new();
@@ -315,8 +320,8 @@ pub fn streams(short: bool) -> Result<Value> {
 
 /// Whether a graph whose earlier launch waits is patched and launched again without waiting, and whether each launch has its own values.
 pub fn graphs() -> Result<Value> {
-    let gated = Gated::new()?;
-    let (page, stream) = (gated.gate, Other(gated.gpu.stream));
+    let gated = GatedStream::new()?;
+    let (page, stream) = (gated.gate, SendableStream(gated.gpu.stream));
     let context = gated.gpu.context.raw() as usize;
     let ops = move |number: u32| {
         let geq = Flags::CU_STREAM_WAIT_VALUE_GEQ;
@@ -385,10 +390,10 @@ pub fn graphs() -> Result<Value> {
 
 /// How many calls a stream that waits takes, and whether the one that it does not take keeps other threads out.
 pub fn queued(short: bool) -> Result<Value> {
-    let mut gated = Gated::new()?;
-    let other = Other(new_stream()?);
+    let mut gated = GatedStream::new()?;
+    let other = SendableStream(new_stream()?);
     let most = if is_few(short) { 500 } else { 20_000_u32 };
-    let (page, stream) = (gated.gate, Other(gated.gpu.stream));
+    let (page, stream) = (gated.gate, SendableStream(gated.gpu.stream));
     gated.close()?;
     let made = Arc::new(AtomicU32::new(0));
     let making = gated.call({

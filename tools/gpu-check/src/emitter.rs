@@ -16,7 +16,7 @@ struct Emits {
     reserved: u32,
 }
 
-/// Work requests a second that kernels write when nobody consumes them: the emitter alone, into memory that is no queue, and with all that a
+/// Work requests a second that kernels write when no NIC consumes them: the emitter alone, into memory that is no queue, and with all that a
 /// queue is but the NIC.
 pub fn emitter(short: bool) -> Result<Value> {
     let gpu = Gpu::new()?;
@@ -83,7 +83,7 @@ pub fn emitter(short: bool) -> Result<Value> {
 
 /// `struct measured_flood`.
 #[repr(C)]
-struct Flood {
+struct FloodArgs {
     queues: u64,
     codes: u64,
     queue_count: u32,
@@ -139,7 +139,7 @@ fn flood(
     let queues = context.alloc(views.len() as u64)?;
     queues.copy_from_host(0, &views)?;
     let codes = context.alloc(4 * u64::from(BLOCKS * THREADS))?;
-    let parameter = Flood {
+    let parameter = FloodArgs {
         queues: queues.ptr(),
         codes: codes.ptr(),
         queue_count,

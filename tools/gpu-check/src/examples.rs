@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::figures::figure;
-use super::process::{Ended, judged};
+use super::process::{ProcessResult, run_judged};
 use super::report::{CheckedStep, Report, StepLimit, Time};
 
 /// Name of the example, its arguments, and about how many seconds it takes.
@@ -51,17 +51,17 @@ fn one(bundle: &Path, name: &str, arguments: &[&str], limit: StepLimit) -> Check
     if !program.is_file() {
         return CheckedStep::waived("the bundle was made without nvcc".into());
     }
-    judged(Command::new(program).args(arguments), limit, |ended| {
+    run_judged(Command::new(program).args(arguments), limit, |ended| {
         judge(ended).unwrap_or_else(|error| {
-            CheckedStep::failed(format!("{error:#}\n{}", ended.complaint()))
+            CheckedStep::failed(format!("{error:#}\n{}", ended.failure_text()))
         })
     })
 }
 
 /// What its last line and its status say.
-fn judge(ended: &Ended) -> Result<CheckedStep> {
+fn judge(ended: &ProcessResult) -> Result<CheckedStep> {
     let last = ended
-        .said
+        .output
         .lines()
         .rev()
         .find(|line| !line.is_empty())
@@ -70,11 +70,11 @@ fn judge(ended: &Ended) -> Result<CheckedStep> {
         return Ok(CheckedStep::waived(reason.to_owned()));
     }
     if !ended.success || !last.starts_with("PASS: ") {
-        return Ok(CheckedStep::failed(ended.complaint()));
+        return Ok(CheckedStep::failed(ended.failure_text()));
     }
     let mut found = Vec::new();
     for line in ended
-        .said
+        .output
         .lines()
         .filter(|line| line.starts_with("stencil "))
     {
@@ -112,20 +112,20 @@ fn of_size(line: &str) -> Option<Vec<Value>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::process::End;
+    use super::super::process::ExitReason;
     use super::*;
 
-    fn ended(success: bool, said: &str) -> Ended {
-        Ended {
+    fn ended(success: bool, said: &str) -> ProcessResult {
+        ProcessResult {
             success,
-            end: End::ByItself,
+            end: ExitReason::Exited,
             status: "exit status: 1".into(),
-            said: said.into(),
+            output: said.into(),
         }
     }
 
     #[test]
-    fn its_last_line_says_what_came_of_it() {
+    fn last_line_decides_the_outcome() {
         let judged = |success, said: &str| judge(&ended(success, said)).unwrap();
         let small = "stencil 64x64 steps 500 sync 120.00 us ratio 1.000 stream 60.00 us ratio 0.500 triggered 108.00 us ratio 0.900";
         let large = "stencil 4096x4096 steps 500 sync 900.00 us ratio 1.000 stream 890.00 us ratio 0.989 triggered 880.00 us ratio 0.978";

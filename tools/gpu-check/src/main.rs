@@ -5,7 +5,7 @@
 //! Each step is a process of its own with a time limit, so that a hang on a GPU is a finding and not the end. One report for programs
 //! (`gpu-check.json`) and one for readers (`gpu-check.md`) come out; the exit status is 1 if a step failed. A figure that was missed is
 //! reported as missed, which is no failure. Over the stand-in for the driver no figure is judged. With `--tests N` only the first N tests of each
-//! suite run: enough to see that all starts in the surroundings of a bundle.
+//! suite run: enough to see that all of them start in the environment of a bundle.
 #![allow(unsafe_code)] // calls the driver, as an application does
 
 mod attributes;
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     let short = words.iter().any(|word| word == "--short");
     if let Some(step) = value("--step") {
         // The parent reads the result on stdout.
-        println!("{}", steps::run_here(&step, short));
+        println!("{}", steps::run_step(&step, short));
         return ExitCode::SUCCESS;
     }
     let bundle = value("--bundle").map_or_else(|| PathBuf::from("."), PathBuf::from);

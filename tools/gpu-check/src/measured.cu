@@ -10,9 +10,9 @@ extern "C" __global__ void gpu_check_mark(uint32_t *word)
 }
 
 /* One thread. */
-extern "C" __global__ void gpu_check_ring(const __grid_constant__ measured_bells bells)
+extern "C" __global__ void gpu_check_ring(const __grid_constant__ measured_doorbells doorbells)
 {
-	*(int *)bells.code = measured_ring(&bells);
+	*(int *)doorbells.code = measured_ring(&doorbells);
 }
 
 extern "C" __global__ void gpu_check_look(const __grid_constant__ measured_looks looks)
@@ -53,7 +53,7 @@ __device__ static int post_of_lanes(const measured_posts *posts, const doorbell_
 	return code == DOORBELL_OK ? measured_look(posts, round, thread) : code;
 }
 
-/* By turns the whole warp, and its halves apart. Whoever fails has all of the warp end. */
+/* By turns the whole warp, and its halves apart. A failing thread ends the whole warp. */
 __device__ static int post_of_warp(const measured_posts *posts, const doorbell_queue *queue, uint32_t thread)
 {
 	int code = DOORBELL_OK;

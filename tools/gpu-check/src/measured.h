@@ -1,5 +1,5 @@
 /*
- * What the kernels of gpu_check do: for measured.cu, and for the functions that stand for them over the stand-in for the driver.
+ * The code of gpu_check's kernels: for measured.cu, and for the functions that replace them on the stand-in for the driver.
  */
 #ifndef GPU_CHECK_MEASURED_H
 #define GPU_CHECK_MEASURED_H
@@ -7,13 +7,13 @@
 #include <doorbell/queue.h>
 #include <doorbell/trigger.h>
 
-/* Longer than anything takes that is not a failure, also under compute-sanitizer. */
+/* Longer than any call takes without a failure, also under compute-sanitizer. */
 #define MEASURED_BOUND_NS 10000000000u
-/* What was read is not what was stored, or put. */
+/* The value read is not the one that was stored or put. */
 enum { MEASURED_WRONG = -1000 };
 
-/* A thread of the host watches for the doorbell: it says go, and takes the time until it sees the flag. */
-struct measured_bells {
+/* A thread of the host polls for the doorbell: it stores `go`, and measures the time until it reads `flag`. */
+struct measured_doorbells {
 	uint64_t go;       /* uint32_t: the round that may begin */
 	uint64_t data;     /* uint32_t */
 	uint64_t flag;     /* uint64_t */
@@ -23,35 +23,35 @@ struct measured_bells {
 	uint32_t ordered; /* 0: the flag alone; 1: data, a fence, the flag; 2: data, the flag with release */
 };
 
-DBL_DEVICE int measured_ring(const struct measured_bells *bells)
+DBL_DEVICE int measured_ring(const struct measured_doorbells *doorbells)
 {
-	const struct doorbell_trigger *triggers = (const struct doorbell_trigger *)(uintptr_t)bells->triggers;
+	const struct doorbell_trigger *triggers = (const struct doorbell_trigger *)(uintptr_t)doorbells->triggers;
 	uint32_t round;
 	int code = DOORBELL_OK;
 
-	for (round = 1; round <= bells->rounds && code == DOORBELL_OK; round++) {
+	for (round = 1; round <= doorbells->rounds && code == DOORBELL_OK; round++) {
 		struct doorbell_trigger trigger;
 		trigger.word_count = 0;
 		/* As near as a parameter, before the time runs. */
 		if (triggers)
 			trigger = triggers[round - 1];
-		code = doorbell_kernel_wait_value32((const uint32_t *)(uintptr_t)bells->go, DOORBELL_WAIT_GEQ, round, MEASURED_BOUND_NS, NULL);
+		code = doorbell_kernel_wait_value32((const uint32_t *)(uintptr_t)doorbells->go, DOORBELL_WAIT_GEQ, round, MEASURED_BOUND_NS, NULL);
 		if (code != DOORBELL_OK)
 			break;
 		if (triggers) {
 			code = doorbell_trigger_thread(&trigger, MEASURED_BOUND_NS);
 			continue;
 		}
-		if (bells->ordered)
-			dbl_store_dword((void *)(uintptr_t)bells->data, round);
-		if (bells->ordered == 2) {
+		if (doorbells->ordered)
+			dbl_store_dword((void *)(uintptr_t)doorbells->data, round);
+		if (doorbells->ordered == 2) {
 			/* The low half, which is all that a round has. */
-			dbl_store_dword_release((void *)(uintptr_t)bells->flag, round);
+			dbl_store_dword_release((void *)(uintptr_t)doorbells->flag, round);
 			continue;
 		}
-		if (bells->ordered)
+		if (doorbells->ordered)
 			dbl_fence_system();
-		dbl_store_qword((void *)(uintptr_t)bells->flag, round);
+		dbl_store_qword((void *)(uintptr_t)doorbells->flag, round);
 	}
 	return code;
 }
@@ -310,7 +310,7 @@ struct measured_group {
 	uint32_t is_warp;
 };
 
-/* Work requests that nobody consumes: what the emitter alone can do. */
+/* Work requests that no NIC consumes: the rate of the emitter alone. */
 struct measured_emits {
 	uint64_t ring; /* 64 bytes for each thread */
 	uint32_t count;

@@ -1,4 +1,4 @@
-//! Lanes, warps and blocks that post to shared queues, and what a kernel is told that gets no room, or has no peer.
+//! Lanes, warps and blocks that post to shared queues, and the codes that a kernel gets without room or without a peer.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::gpu::{Gpu, PORTABLE, Page, is_few};
 use super::kernels::{Kernels, WITHOUT};
-use super::puts::Puts;
+use super::puts::PutArgs;
 
 const DEVICES: [&str; 2] = ["softcx", "softcx,path=proxy"];
 /// More than the bound of the kernels.
@@ -54,7 +54,7 @@ impl PeeredQueues {
 
 /// `struct measured_posts`.
 #[repr(C)]
-struct Posts {
+struct PostArgs {
     queues: u64,
     codes: u64,
     data: u64,
@@ -87,7 +87,7 @@ pub fn posts_of_groups(short: bool) -> Result<Value> {
     for device in DEVICES {
         for queues in [1, blocks] {
             for (how, name) in (0..).zip(["lanes", "warps", "blocks"]) {
-                let posts = Posts {
+                let posts = PostArgs {
                     queues: 0,
                     codes: 0,
                     data: 0,
@@ -114,13 +114,18 @@ pub fn posts_of_groups(short: bool) -> Result<Value> {
     Ok(json!(found))
 }
 
-fn post(context: &CudaContext, measured: &Kernels, device: &str, mut posts: Posts) -> Result<f64> {
+fn post(
+    context: &CudaContext,
+    measured: &Kernels,
+    device: &str,
+    mut posts: PostArgs,
+) -> Result<f64> {
     const ARRIVED: u64 = 1 << 15;
     let stream = CudaStream::new(context, "posts")?;
     let domain = Device::open(device)?.protection_domain();
     let page = Page::new(PORTABLE, false)?;
     let start = NonNull::new(page.host).context("a page at 0")?;
-    // SAFETY: mapped, and never freed; nobody has references to it but to atomics.
+    // SAFETY: mapped, and never freed; all references to it are to atomics.
     let region = unsafe { Region::register(&domain, start, 1 << 16, Access::ALL) }?;
     let PeeredQueues {
         queues,
@@ -177,14 +182,14 @@ fn post(context: &CudaContext, measured: &Kernels, device: &str, mut posts: Post
 
 /// `struct measured_full`.
 #[repr(C)]
-struct Full {
+struct FullQueueArgs {
     queue: u64,
     codes: u64,
     took_ns: u64,
     bound_ns: u64,
 }
 
-/// A queue that nobody empties and a peer that is gone each reach a kernel as a code within its bound.
+/// A queue that no NIC empties and a peer that is gone each reach a kernel as a code within its bound.
 pub fn failures() -> Result<Value> {
     let gpu = Gpu::new()?;
     let Some(measured) = Kernels::load(&gpu.context)? else {
@@ -207,7 +212,7 @@ fn full(context: &CudaContext, measured: &Kernels, device: &str) -> Result<f64> 
     // Codes, and behind them the time.
     let memory = context.alloc(32)?;
     memory.copy_from_host(0, &77_i32.to_ne_bytes().repeat(8))?;
-    let full = Full {
+    let full = FullQueueArgs {
         queue: queues.views.ptr(),
         codes: memory.ptr(),
         took_ns: memory.ptr() + 24,
@@ -246,7 +251,7 @@ fn dead_peer(context: &CudaContext, measured: &Kernels, device: &str) -> Result<
     let codes = context.alloc(4 * u64::from(BLOCKS))?;
     codes.copy_from_host(0, &77_i32.to_ne_bytes().repeat(BLOCKS as usize))?;
     drop(queues.ends[0].1.take());
-    let puts = Puts {
+    let puts = PutArgs {
         queues: queues.views.ptr(),
         codes: codes.ptr(),
         local_addr,

@@ -1,4 +1,4 @@
-//! A process with a time limit: it, and whatever it has started, ends by then, and so does waiting for what they say.
+//! Runs a process with a time limit. It and its descendants are killed at the limit, and their output is returned.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -10,43 +10,46 @@ use anyhow::{Context, Result};
 
 use super::report::{CheckedStep, NO_TIME, StepLimit};
 
-/// How a process came to its end.
+/// Why a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    ByItself,
-    AtItsLimit,
-    AtTheEndOfTheWhole,
+pub enum ExitReason {
+    Exited,
+    /// Killed at the step's time limit.
+    StepTimeout,
+    /// Killed because the time of the whole run was up.
+    RunTimeout,
 }
 
 /// How a process ended.
-pub struct Ended {
+pub struct ProcessResult {
     pub success: bool,
-    pub end: End,
+    pub end: ExitReason,
     pub status: String,
-    pub said: String,
+    /// stderr, then stdout.
+    pub output: String,
 }
 
-impl Ended {
-    /// What to report of one that failed: the end of what it said.
-    pub fn complaint(&self) -> String {
+impl ProcessResult {
+    /// The text to report of a process that failed: how it ended, and the last lines of its output.
+    pub fn failure_text(&self) -> String {
         let how = match self.end {
-            End::ByItself => self.status.clone(),
+            ExitReason::Exited => self.status.clone(),
             _ => "HANG: it was ended at its time limit".into(),
         };
-        let lines: Vec<&str> = self.said.lines().collect();
+        let lines: Vec<&str> = self.output.lines().collect();
         let tail = lines[lines.len().saturating_sub(30)..].join("\n");
         format!("{how}\n{tail}")
     }
 }
 
-/// Runs it, and has what came of it judged; unless the time of the whole was up before the process had its own, which says nothing of it.
-pub fn judged(
+/// Runs the command and judges its result. If the time of the whole run was up first, the step is waived.
+pub fn run_judged(
     command: &mut Command,
     limit: StepLimit,
-    judge: impl FnOnce(&Ended) -> CheckedStep,
+    judge: impl FnOnce(&ProcessResult) -> CheckedStep,
 ) -> CheckedStep {
     match run(command, limit) {
-        Ok(ended) if ended.end == End::AtTheEndOfTheWhole => {
+        Ok(ended) if ended.end == ExitReason::RunTimeout => {
             let after = limit.time.as_secs_f64();
             CheckedStep::waived(format!("{NO_TIME}: it was ended after {after:.0} s"))
         }
@@ -55,11 +58,11 @@ pub fn judged(
     }
 }
 
-/// After its end, for what it said to come out of the pipes; and after a kill, for the end. A process that a driver holds may never end.
+/// How long to wait for the output after the end, and for the end after a kill. A process blocked in a driver may never end.
 const AFTERWARDS: Duration = Duration::from_secs(5);
 
-/// Runs it, for no longer than that.
-pub fn run(command: &mut Command, limit: StepLimit) -> Result<Ended> {
+/// Runs the command until it ends, or kills it at the limit.
+pub fn run(command: &mut Command, limit: StepLimit) -> Result<ProcessResult> {
     use std::os::unix::process::CommandExt;
     // A group of its own, so that all that it has started ends with it.
     let mut child = command
@@ -69,18 +72,18 @@ pub fn run(command: &mut Command, limit: StepLimit) -> Result<Ended> {
         .process_group(0)
         .spawn()
         .with_context(|| format!("{}", command.get_program().display()))?;
-    let out = Said::of(child.stdout.take().context("no pipe")?);
-    let err = Said::of(child.stderr.take().context("no pipe")?);
+    let out = PipeOutput::of(child.stdout.take().context("no pipe")?);
+    let err = PipeOutput::of(child.stderr.take().context("no pipe")?);
     let start = Instant::now();
     while !has_ended(&child) && start.elapsed() < limit.time {
         std::thread::sleep(Duration::from_millis(10));
     }
-    let end = match (has_ended(&child), limit.is_of_the_whole) {
-        (true, _) => End::ByItself,
-        (false, true) => End::AtTheEndOfTheWhole,
-        (false, false) => End::AtItsLimit,
+    let end = match (has_ended(&child), limit.is_rest_of_run) {
+        (true, _) => ExitReason::Exited,
+        (false, true) => ExitReason::RunTimeout,
+        (false, false) => ExitReason::StepTimeout,
     };
-    // SAFETY: the group of a child that was not waited for yet, so the number is nobody else's.
+    // SAFETY: the group of a child that was not waited for yet, so no other process has the number.
     unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
     let killed = Instant::now();
     while !has_ended(&child) && killed.elapsed() < AFTERWARDS {
@@ -92,16 +95,16 @@ pub fn run(command: &mut Command, limit: StepLimit) -> Result<Ended> {
         None
     };
     let until = Instant::now() + AFTERWARDS;
-    let said = format!("{}\n{}", err.until(until), out.until(until));
-    Ok(Ended {
-        success: end == End::ByItself && status.is_some_and(|status| status.success()),
+    let output = format!("{}\n{}", err.until(until), out.until(until));
+    Ok(ProcessResult {
+        success: end == ExitReason::Exited && status.is_some_and(|status| status.success()),
         end,
         status: status.map_or("it does not end, killed or not".into(), |it| it.to_string()),
-        said,
+        output,
     })
 }
 
-/// Whether it has; it is not waited for, so that its number stays its own.
+/// Whether the child has ended. It is not reaped, so that its number stays its own.
 fn has_ended(child: &Child) -> bool {
     // SAFETY: plain numbers, all of which may be zero.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -112,14 +115,14 @@ fn has_ended(child: &Child) -> bool {
     result != 0 || unsafe { info.si_pid() } != 0
 }
 
-/// What comes out of a pipe.
-struct Said {
+/// Collects the output of a pipe.
+struct PipeOutput {
     bytes: Arc<Mutex<Vec<u8>>>,
     is_closed: Receiver<()>,
 }
 
-impl Said {
-    fn of(mut pipe: impl Read + Send + 'static) -> Said {
+impl PipeOutput {
+    fn of(mut pipe: impl Read + Send + 'static) -> PipeOutput {
         let bytes = Arc::new(Mutex::new(Vec::new()));
         let (closed, is_closed) = channel();
         let all = Arc::clone(&bytes);
@@ -131,10 +134,10 @@ impl Said {
             }
             let _ = closed.send(());
         });
-        Said { bytes, is_closed }
+        PipeOutput { bytes, is_closed }
     }
 
-    /// All of it, or what has come by then: the pipe may be open in a process that left the group.
+    /// The output up to its end or to that time: a process that left the group may keep the pipe open.
     fn until(&self, time: Instant) -> String {
         let left = time.saturating_duration_since(Instant::now());
         let _ = self.is_closed.recv_timeout(left);
@@ -148,60 +151,59 @@ mod tests {
     use super::super::report::StepOutcome;
     use super::*;
 
-    fn shell(script: &str, time_ms: u64, is_of_the_whole: bool) -> (Ended, Duration) {
+    fn shell(script: &str, time_ms: u64, is_rest_of_run: bool) -> (ProcessResult, Duration) {
         let start = Instant::now();
         let time = Duration::from_millis(time_ms);
         let limit = StepLimit {
             time,
-            is_of_the_whole,
+            is_rest_of_run,
         };
         let ended = run(Command::new("sh").args(["-c", script]), limit).unwrap();
         (ended, start.elapsed())
     }
 
     #[test]
-    fn what_it_says_and_how_it_ends_comes_back() {
+    fn output_and_exit_status_are_returned() {
         let (ended, _) = shell("echo well; echo ill >&2", 20_000, false);
         assert_eq!(
-            (ended.success, ended.end, ended.said.as_str()),
-            (true, End::ByItself, "ill\n\nwell\n")
+            (ended.success, ended.end, ended.output.as_str()),
+            (true, ExitReason::Exited, "ill\n\nwell\n")
         );
         let (ended, _) = shell("exit 3", 20_000, false);
-        assert!(!ended.success && ended.complaint().starts_with("exit status: 3"));
+        assert!(!ended.success && ended.failure_text().starts_with("exit status: 3"));
     }
 
     #[test]
-    fn whose_limit_it_was_is_known() {
-        // A shell that gets no processor for as long has said nothing; not all of these times.
-        let told = [100, 1_000, 10_000].into_iter().any(|time_ms| {
+    fn exceeded_limit_is_identified() {
+        // A starved shell may print nothing within the shorter limits.
+        let printed = [100, 1_000, 10_000].into_iter().any(|time_ms| {
             let (ended, took) = shell("echo before; sleep 60", time_ms, false);
-            assert_eq!(ended.end, End::AtItsLimit);
-            assert!(ended.complaint().starts_with("HANG"));
+            assert_eq!(ended.end, ExitReason::StepTimeout);
+            assert!(ended.failure_text().starts_with("HANG"));
             assert!(took < Duration::from_millis(time_ms) + Duration::from_secs(20));
-            ended.said.contains("before")
+            ended.output.contains("before")
         });
-        assert!(told, "what it said before is lost");
+        assert!(printed, "output before the kill is lost");
         let mut slow = Command::new("sleep");
         let limit = StepLimit {
             time: Duration::from_millis(100),
-            is_of_the_whole: true,
+            is_rest_of_run: true,
         };
-        let step = judged(slow.arg("60"), limit, |_| {
+        let step = run_judged(slow.arg("60"), limit, |_| {
             CheckedStep::failed("judged".into())
         });
         assert_eq!(step.outcome, StepOutcome::Waived);
         assert!(step.reason.contains(NO_TIME));
     }
 
-    /// A process that is left behind holds the pipe. One that is still in the group is ended with the group, and one that is not is not
-    /// waited for.
+    /// An orphaned process holds the pipe open. One in the group is killed with it; one outside the group is not waited for.
     #[test]
-    fn what_it_leaves_behind_is_not_waited_for() {
+    fn orphaned_processes_are_not_waited_for() {
         let (ended, took) = shell("sleep 60 & echo gone", 20_000, false);
-        assert!(ended.success && ended.said.contains("gone"));
+        assert!(ended.success && ended.output.contains("gone"));
         assert!(took < AFTERWARDS, "{took:?}");
         let (ended, took) = shell("setsid sleep 12 & echo gone", 20_000, false);
-        assert!(ended.success && ended.said.contains("gone"));
+        assert!(ended.success && ended.output.contains("gone"));
         assert!(took < Duration::from_secs(11), "{took:?}");
     }
 }

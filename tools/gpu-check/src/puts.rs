@@ -15,7 +15,7 @@ use super::kernels::{BLOCKS, Kernels, WITHOUT};
 
 /// `struct measured_puts`.
 #[repr(C)]
-pub struct Puts {
+pub struct PutArgs {
     pub queues: u64,
     pub codes: u64,
     pub local_addr: u64,
@@ -167,7 +167,7 @@ fn put(
     memory.copy_from_host(0, &views)?;
     let codes = context.alloc(4 * u64::from(BLOCKS))?;
     codes.copy_from_host(0, &77_i32.to_ne_bytes().repeat(BLOCKS as usize))?;
-    let parameter = Puts {
+    let parameter = PutArgs {
         queues: memory.ptr(),
         codes: codes.ptr(),
         local_addr,
@@ -183,7 +183,7 @@ fn put(
     measured.launch(&stream, c"gpu_check_put", (BLOCKS, 1), &parameter)?;
     stream.synchronize(Some(SLOW))?;
     codes.copy_from_host(0, &77_i32.to_ne_bytes().repeat(BLOCKS as usize))?;
-    let parameter = Puts { puts, ..parameter };
+    let parameter = PutArgs { puts, ..parameter };
     let start = Instant::now();
     measured.launch(&stream, c"gpu_check_put", (BLOCKS, 1), &parameter)?;
     stream.synchronize(Some(SLOW))?;

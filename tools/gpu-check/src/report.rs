@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::verdicts::{Shown, verdicts};
+use super::verdicts::{StepEvidence, verdicts};
 
-/// A GPU that is shared is not had for long: ten minutes, with what is before and after this.
-pub const WHOLE: Duration = Duration::from_secs(470);
-/// Of the short form, which is for machines without one, and these may be small and busy.
-const WHOLE_SHORT: Duration = Duration::from_secs(1200);
-/// Why a step is waived for which too little is left.
-pub const NO_TIME: &str = "the time of the whole is up";
+/// The time of the whole run. A shared GPU is available for ten minutes, with the time before and after the run.
+pub const RUN_TIME: Duration = Duration::from_secs(470);
+/// The same of the short form, for machines without a GPU, which may be small and busy.
+const RUN_TIME_SHORT: Duration = Duration::from_secs(1200);
+/// The reason for waiving a step when too little time is left.
+pub const NO_TIME: &str = "the time of the whole run is up";
 
-/// What a step takes on a GPU, as far as one can tell, and what it may take before it counts as a hang.
+/// The estimated time of a step on a GPU, and the limit from which on it counts as a hang.
 #[derive(Clone, Copy)]
 pub struct Time {
     pub about_s: u64,
@@ -43,7 +43,7 @@ impl StepOutcome {
     }
 }
 
-/// A step and what came of it.
+/// A step and its outcome.
 pub struct CheckedStep {
     pub name: String,
     pub outcome: StepOutcome,
@@ -65,7 +65,7 @@ impl CheckedStep {
         }
     }
 
-    /// It ended well: it is passed, unless a figure of it was missed.
+    /// A step that succeeded: passed, unless one of its figures was missed.
     pub fn found(found: Value) -> CheckedStep {
         let outcome = if figures(&found).iter().all(|figure| figure["met"] == true) {
             StepOutcome::Passed
@@ -88,15 +88,15 @@ impl CheckedStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLimit {
     pub time: Duration,
-    /// It is less than the step's own limit: no more is left of the whole.
-    pub is_of_the_whole: bool,
+    /// The limit is the rest of the run, which is shorter than the step's own limit.
+    pub is_rest_of_run: bool,
 }
 
 fn limit_of(time: Time, left: Duration) -> Option<StepLimit> {
     let own = Duration::from_secs(time.limit_s);
     (left >= Duration::from_secs(time.about_s)).then(|| StepLimit {
         time: own.min(left),
-        is_of_the_whole: left < own,
+        is_rest_of_run: left < own,
     })
 }
 
@@ -132,7 +132,7 @@ impl Report {
         }
     }
 
-    /// Has a step done, if there is time for it, and adds it.
+    /// Runs a step if there is time for it, and adds it.
     pub fn step(&mut self, name: String, time: Time, work: impl FnOnce(StepLimit) -> CheckedStep) {
         let began = Instant::now();
         let step = match self.time_for(time) {
@@ -146,9 +146,9 @@ impl Report {
         });
     }
 
-    /// Adds a step, and says so: the whole takes minutes.
+    /// Adds a step and prints it, because the run takes minutes.
     pub fn add(&mut self, mut step: CheckedStep) {
-        // The device says it as well, whatever the environment says.
+        // The device's name shows it as well, whatever the environment says.
         self.standin |= step.found["name"]
             .as_str()
             .is_some_and(|name| name.contains("stand-in"));
@@ -165,13 +165,13 @@ impl Report {
             println!("          {line}");
         }
         self.steps.push(step);
-        // What ends this program early takes no more than the step that it was in. The last of these calls is the one that reports errors.
+        // Written after each step, so that an early end loses only the step in progress. Only the last write reports errors.
         let _ = self.write();
     }
 
-    /// How long a step may take. None, and it is not begun, if less is left of the whole than it is likely to need.
+    /// How long a step may take. None if less of the run is left than the step probably needs.
     fn time_for(&self, time: Time) -> Option<StepLimit> {
-        let whole = if self.short { WHOLE_SHORT } else { WHOLE };
+        let whole = if self.short { RUN_TIME_SHORT } else { RUN_TIME };
         limit_of(time, whole.saturating_sub(self.began.elapsed()))
     }
 
@@ -205,7 +205,7 @@ impl Report {
     }
 
     fn facts(&self) -> Vec<Value> {
-        let shown = self.steps.iter().map(|step| Shown {
+        let shown = self.steps.iter().map(|step| StepEvidence {
             name: &step.name,
             found: &step.found,
             reason: &step.reason,
@@ -362,17 +362,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_is_begun_if_it_can_be_done_and_is_told_whose_limit_it_has() {
+    fn step_starts_if_time_suffices_and_knows_its_limit() {
         let time = Time {
             about_s: 5,
             limit_s: 60,
         };
         let left = |seconds| limit_of(time, Duration::from_secs(seconds));
-        let of = |seconds, is_of_the_whole| {
+        let of = |seconds, is_rest_of_run| {
             let time = Duration::from_secs(seconds);
             Some(StepLimit {
                 time,
-                is_of_the_whole,
+                is_rest_of_run,
             })
         };
         assert_eq!(left(470), of(60, false));

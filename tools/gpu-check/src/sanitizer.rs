@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::json;
 
 use super::kernels::{FAILURES, GROUPS, MARK, POSTS, PUTS};
-use super::process::{End, Ended, judged};
+use super::process::{ExitReason, ProcessResult, run_judged};
 use super::report::{CheckedStep, Report, StepOutcome, Time};
 use super::suites::{self, Waivers};
 
@@ -75,7 +75,7 @@ pub fn run_all(bundle: &Path, report: &mut Report) {
         let about = format!("a kernel that stores a word, under compute-sanitizer {name}");
         report.step(about, TRIAL, |limit| {
             let mut command = under(&tool, name, &program, &arguments);
-            let step = judged(&mut command, limit, trial);
+            let step = run_judged(&mut command, limit, trial);
             runs = step.outcome == StepOutcome::Passed;
             step
         });
@@ -103,7 +103,7 @@ pub fn run_all(bundle: &Path, report: &mut Report) {
                 }
                 let log = Waivers::new();
                 let mut command = under(&tool, name, &program, arguments);
-                judged(log.asked_of(&mut command), limit, |ended| {
+                run_judged(log.set_in(&mut command), limit, |ended| {
                     judge(ended, log.take())
                 })
             });
@@ -132,46 +132,46 @@ fn under(tool: &Path, name: &str, program: &Path, arguments: &[&str]) -> Command
 }
 
 /// The tool's last word: `ERROR SUMMARY: 0 errors`, or `RACECHECK SUMMARY: 0 hazards ...`.
-fn is_clean(ended: &Ended) -> Option<bool> {
-    let mut lines = ended.said.lines().rev();
+fn is_clean(ended: &ProcessResult) -> Option<bool> {
+    let mut lines = ended.output.lines().rev();
     let line = lines.find_map(|line| line.split_once(" SUMMARY: "))?;
     Some(line.1.starts_with("0 "))
 }
 
 /// Whether the tool runs here: on a kernel of which nothing could be said.
-fn trial(ended: &Ended) -> CheckedStep {
-    let has_stored = ended.said.contains("{\"found\":{\"word\":");
+fn trial(ended: &ProcessResult) -> CheckedStep {
+    let has_stored = ended.output.contains("{\"found\":{\"word\":");
     if ended.success && has_stored && is_clean(ended) == Some(true) {
         return CheckedStep::found(json!("it runs"));
     }
-    if ended.said.contains("{\"found\":{\"waived\":") {
+    if ended.output.contains("{\"found\":{\"waived\":") {
         return CheckedStep::waived("the bundle has no kernels of its own".into());
     }
     // A line: this is in lists of what was waived.
-    let complaint = ended.complaint();
+    let complaint = ended.failure_text();
     let lines = complaint.lines().map(str::trim);
     let lines: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
     CheckedStep::waived(format!("it does not run here: {}", lines.join("; ")))
 }
 
 /// What a tool that runs here has said of a program: a step of this one, or a suite.
-fn judge(ended: &Ended, waived: Vec<String>) -> CheckedStep {
+fn judge(ended: &ProcessResult, waived: Vec<String>) -> CheckedStep {
     // A step says in its line what became of it.
-    if ended.end == End::ByItself && ended.said.contains("{\"found\":{\"waived\":") {
+    if ended.end == ExitReason::Exited && ended.output.contains("{\"found\":{\"waived\":") {
         return CheckedStep::waived("the program had nothing to run".into());
     }
-    let mut step = if ended.said.contains("test result: ") {
+    let mut step = if ended.output.contains("test result: ") {
         suites::judge(ended, waived)
-    } else if ended.success && ended.said.contains("{\"found\":") {
+    } else if ended.success && ended.output.contains("{\"found\":") {
         CheckedStep::found(json!(""))
     } else {
-        return CheckedStep::failed(ended.complaint());
+        return CheckedStep::failed(ended.failure_text());
     };
     if step.outcome == StepOutcome::Passed {
         let more = step.found.as_str().unwrap_or_default().to_owned();
         match is_clean(ended) {
             Some(true) => step.found = json!(format!("no errors. {more}")),
-            Some(false) => return CheckedStep::failed(ended.complaint()),
+            Some(false) => return CheckedStep::failed(ended.failure_text()),
             None => return CheckedStep::waived("the tool says nothing of what it has seen".into()),
         }
     }
@@ -182,12 +182,12 @@ fn judge(ended: &Ended, waived: Vec<String>) -> CheckedStep {
 mod tests {
     use super::*;
 
-    fn ended(success: bool, said: &str) -> Ended {
-        Ended {
+    fn ended(success: bool, said: &str) -> ProcessResult {
+        ProcessResult {
             success,
-            end: End::ByItself,
+            end: ExitReason::Exited,
             status: "exit status: 9".into(),
-            said: said.into(),
+            output: said.into(),
         }
     }
 
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_finds_is_a_failure_and_what_did_not_run_is_waived() {
+    fn findings_fail_and_skipped_runs_are_waived() {
         let of = |success, said: &[&str], waived: &[&str]| {
             let waived = waived.iter().map(|line| (*line).to_owned()).collect();
             judge(&ended(success, &said.concat()), waived).outcome

@@ -1,4 +1,4 @@
-//! The steps: which there are, in which order, and each as a process of its own. What tells most comes first: the time of the whole may end
+//! The steps and their order; each runs as a process of its own. The most informative steps come first, because the time of the whole run may end
 //! before the last.
 
 use std::path::Path;
@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::kernels::{FAILURES, GROUPS, MARK, POSTS, PUTS};
-use super::process::{End, Ended, judged};
-use super::report::{CheckedStep, Report, StepOutcome, Time, WHOLE};
+use super::process::{ExitReason, ProcessResult, run_judged};
+use super::report::{CheckedStep, RUN_TIME, Report, StepOutcome, Time};
 use super::verdicts::{CALLS, GRAPHS, ORDER, QUEUED, STREAMS};
 use super::{
     attributes, blocking, emitter, examples, facts, figures, kernels, posts, puts, sanitizer,
@@ -20,10 +20,10 @@ const fn time(about_s: u64, limit_s: u64) -> Time {
     Time { about_s, limit_s }
 }
 
-/// What is found out in this process.
-type Here = (&'static str, Time);
+/// The name and the time of a step of this program.
+type LocalStep = (&'static str, Time);
 
-const FACTS: [Here; 12] = [
+const FACTS: [LocalStep; 12] = [
     ("fact: device", time(2, 60)),
     ("fact: attributes", time(2, 30)),
     (CALLS, time(8, 60)),
@@ -37,16 +37,16 @@ const FACTS: [Here; 12] = [
     (GRAPHS, time(2, 30)),
     (QUEUED, time(3, 60)),
 ];
-/// Kernels that ring, and kernels that make work requests.
-const KERNELS: [Here; 5] = [
+/// Steps of kernels that ring doorbells, and of kernels that make work requests.
+const KERNELS: [LocalStep; 5] = [
     (MARK, time(2, 30)),
     (GROUPS, time(4, 60)),
     (PUTS, time(6, 90)),
     (POSTS, time(8, 90)),
     (FAILURES, time(5, 60)),
 ];
-/// Those of kernels, and those of streams.
-const FIGURES: [Here; 10] = [
+/// Figures of kernels, and of streams.
+const FIGURES: [LocalStep; 10] = [
     (
         "figure: fences, loads and round trips of a kernel",
         time(3, 60),
@@ -63,8 +63,8 @@ const FIGURES: [Here; 10] = [
 ];
 const LOOPS: &str = "figure: loops";
 
-/// Runs one of them, and gives what it found as a line of JSON.
-pub fn run_here(name: &str, short: bool) -> Value {
+/// Runs a step in this process. Returns its result as a line of JSON.
+pub fn run_step(name: &str, short: bool) -> Value {
     let found = match name {
         "fact: device" => facts::device(),
         "fact: mappings" => facts::mappings(),
@@ -104,10 +104,10 @@ pub fn run_here(name: &str, short: bool) -> Value {
     }
 }
 
-/// About what all but the suites take on a GPU, which have the rest.
+/// The estimated time of all steps but the suites, which have the rest.
 fn about() -> Duration {
-    let here = [&FACTS[..], &KERNELS, &FIGURES].concat();
-    let all = here.iter().map(|(_, time)| time.about_s);
+    let steps = [&FACTS[..], &KERNELS, &FIGURES].concat();
+    let all = steps.iter().map(|(_, time)| time.about_s);
     Duration::from_secs(all.sum::<u64>() + examples::about_s() + sanitizer::about_s())
 }
 
@@ -117,53 +117,59 @@ pub fn run_all(bundle: &Path, short: bool, tests: usize, report: &mut Report) {
         println!(
             "About {} s of the {} s are for what comes before the suites, which have the rest.",
             about().as_secs(),
-            WHOLE.as_secs()
+            RUN_TIME.as_secs()
         );
     }
-    here(&FACTS[..1], short, report);
+    run_processes(&FACTS[..1], short, report);
     if report.has(StepOutcome::Failed) {
-        // Nothing below can be.
+        // Nothing below can run without a device.
         return;
     }
-    here(&FACTS[1..], short, report);
-    here(&KERNELS, short, report);
-    here(&FIGURES, short, report);
+    run_processes(&FACTS[1..], short, report);
+    run_processes(&KERNELS, short, report);
+    run_processes(&FIGURES, short, report);
     examples::run_all(bundle, short, report);
     sanitizer::run_all(bundle, report);
     suites::run_all(bundle, short, tests, report);
 }
 
-fn here(list: &[Here], short: bool, report: &mut Report) {
+fn run_processes(list: &[LocalStep], short: bool, report: &mut Report) {
     for &(name, time) in list {
         report.step(name.to_owned(), time, |limit| {
             let Ok(program) = std::env::current_exe() else {
-                return CheckedStep::failed("where this program lies is not known".into());
+                return CheckedStep::failed("the path of this program is unknown".into());
             };
             let mut command = Command::new(program);
             command.args(["--step", name]);
             if short {
                 command.arg("--short");
             }
-            judged(&mut command, limit, found)
+            run_judged(&mut command, limit, found)
         });
     }
 }
 
-/// What its last line of JSON says.
-fn found(ended: &Ended) -> CheckedStep {
-    let line = ended.said.lines().rev().find(|line| line.starts_with('{'));
+/// The outcome in the last line of JSON of a step.
+fn found(ended: &ProcessResult) -> CheckedStep {
+    let line = ended
+        .output
+        .lines()
+        .rev()
+        .find(|line| line.starts_with('{'));
     let Some(found) = line.and_then(|line| serde_json::from_str::<Value>(line).ok()) else {
-        return CheckedStep::failed(ended.complaint());
+        return CheckedStep::failed(ended.failure_text());
     };
     match (found.get("found"), found.get("failed")) {
-        // It has found it, and then does not end.
-        (Some(_), _) if ended.end != End::ByItself => CheckedStep::failed(ended.complaint()),
+        // It printed a result, and then did not end.
+        (Some(_), _) if ended.end != ExitReason::Exited => {
+            CheckedStep::failed(ended.failure_text())
+        }
         (Some(found), _) if found.get("waived").is_some() => {
             CheckedStep::waived(found["waived"].as_str().unwrap_or_default().to_owned())
         }
         (Some(found), _) => CheckedStep::found(found.clone()),
         (None, Some(reason)) => CheckedStep::failed(reason.as_str().unwrap_or_default().to_owned()),
-        (None, None) => CheckedStep::failed(ended.complaint()),
+        (None, None) => CheckedStep::failed(ended.failure_text()),
     }
 }
 
@@ -178,25 +184,29 @@ mod tests {
     }
 
     #[test]
-    fn a_step_says_in_a_line_what_became_of_it() {
+    fn result_line_decides_the_outcome() {
         let found = |said: &str, end| {
-            let ended = Ended {
-                success: end == End::ByItself,
+            let ended = ProcessResult {
+                success: end == ExitReason::Exited,
                 end,
                 status: "exit status: 0".into(),
-                said: said.into(),
+                output: said.into(),
             };
             super::found(&ended).outcome
         };
         let well = "on the way\n{\"found\":{\"of\":1}}\n";
-        assert_eq!(found(well, End::ByItself), StepOutcome::Passed);
-        assert_eq!(found(well, End::AtItsLimit), StepOutcome::Failed);
+        assert_eq!(found(well, ExitReason::Exited), StepOutcome::Passed);
+        assert_eq!(found(well, ExitReason::StepTimeout), StepOutcome::Failed);
         let waived = "{\"found\":{\"waived\":\"no nvcc\"}}";
-        assert_eq!(found(waived, End::ByItself), StepOutcome::Waived);
+        assert_eq!(found(waived, ExitReason::Exited), StepOutcome::Waived);
         let missed = "{\"found\":[{\"figure\":\"a\",\"met\":false}]}";
-        assert_eq!(found(missed, End::ByItself), StepOutcome::Missed);
+        assert_eq!(found(missed, ExitReason::Exited), StepOutcome::Missed);
         for said in ["", "{}", "{\"failed\":\"so\"}", "{\"found\":"] {
-            assert_eq!(found(said, End::ByItself), StepOutcome::Failed, "{said}");
+            assert_eq!(
+                found(said, ExitReason::Exited),
+                StepOutcome::Failed,
+                "{said}"
+            );
         }
     }
 }

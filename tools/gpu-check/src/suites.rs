@@ -1,64 +1,64 @@
-//! The suites of the tests, in the surroundings of a bundle.
+//! The test suites, in the environment of a bundle.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::json;
 
-use super::process::{Ended, judged};
+use super::process::{ProcessResult, run_judged};
 use super::report::{CheckedStep, Report, Time};
 
-/// In which surroundings a suite runs.
+/// A configuration in which a suite runs.
 #[derive(Clone)]
-struct Way {
+struct SuiteConfig {
     name: &'static str,
-    /// What `DOORBELL_TEST_STREAM` is to be.
+    /// The value of `DOORBELL_TEST_STREAM`.
     stream: &'static str,
     device: &'static str,
-    behind_the_door: bool,
+    behind_preload_door: bool,
 }
 
-/// Those that tell most first.
-const WAYS: [Way; 6] = [
-    Way {
+/// The most informative first.
+const CONFIGS: [SuiteConfig; 6] = [
+    SuiteConfig {
         name: "softcx, direct",
         stream: "cuda",
         device: "softcx",
-        behind_the_door: false,
+        behind_preload_door: false,
     },
-    Way {
+    SuiteConfig {
         name: "softcx, direct, programs by kernels of an application",
         stream: "cuda-trigger",
         device: "softcx",
-        behind_the_door: false,
+        behind_preload_door: false,
     },
-    Way {
+    SuiteConfig {
         name: "softcx, proxy, programs by kernels of an application",
         stream: "cuda-trigger",
         device: "softcx,path=proxy",
-        behind_the_door: false,
+        behind_preload_door: false,
     },
-    Way {
+    SuiteConfig {
         name: "softcx, proxy",
         stream: "cuda",
         device: "softcx,path=proxy",
-        behind_the_door: false,
+        behind_preload_door: false,
     },
-    Way {
+    SuiteConfig {
         name: "mlx5 behind the preload door",
         stream: "cuda",
         device: "mlx5_0",
-        behind_the_door: true,
+        behind_preload_door: true,
     },
-    Way {
+    SuiteConfig {
         name: "softcx, direct, programs by a kernel",
         stream: "cuda-kernel",
         device: "softcx",
-        behind_the_door: false,
+        behind_preload_door: false,
     },
 ];
 
-/// What comes before the others: by what it tells of a GPU, and how long it takes. The rest is in between.
+/// The suites that run first: the most informative ones, and the short ones. Those in neither list run in between.
 const FIRST: [&str; 5] = [
     "kernel_trigger",
     "kernel_queue_cuda",
@@ -77,7 +77,7 @@ fn rank(suite: &str) -> usize {
     }
 }
 
-/// Runs all of them, each way; of each at most so many tests.
+/// Runs all suites in all configurations; at most `tests` tests of each.
 pub fn run_all(bundle: &Path, short: bool, tests: usize, report: &mut Report) {
     let time = if short {
         Time {
@@ -90,53 +90,53 @@ pub fn run_all(bundle: &Path, short: bool, tests: usize, report: &mut Report) {
             limit_s: 90,
         }
     };
-    for (suite, way) in list(bundle, short) {
-        let name = format!("suite: {suite}, {}", way.name);
+    for (suite, config) in list(bundle, short) {
+        let name = format!("suite: {suite}, {}", config.name);
         report.step(name, time, |limit| {
             let log = Waivers::new();
-            let mut command = command(bundle, &suite, &way, short);
+            let mut command = command(bundle, &suite, &config, short);
             if tests < usize::MAX {
                 command
                     .arg("--exact")
                     .args(first_tests(bundle, &suite, tests));
             }
-            judged(log.asked_of(&mut command), limit, |ended| {
+            run_judged(log.set_in(&mut command), limit, |ended| {
                 judge(ended, log.take())
             })
         });
     }
 }
 
-/// Each suite of the bundle, each way.
-fn list(bundle: &Path, short: bool) -> Vec<(String, Way)> {
+/// Each suite of the bundle in each configuration.
+fn list(bundle: &Path, short: bool) -> Vec<(String, SuiteConfig)> {
     let mut all = Vec::new();
-    for way in WAYS {
+    for config in CONFIGS {
         // Files of the bundle: a suite a line.
-        let list = match way.stream {
+        let list = match config.stream {
             "cuda-kernel" => "suites.kernel",
             "cuda-trigger" => "suites.trigger",
             _ => "suites",
         };
         let list = std::fs::read_to_string(bundle.join(list)).unwrap_or_default();
         for suite in list.split_whitespace() {
-            // All of one kind, and one of the others, are enough to see that they start.
-            let shown = if way.behind_the_door {
+            // All suites of one configuration, and one suite of the others, are enough to see that they start.
+            let shown = if config.behind_preload_door {
                 "conformance"
             } else {
                 "tickets"
             };
-            if short && way.name != WAYS[0].name && suite != shown {
+            if short && config.name != CONFIGS[0].name && suite != shown {
                 continue;
             }
-            all.push((suite.to_owned(), way.clone()));
+            all.push((suite.to_owned(), config.clone()));
         }
     }
-    // The order of the ways stays within each.
+    // A stable sort: the configurations of a suite stay in order.
     all.sort_by_key(|(suite, _)| rank(suite));
     all
 }
 
-/// The names of the first tests of a suite. Where they cannot be read, one that no test has: the step fails, for nothing passed.
+/// The names of the first tests of a suite. If they cannot be listed, a name that no test has, so that the step fails.
 fn first_tests(bundle: &Path, suite: &str, most: usize) -> Vec<String> {
     let said = Command::new(bundle.join("bin").join(suite))
         .args(["--list", "--format", "terse"])
@@ -153,9 +153,9 @@ fn first_tests(bundle: &Path, suite: &str, most: usize) -> Vec<String> {
     names
 }
 
-fn command(bundle: &Path, suite: &str, way: &Way, short: bool) -> Command {
+fn command(bundle: &Path, suite: &str, config: &SuiteConfig, short: bool) -> Command {
     let program = bundle.join("bin").join(suite);
-    let mut command = if way.behind_the_door {
+    let mut command = if config.behind_preload_door {
         let mut door = Command::new(bundle.join("bin/doorbell"));
         door.args([
             "softcx",
@@ -174,14 +174,14 @@ fn command(bundle: &Path, suite: &str, way: &Way, short: bool) -> Command {
         Command::new(program)
     };
     command
-        .env("DOORBELL_TEST_STREAM", way.stream)
-        .env("DOORBELL_TEST_DEVICE", way.device)
+        .env("DOORBELL_TEST_STREAM", config.stream)
+        .env("DOORBELL_TEST_DEVICE", config.device)
         .env("DOORBELL_FAULTS", if short { "300" } else { "2000" })
         .env("DOORBELL_POSTS", if short { "1000" } else { "7000" });
     command
 }
 
-/// Where a suite says which of its tests waived themselves, and why.
+/// The file in which a suite logs the tests that waived themselves, and why.
 pub struct Waivers(PathBuf);
 
 impl Waivers {
@@ -192,7 +192,7 @@ impl Waivers {
         log
     }
 
-    pub fn asked_of<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+    pub fn set_in<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.env("DOORBELL_WAIVED_LOG", &self.0)
     }
 
@@ -209,8 +209,8 @@ impl Drop for Waivers {
     }
 }
 
-/// What became of a suite: those of its tests that waived themselves have passed for its harness.
-pub fn judge(ended: &Ended, log: Vec<String>) -> CheckedStep {
+/// The outcome of a suite. For the test harness, tests that waived themselves have passed.
+pub fn judge(ended: &ProcessResult, log: Vec<String>) -> CheckedStep {
     let mut names: Vec<&str> = log
         .iter()
         .filter_map(|line| line.split(": ").next())
@@ -219,7 +219,7 @@ pub fn judge(ended: &Ended, log: Vec<String>) -> CheckedStep {
     names.dedup();
     let count = names.len();
     let waived: Vec<String> = log.iter().map(|line| without_process(line)).collect();
-    let mut lines = ended.said.lines().rev();
+    let mut lines = ended.output.lines().rev();
     let result = lines.find(|line| line.starts_with("test result: "));
     let passed = result
         .and_then(|line| line.strip_prefix("test result: ok. "))
@@ -232,7 +232,7 @@ pub fn judge(ended: &Ended, log: Vec<String>) -> CheckedStep {
             "{} ({count} of them WAIVED)",
             result.trim_start_matches("test result: ")
         ))),
-        _ => CheckedStep::failed(ended.complaint()),
+        _ => CheckedStep::failed(ended.failure_text()),
     };
     CheckedStep { waived, ..step }
 }
@@ -247,18 +247,18 @@ fn without_process(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::process::End;
+    use super::super::process::ExitReason;
     use super::super::report::StepOutcome;
     use super::*;
 
     #[test]
     fn tests_that_waive_themselves_have_not_passed() {
         let judged = |said: &str, success, waived: &[&str]| {
-            let ended = Ended {
+            let ended = ProcessResult {
                 success,
-                end: End::ByItself,
+                end: ExitReason::Exited,
                 status: "exit status: 0".into(),
-                said: said.into(),
+                output: said.into(),
             };
             judge(&ended, waived.iter().map(|line| (*line).into()).collect())
         };
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tells_most_comes_first_and_what_takes_longest_last() {
+    fn most_informative_suites_run_first_and_longest_last() {
         let order = ["kernel_trigger", "conformance", "cuda", "tickets", "faults"];
         assert!(order.is_sorted_by_key(|suite| rank(suite)));
     }

@@ -14,7 +14,7 @@ use super::figures::figure;
 use super::gpu::{Gpu, PORTABLE, Page, SOON, is_few, median};
 use super::kernels::{Kernels, WITHOUT};
 
-/// `struct measured_bells`.
+/// `struct measured_doorbells`.
 #[repr(C)]
 struct TriggerLatencyArgs {
     go: u64,
@@ -105,14 +105,14 @@ pub fn trigger_to_doorbell(short: bool) -> Result<Value> {
     let Some(measured) = Kernels::load(&gpu.context)? else {
         return Ok(json!({"waived": WITHOUT}));
     };
-    let stream = CudaStream::new(&gpu.context, "bells")?;
+    let stream = CudaStream::new(&gpu.context, "doorbells")?;
     // Each way by turns, so that what changes meanwhile does so for all.
     let (rounds, turns) = if is_few(short) { (32, 2) } else { (400, 5) };
     let page = Page::new(PORTABLE, false)?;
     let mut targets = Targets::new();
     let record = targets.register("doorbell record", Role::DoorbellRecord, 64);
     let register = targets.register("register", Role::Uar, 64);
-    let bell = Arc::new(WatchedDoorbell {
+    let watched = Arc::new(WatchedDoorbell {
         targets,
         record,
         register,
@@ -120,15 +120,15 @@ pub fn trigger_to_doorbell(short: bool) -> Result<Value> {
         attachments: Attachments::default(),
         is_discarded: AtomicBool::new(false),
     });
-    let kernels = KernelStream::new(&gpu.context, "bells")?;
+    let kernels = KernelStream::new(&gpu.context, "doorbells")?;
     let mut triggers = Vec::new();
     for number in 0..turns * u64::from(rounds) {
         let round = number % u64::from(rounds) + 1;
-        let mut program = Program::new(&bell.targets);
-        program.store_dword(bell.record.dword(0)?, round as u32)?;
+        let mut program = Program::new(&watched.targets);
+        program.store_dword(watched.record.dword(0)?, round as u32)?;
         program.fence(Fence::RECORD_BEFORE_UAR)?;
-        program.store_qword(bell.register.qword(0)?, round)?;
-        let owner: Arc<dyn Owner> = bell.clone();
+        program.store_qword(watched.register.qword(0)?, round)?;
+        let owner: Arc<dyn Owner> = watched.clone();
         let submission = Submission {
             program,
             owner,
@@ -144,7 +144,7 @@ pub fn trigger_to_doorbell(short: bool) -> Result<Value> {
         page.word(GO).store(0, Ordering::SeqCst);
         page.word(CODE).store(77, Ordering::SeqCst);
         page.long(REGISTER).store(0, Ordering::SeqCst);
-        let bells = TriggerLatencyArgs {
+        let doorbells = TriggerLatencyArgs {
             go: page.gpu + GO as u64,
             data: page.gpu + RECORD as u64,
             flag: page.gpu + REGISTER as u64,
@@ -153,7 +153,7 @@ pub fn trigger_to_doorbell(short: bool) -> Result<Value> {
             rounds,
             ordered,
         };
-        measured.launch(&stream, c"gpu_check_ring", (1, 1), &bells)?;
+        measured.launch(&stream, c"gpu_check_ring", (1, 1), &doorbells)?;
         let mut times = Vec::new();
         for round in 1..=rounds {
             // The kernel waits again by then: what it has to do behind a doorbell is not in the figure.
@@ -191,7 +191,7 @@ pub fn trigger_to_doorbell(short: bool) -> Result<Value> {
     }
     kernels.synchronize(Some(SOON))?;
     ensure!(
-        !bell.is_discarded.load(Ordering::Acquire),
+        !watched.is_discarded.load(Ordering::Acquire),
         "a trigger was discarded"
     );
     let (alone, look) = (median(alone)?, median(looks)?);

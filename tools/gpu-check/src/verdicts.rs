@@ -1,23 +1,23 @@
-//! What the steps say of the facts that the library is built on, and that only a GPU can confirm: true, false, or unknown, with the evidence.
+//! The facts that the library relies on and only a GPU can confirm: true, false or unknown, with the evidence of the steps.
 
 use serde_json::{Value, json};
 
 pub const ORDER: &str = "fact: order of stores";
-/// What a stream that waits blocks.
+/// What a blocked stream blocks.
 pub const CALLS: &str = "fact: calls behind a stream that waits";
 pub const STREAMS: &str = "fact: streams beside streams that wait";
 pub const GRAPHS: &str = "fact: a graph whose launch waits";
 pub const QUEUED: &str = "fact: calls on a stream that waits";
 
-/// What a step has found, or why it has failed.
-pub struct Shown<'a> {
+/// The result of a step, or the reason of its failure.
+pub struct StepEvidence<'a> {
     pub name: &'a str,
     pub found: &'a Value,
     pub reason: &'a str,
     pub has_failed: bool,
 }
 
-/// A fact, the step that shows it, where in what was found, and what it means.
+/// A fact, the step that tests it, the JSON pointer into the step's result, and how to judge the value there.
 type Fact = (
     &'static str,
     &'static str,
@@ -127,14 +127,14 @@ const FACTS: [Fact; 16] = [
 ];
 
 /// A row for each fact.
-pub fn verdicts(steps: &[Shown<'_>]) -> Vec<Value> {
+pub fn verdicts(steps: &[StepEvidence<'_>]) -> Vec<Value> {
     let verdict = |(fact, name, place, judge): &Fact| {
         let step = steps.iter().find(|step| step.name == *name);
         let found = step.and_then(|step| step.found.pointer(place));
         let verdict = match found.and_then(judge) {
             Some(true) => "true",
             Some(false) => "false",
-            // What it looks for has not come out, and the reason says what has.
+            // The step has no such result; its reason is the evidence.
             None if step.is_some_and(|step| step.has_failed) => "unknown: the step failed",
             None => "unknown",
         };
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_fact_is_true_false_or_unknown() {
-        let shown = |name, found, reason| Shown {
+        let shown = |name, found, reason| StepEvidence {
             name,
             found,
             reason,

@@ -85,7 +85,7 @@ pub unsafe extern "C" fn readlink(path: *const c_char, to: *mut c_char, len: usi
     unsafe { readlinkat(libc::AT_FDCWD, path, to, len) }
 }
 
-/// What `_FORTIFY_SOURCE` makes of `readlinkat` where it cannot tell the buffer's size beforehand.
+/// What `_FORTIFY_SOURCE` makes of `readlinkat` where the buffer's size is not known at compile time.
 ///
 /// # Safety
 /// As the C library's.

@@ -167,7 +167,7 @@ unsafe fn stream_of(descriptor: c_int, mode: *const c_char) -> *mut c_void {
     // SAFETY: the caller's word.
     let stream = unsafe { libc::fdopen(descriptor, mode) };
     if stream.is_null() {
-        // SAFETY: nobody else knows of it.
+        // SAFETY: no other code has it.
         unsafe { libc::close(descriptor) };
     }
     stream.cast()

@@ -49,7 +49,7 @@ pub unsafe fn lead(directory: c_int, path: *const c_char) -> PathClass {
 
 /// The same for an absolute path.
 pub fn classify_path(path: &Path) -> PathClass {
-    // Only who has a device can be inside its tree.
+    // Only a process with a device can be inside its tree.
     let local = if Local::is_about_devices(path) {
         state::start()
     } else {

@@ -10,7 +10,7 @@ use softcx::doors::Local;
 static LOCAL: AtomicPtr<Local> = AtomicPtr::new(std::ptr::null_mut());
 /// The process that `LOCAL` is of.
 static OWNER: AtomicI32 = AtomicI32::new(0);
-/// Somebody makes it.
+/// A thread is creating it.
 static STARTING: AtomicBool = AtomicBool::new(false);
 /// It cannot be had.
 static REFUSED: AtomicBool = AtomicBool::new(false);

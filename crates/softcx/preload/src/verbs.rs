@@ -4,8 +4,8 @@
 //! `ibv_post_send`, `ibv_poll_cq` and their like are inline functions that call through the context, the queue pair or the CQ, so
 //! the pointers there are changed when these are made. libmlx5's own functions still do the posting and the polling.
 //!
-//! A program that arms a CQ is about to sleep: from then on packets wake the device's thread again. One that just stops polling does
-//! not tell; that thread finds out when it next wakes up by itself.
+//! A program that arms a CQ is about to sleep: from then on packets wake the device's thread again. A program that just stops polling
+//! does not report it; that thread notices when it next wakes up by itself.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -97,7 +97,7 @@ unsafe fn take_over(context: *mut u8) {
     if !ours || state::option("IN_CALLS").is_some_and(|value| value == "0") {
         return;
     }
-    // SAFETY: fields of the structure; nobody else knows of the context yet. Those before it are there if it says so.
+    // SAFETY: fields of the structure; no other code has the context yet. The fields before it exist if its size says so.
     unsafe {
         replace(context.add(POLL_CQ), &POLL, poll_cq as *mut c_void);
         replace(
@@ -221,7 +221,7 @@ unsafe extern "C" fn post_send(qp: *mut c_void, list: *mut c_void, bad: *mut c_v
 /// # Safety
 /// As `ibv_create_cq_ex`, of which it is the provider's part.
 unsafe extern "C" fn create_cq_ex(context: *mut c_void, attributes: *mut c_void) -> *mut u8 {
-    // SAFETY: as in `poll_cq`; what it makes has the field, and nobody else knows of it yet.
+    // SAFETY: as in `poll_cq`; what it makes has the field, and no other code has it yet.
     unsafe {
         let real = std::mem::transmute::<*mut c_void, CreateEx>(CREATE_CQ.load(Ordering::Relaxed));
         let cq = real(context, attributes);

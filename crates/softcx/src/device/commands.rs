@@ -116,7 +116,7 @@ impl Commands {
         self.any.store(true, Ordering::Release);
     }
 
-    /// Takes the time of a command of that kind, and says how it is answered.
+    /// Waits for the time that a command of that kind takes. Returns how it is answered.
     ///
     /// # Errors
     /// EIO, as a kernel answers for a device that has failed, or as a fault has it.
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_has_failed_hears_of_no_command() {
+    fn failed_device_gets_no_command() {
         let commands = with(Faults {
             eio: CommandKinds::of(&[CommandKind::Error]),
             ..Faults::default()

@@ -11,7 +11,7 @@ const RESIZE: CqeOpcode = CqeOpcode::Other(5);
 /// A flag of the arm word: only completions with the solicited bit, and errors, make an event (mlx5 PRM, `cmd` of the CQ doorbell).
 const ONLY_SOLICITED: u32 = 1 << 24;
 
-/// Where a completion queue lives.
+/// The memory and the state of a completion queue.
 #[derive(Debug)]
 pub(crate) struct Cq {
     ring: DmaRing,
@@ -20,7 +20,7 @@ pub(crate) struct Cq {
     padded: bool,
     record: RecordWord,
     producer: u32,
-    /// What the record said when it was last looked at.
+    /// The consumer index at the last read of the record.
     consumer: u32,
     overrun: bool,
     owned: Option<Box<CqNotification>>,
@@ -192,7 +192,7 @@ impl Cq {
         self.ring.write_cqe(at, &cqe.encode(owner)).is_ok()
     }
 
-    /// Takes nothing more, and tells so.
+    /// Takes no more completions, and reports the overrun.
     #[cold]
     pub(crate) fn break_down(&mut self) {
         if !std::mem::replace(&mut self.overrun, true)

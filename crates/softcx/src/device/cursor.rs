@@ -34,7 +34,7 @@ impl Cursors {
     /// For the writer: the count of the next slot, if one of `capacity` is free.
     #[inline]
     pub(crate) fn free(&self, capacity: u64) -> Option<u64> {
-        // The writer's own count: nobody else stores it.
+        // The writer's own count: only the writer stores it.
         let written = self.written.0.load(Ordering::Relaxed);
         // Acquire: pairs with the release in `give_back`; the reader is done with the slot before it is written again.
         let read = self.read.0.load(Ordering::Acquire);
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_wrap_and_lies_are_found() {
+    fn counts_wrap_and_impossible_counts_are_corrupt() {
         let cursors = Cursors::new();
         cursors.written.0.store(u64::MAX, Ordering::Relaxed);
         cursors.read.0.store(u64::MAX, Ordering::Relaxed);
@@ -154,7 +154,7 @@ mod loom_tests {
                             continue;
                         };
                         #[allow(unsafe_code)]
-                        // SAFETY: loom's cell checks that nobody else touches the slot now; that is the test.
+                        // SAFETY: loom's cell checks that no other thread accesses the slot now; that is the test.
                         shared.1[(count % CAPACITY) as usize]
                             .with_mut(|slot| unsafe { *slot = sent + 1 });
                         shared.0.publish(count);

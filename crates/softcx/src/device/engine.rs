@@ -20,29 +20,29 @@ const LONGEST_NAP: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(super) struct EngineCore {
     pub(super) core: Mutex<DeviceCore>,
-    pub(super) bell: EngineWake,
+    pub(super) wake_word: EngineWake,
     started: Instant,
     stop: AtomicBool,
-    /// Changes with every turn that others than the engine make, or would have made.
+    /// Changes with every turn that another thread than the engine made, or tried to make.
     pub(super) driven: AtomicU64,
     /// Slots of queue pairs whose doorbells were rung and that no turn looks at.
     pub(super) rung: NumberSet,
     /// A doorbell of some queue pair was rung.
     pub(super) any_rung: AtomicBool,
-    /// How many wait for the core to do something with it.
+    /// Threads that wait for the lock of the core.
     wanted: AtomicU32,
     pace: EnginePace,
 }
 
-/// Registers of idle queue pairs looked at when the engine wakes by itself: doorbells of executors that cannot tell.
+/// Idle queue pairs whose registers are read when the engine wakes by itself: executors that cannot report store there, too.
 const IDLE_LOOKS: usize = 64;
 
 impl EngineCore {
     fn new(core: DeviceCore, pace: EnginePace) -> EngineCore {
-        let bell = core.inbox().bell();
+        let wake_word = core.inbox().engine_wake();
         EngineCore {
             core: Mutex::new(core),
-            bell,
+            wake_word,
             started: Instant::now(),
             stop: AtomicBool::new(false),
             driven: AtomicU64::new(0),
@@ -77,40 +77,39 @@ impl EngineCore {
         }
     }
 
-    /// One turn, with a look at what was rung.
+    /// One turn, which also reads the registers of reported doorbells.
     #[inline]
     pub(super) fn turn(&self, core: &mut DeviceCore, now_ns: u64) -> bool {
         core.parts.now_ns = now_ns;
         if !self.rung.is_empty() {
-            self.rung.take(|number| core.look_at_told(number));
+            self.rung.take(|number| core.look_at_reported(number));
         }
-        // Acquire: behind the doorbell that the hint is about.
-        let anybody =
+        // Acquire: pairs with `Device::rung`, so this turn sees the doorbell behind the hint.
+        let any_rung =
             self.any_rung.load(Ordering::Relaxed) && self.any_rung.swap(false, Ordering::AcqRel);
         let worked = core.turn(now_ns);
-        // The doorbells that every turn looks at come first: a hint without a name is nearly always about one of them.
-        if !worked && anybody && core.look_at_idle(usize::MAX) {
+        // Hot queue pairs come first: a hint that names no queue pair is nearly always about one of them.
+        if !worked && any_rung && core.look_at_idle(usize::MAX) {
             return core.turn(now_ns);
         }
         worked
     }
 
-    /// Sleeps for that time while another thread makes the device's progress. Returns whether the bell ended the sleep, so that the engine has work.
+    /// Sleeps for that time while another thread makes the device's progress. Returns whether a wake ended the sleep, so that the engine has work.
     fn nap(&self, pace: &EnginePace, time: Duration) -> bool {
-        if pace.is_told() {
+        if pace.gets_reports() {
             std::thread::sleep(time);
             return false;
         }
-        // Whoever drives says when it stops, and is told of what comes after that by the bell.
-        // A packet may have come while the bell was silent, and the driver gone before it: hence one turn. One that finds much to
-        // do has a driver.
+        // The thread that makes progress calls `progress_off` when it stops; packets after that wake the engine.
+        // A packet may have come just after it stopped, while wakes were still suppressed: hence one turn.
         let last_look = || {
             if let Some(mut core) = self.try_lock() {
                 self.turn(&mut core, self.now_ns());
             }
             self.stop.load(Ordering::Acquire)
         };
-        self.bell.sleep(time, last_look)
+        self.wake_word.sleep(time, last_look)
     }
 
     fn run(&self) {
@@ -127,7 +126,7 @@ impl EngineCore {
             if driven != seen {
                 (seen, idle_since, napped) = (driven, None, true);
                 if !self.nap(&pace, nap) {
-                    if !pace.expects_unheard() {
+                    if !pace.expects_unreported() {
                         nap = (nap * 2).min(LONGEST_NAP);
                     }
                     continue;
@@ -143,7 +142,7 @@ impl EngineCore {
             let worked = self.turn(&mut core, self.now_ns());
             // No other thread ran the device during the nap, although there was work: the program that waits for it cannot run the device itself.
             if std::mem::take(&mut napped) && worked {
-                pace.found_unheard();
+                pace.found_unreported();
             }
             if worked {
                 idle_since = None;
@@ -170,18 +169,18 @@ impl EngineCore {
                 Rest::Sleep(time) => time,
             };
             let mut woken = false;
-            self.bell.sleep(time, || {
+            self.wake_word.sleep(time, || {
                 woken =
                     self.stop.load(Ordering::Acquire) || self.turn(&mut self.lock(), self.now_ns());
                 woken
             });
-            // After a time-out one turn is enough to know; after a ring there is more to come.
+            // After a time-out one turn is enough to know; after a wake there is more to come.
             let found = woken || self.lock().look_at_idle(IDLE_LOOKS);
             if found {
                 idle_since = None;
             }
             if found && !woken {
-                pace.found_unheard();
+                pace.found_unreported();
             }
         }
     }
@@ -194,7 +193,7 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Sets a core to work.
+    /// Starts a thread that runs the core.
     pub(super) fn start(core: DeviceCore, pace: EnginePace) -> Result<Engine> {
         let nic = Arc::new(EngineCore::new(core, pace));
         let engine = Arc::clone(&nic);
@@ -211,11 +210,11 @@ impl Engine {
         })
     }
 
-    /// A core that nothing moves but its user.
+    /// A core without a thread: only its user runs it.
     #[cfg(test)]
     pub(super) fn resting(core: DeviceCore) -> Engine {
         Engine {
-            nic: Arc::new(EngineCore::new(core, EnginePace::told())),
+            nic: Arc::new(EngineCore::new(core, EnginePace::reported())),
             thread: None,
         }
     }
@@ -224,7 +223,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.nic.stop.store(true, Ordering::Release);
-        self.nic.bell.ring();
+        self.nic.wake_word.wake();
         if let Some(thread) = self.thread.take() {
             // The engine does not panic; if it did, the panic was printed, and a drop is no place for another.
             let _ = thread.join();

@@ -69,7 +69,7 @@ pub(super) fn at(place: u32) -> Option<Arc<dyn Foreign>> {
     Some(Arc::clone(&entry.memory))
 }
 
-/// A region's part in a memory: the memory is known by its place as long as one of these lives.
+/// A region's reference to a memory, which keeps its place in the table as long as one of these exists.
 pub struct ForeignRegion {
     place: u32,
 }
@@ -210,7 +210,7 @@ mod tests {
 
     struct Bench {
         other: Arc<Other>,
-        foothold: ForeignRegion,
+        region: ForeignRegion,
         copies: Copies,
     }
 
@@ -220,7 +220,7 @@ mod tests {
             *other.bytes.lock().unwrap() = (0..=255).collect();
             let memory: Arc<dyn Foreign> = other.clone();
             Bench {
-                foothold: ForeignRegion::new(&memory),
+                region: ForeignRegion::new(&memory),
                 other,
                 copies: Copies::default(),
             }
@@ -228,7 +228,7 @@ mod tests {
 
         fn place(&self, offset: u64) -> SpaceAddress {
             SpaceAddress {
-                space: Space::of_foreign(&self.foothold),
+                space: Space::of_foreign(&self.region),
                 addr: START + offset,
             }
         }
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_inside_of_it_are_its_own_unless_they_overlap() {
+    fn copies_within_foreign_memory_use_shift_unless_they_overlap() {
         let mut bench = Bench::new();
         bench.copy(0, 100, 10);
         bench.copy(20, 110, 10);
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn words_and_bytes_of_this_process_come_and_go() {
+    fn words_and_bytes_are_copied_to_and_from_this_process() {
         let mut bench = Bench::new();
         let mut got = [0; 9];
         let place = bench.place(3);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_collected_for_this_process_is_there_when_it_is_looked_at() {
+    fn collected_copies_are_made_before_their_target_is_accessed() {
         let mut bench = Bench::new();
         let mut own = [0_u64; 16];
         let start = own.as_mut_ptr().cast::<u8>();
@@ -343,7 +343,7 @@ mod tests {
             assert_eq!(word(40), 9_u64.to_ne_bytes());
         }
         assert_eq!(bench.bytes(100, 8), [48, 49, 50, 51, 52, 53, 54, 55]);
-        // For whom it fails is told, behind it.
+        // Its queue pair is notified, after the copy.
         bench.copies.work_for(3, false);
         bring(&mut bench, 0, 0);
         bench
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_to_whom_it_concerns_and_is_nobody_s_death() {
+    fn copy_failure_is_reported_to_its_queue_pair_only() {
         let mut bench = Bench::new();
         bench.copies.work_for(5, true);
         bench.copy(0, 100, 10);
@@ -370,19 +370,19 @@ mod tests {
             request: true,
         };
         assert_eq!(bench.copies.take_any_fault(), Some(cause));
-        assert_eq!(bench.copies.take_orphan(), None);
+        assert_eq!(bench.copies.take_lost_sender(), None);
         // SAFETY: as above.
         let refused = unsafe { bench.copies.load(place, &mut [0; 4]) };
         assert_eq!(refused, Err(AccessFault));
     }
 
     #[test]
-    fn a_memory_is_known_while_a_region_is_in_it_and_by_one_place() {
+    fn foreign_memory_has_one_place_while_a_region_is_in_it() {
         let bench = Bench::new();
         let memory: Arc<dyn Foreign> = bench.other.clone();
         let again = ForeignRegion::new(&memory);
         drop(memory);
-        assert_eq!(again.place(), bench.foothold.place());
+        assert_eq!(again.place(), bench.region.place());
         let place = bench.place(0);
         let other = Bench::new();
         assert_ne!(other.place(0).space, place.space);
@@ -393,7 +393,7 @@ mod tests {
         assert!(known.upgrade().is_none());
     }
 
-    fn again_memory(foothold: &ForeignRegion) -> Arc<dyn Foreign> {
-        Space::of_foreign(foothold).foreign().unwrap()
+    fn again_memory(region: &ForeignRegion) -> Arc<dyn Foreign> {
+        Space::of_foreign(region).foreign().unwrap()
     }
 }

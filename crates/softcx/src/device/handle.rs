@@ -88,7 +88,7 @@ impl Device {
             faults.set_all(&list)?;
             core.set_faults(faults);
         }
-        Device::with(core, EnginePace::told(), Function::default())
+        Device::with(core, EnginePace::reported(), Function::default())
     }
 
     /// Makes a device with an engine thread on a named fabric. The device gets a number, by which other devices of the fabric find it.
@@ -97,7 +97,7 @@ impl Device {
     /// As [`Device::open`]; [`Error::State`] if the fabric's name is invalid, or the fabric has no free number.
     pub fn on_fabric(options: &DeviceOptions) -> Result<Device> {
         let core = Device::core_of(options)?;
-        Device::with(core, EnginePace::unheard(), options.function)
+        Device::with(core, EnginePace::polled(), options.function)
     }
 
     fn core_of(options: &DeviceOptions) -> Result<DeviceCore> {
@@ -171,12 +171,12 @@ impl Device {
     pub fn progress(&self) -> bool {
         let nic = self.nic();
         let Some(mut core) = nic.try_lock() else {
-            // If it is the engine, it steps aside after this turn: the data is in this thread's cache, not in the engine's, and
-            // without this word a busy engine would keep the lock from those who wait for ever.
+            // If the engine holds the lock, it steps aside after this turn: the data is in this thread's cache, and a busy engine
+            // would otherwise never release the lock to a polling thread.
             nic.driven.fetch_add(1, Ordering::Relaxed);
             return false;
         };
-        // Under the lock, so a load and a store will do: that one of the others is lost does not matter, it changes anyway.
+        // Load and store instead of a read-modify-write: a lost increment does not matter, the word changes anyway.
         nic.driven.store(
             nic.driven.load(Ordering::Relaxed).wrapping_add(1),
             Ordering::Relaxed,
@@ -185,8 +185,8 @@ impl Device {
         let more = core.has_more_to_do();
         drop(core);
         if more {
-            // The caller may find what it waits for and never come back: the engine must not sleep over the rest.
-            nic.bell.ring();
+            // The caller may not poll again, so the engine must do the rest.
+            nic.wake_word.wake();
         }
         worked
     }
@@ -195,19 +195,19 @@ impl Device {
     /// [`Device::progress_off`].
     #[inline]
     pub(crate) fn progress_on(&self) -> bool {
-        self.nic().bell.suppress_wake();
+        self.nic().wake_word.suppress_wake();
         self.progress()
     }
 
     /// Ends what [`Device::progress_on`] began: packets wake the engine again.
     #[inline]
     pub(crate) fn progress_off(&self) {
-        if self.nic().bell.resume_wake() {
+        if self.nic().wake_word.resume_wake() {
             self.progress();
         }
     }
 
-    /// Tells the device that a register was stored to: wakes the engine if it sleeps. A card needs no such call, because
+    /// Reports to the device that a register was stored to: wakes the engine if it sleeps. A card needs no such call, because
     /// the store itself reaches it.
     ///
     /// Prefer [`super::QueuePair::rung`], which names the queue pair. Without it the device finds the doorbell of an idle queue pair only when it has
@@ -215,24 +215,24 @@ impl Device {
     #[inline]
     pub fn rung(&self) {
         let nic = self.nic();
-        // Orders the doorbell before the look at the hint: a hint that is there already may be taken before the doorbell is seen.
+        // Orders the doorbell before the load of the hint: a hint that is set already may be taken before the doorbell is seen.
         fence(Ordering::SeqCst);
         if !nic.any_rung.load(Ordering::Relaxed) {
             nic.any_rung.store(true, Ordering::Release);
         }
-        nic.bell.ring();
+        nic.wake_word.wake();
     }
 
     #[inline]
     pub(crate) fn rung_at(&self, slot: usize, status: &QpStatus) {
         let nic = self.nic();
-        // Orders the doorbell before the look at the flag; pairs with the fence in `DeviceCore::stop_watching`. Either the device
-        // sees the doorbell in its last look, or this sees that it does not watch.
+        // Orders the doorbell before the load of the flag; pairs with the fence in `DeviceCore::stop_watching`. Either the device
+        // sees the doorbell in its last read, or this thread sees that the flag is clear.
         fence(Ordering::SeqCst);
         if !status.watched() {
             nic.rung.add(slot);
         }
-        nic.bell.ring();
+        nic.wake_word.wake();
     }
 
     /// Its number on its fabric, 1 to 63; 0 for a device without a fabric.
@@ -332,7 +332,7 @@ impl Device {
         key.ok_or_else(table_is_full)
     }
 
-    /// Registers memory of another device, which is copied by `foothold`'s [`Foreign`](crate::device::Foreign). The caller keeps `foothold`
+    /// Registers memory of another device, which is copied by `region`'s [`Foreign`](crate::device::Foreign). The caller keeps `region`
     /// as long as the registration.
     ///
     /// # Safety
@@ -344,13 +344,13 @@ impl Device {
     pub unsafe fn register_foreign(
         &self,
         pd: u32,
-        foothold: &ForeignRegion,
+        region: &ForeignRegion,
         addr: u64,
         len_bytes: u64,
         access: Access,
     ) -> Result<u32> {
         self.command_register()?;
-        let space = Space::of_foreign(foothold);
+        let space = Space::of_foreign(region);
         let key = self.lock().parts.keys.register_foreign(
             pd,
             SpaceAddress { space, addr },

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_a_map_are_read() {
+    fn lines_of_proc_maps_are_parsed() {
         let line = b"7f0012345000-7f0012346000 r-xp 00000000 08:01 1 /lib/x";
         assert_eq!(
             parse(line),

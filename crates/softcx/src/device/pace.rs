@@ -1,10 +1,10 @@
 //! When an engine looks for work.
 //!
-//! Queue pairs of this process ring a bell, unless a GPU rings them. So the engine sleeps when it has found nothing for a while, looks for the
-//! doorbells of GPUs each time it wakes, and expects more of them for a time once it has found one.
+//! Threads of this process report the doorbells that they ring, which wakes the engine; a GPU does not. So the engine sleeps when it has found nothing
+//! for a while, reads the registers for doorbells of GPUs each time it wakes, and expects more of them for a time once it has found one.
 //!
-//! The queue pairs of clients ring by storing to a page, and no store wakes a thread. So while one of them can ring, the engine
-//! looks again and again: at once after it had something to do, then after ever longer sleeps, each a small part of the time since.
+//! A client rings by storing to a page, and no store wakes a thread. So while a client has a queue pair that can be rung, the engine
+//! polls: at once after it had something to do, then after ever longer sleeps, each a small part of the time since.
 //! A doorbell after a pause is found later by that part of the pause, and an unused device needs hardly any CPU time.
 //!
 //! It sleeps rather than spins or yields because clients spin: where there are no more cores than those, the scheduler lets a thread
@@ -13,34 +13,34 @@
 
 use std::time::{Duration, Instant};
 
-/// How long an engine that is told spins with nothing to do before it sleeps.
-const TOLD_SPIN: Duration = Duration::from_micros(20);
-/// The same after it has found a doorbell without being told, which a GPU has stored. Kernels of GPUs may need some time between two doorbells.
-const UNHEARD_SPIN: Duration = Duration::from_micros(200);
-/// For how long it expects more of these doorbells.
-const UNHEARD_FOR: Duration = Duration::from_secs(1);
-/// How long it sleeps at most. Doorbells by executors that cannot ring the bell (a GPU) are looked for each time it wakes.
-const TOLD_SLEEP: Duration = Duration::from_millis(1);
+/// How long an engine that gets reports spins with nothing to do before it sleeps.
+const REPORTED_SPIN: Duration = Duration::from_micros(20);
+/// The same after it has found an unreported doorbell, which a GPU has stored. Kernels may need some time between two doorbells.
+const UNREPORTED_SPIN: Duration = Duration::from_micros(200);
+/// For how long after that it expects more of these doorbells.
+const UNREPORTED_FOR: Duration = Duration::from_secs(1);
+/// How long it sleeps at most. It reads the registers for unreported doorbells each time it wakes.
+const REPORTED_SLEEP: Duration = Duration::from_millis(1);
 /// The same for a device with nothing to do for [`DOZE_AFTER`].
 const DOZE: Duration = Duration::from_millis(10);
 /// When an idle device becomes one that is not used.
 const DOZE_AFTER: Duration = Duration::from_millis(100);
-/// How long an engine that is not told of doorbells sleeps to let threads run that wait for its core.
+/// How long an engine that polls for doorbells sleeps to let threads run that wait for its core.
 const STEP_ASIDE: Duration = Duration::from_micros(2);
 
 /// Sleeps are this part of the time since there was something to do.
 const PART: u32 = 32;
 const SHORTEST: Duration = Duration::from_micros(2);
-/// The same where polls do the work: they see to the doorbells, too, and packets ring. What is left is a program that
-/// posts and then looks at its memory alone; and it needs the core.
+/// The same where a client's polls do the device's work: they take doorbells, too, and packets wake the engine. What is left is a program that
+/// posts and then reads only its own memory; and it needs the core.
 const SHORTEST_DRIVEN: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_micros(500);
-/// And so much longer for each page that has to be looked at behind it, some fifty times what that takes.
+/// Added for each page that has to be read after the sleep: some fifty times what the read takes.
 const LONGER_A_PAGE: Duration = Duration::from_micros(1);
 /// The same when no client could ring.
 const UNUSED: Duration = Duration::from_millis(10);
-/// From this length on a sleep can be ended by a ring; below, the ring would take its caller longer than the rest of the sleep.
-const RINGABLE: Duration = Duration::from_micros(10);
+/// From this length on a wake can end a sleep; below, the wake would take its caller longer than the rest of the sleep.
+const WAKEABLE: Duration = Duration::from_micros(10);
 /// How long the engine goes on looking before the first sleep: as long as a client takes to answer with a doorbell.
 const SPIN: Duration = Duration::from_nanos(1200);
 /// The same where there are cores to spare.
@@ -58,7 +58,7 @@ pub(super) enum Rest {
     Spin,
     /// Sleep for so long, whatever happens.
     Nap(Duration),
-    /// Sleep for at most so long, or until the bell rings.
+    /// Sleep for at most so long, or until woken.
     Sleep(Duration),
 }
 
@@ -80,85 +80,90 @@ impl Rest {
 /// How the engine learns of doorbells, which decides how long it rests.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum EnginePace {
-    /// The threads of this process ring the engine's bell. GPUs cannot: `unheard` is when a doorbell of theirs was found last.
-    Told { unheard: Option<Instant> },
+    /// The threads of this process report doorbells and wake the engine. GPUs do not: `last_unreported` is when a doorbell of theirs was found last.
+    Reported { last_unreported: Option<Instant> },
     /// Clients only store to a page, and the engine polls it.
-    Unheard(Unheard),
+    Polled(PolledPace),
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Unheard {
+pub(super) struct PolledPace {
     spin: Duration,
     shortest: Duration,
 }
 
 impl EnginePace {
-    pub(super) fn told() -> EnginePace {
-        EnginePace::Told { unheard: None }
+    pub(super) fn reported() -> EnginePace {
+        EnginePace::Reported {
+            last_unreported: None,
+        }
     }
 
-    pub(super) fn unheard() -> EnginePace {
+    pub(super) fn polled() -> EnginePace {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        EnginePace::Unheard(Unheard {
+        EnginePace::Polled(PolledPace {
             spin: if cores < MANY_CORES { SPIN } else { LONG_SPIN },
             shortest: SHORTEST,
         })
     }
 
-    pub(super) fn is_told(&self) -> bool {
-        matches!(self, EnginePace::Told { .. })
+    /// Whether threads report doorbells to the engine.
+    pub(super) fn gets_reports(&self) -> bool {
+        matches!(self, EnginePace::Reported { .. })
     }
 
     /// This pace in the thread of the engine, which is the calling one.
     pub(super) fn begun(self) -> EnginePace {
         match self {
-            EnginePace::Unheard(pace) => {
+            EnginePace::Polled(pace) => {
                 wake_promptly();
-                EnginePace::Unheard(pace.calibrated())
+                EnginePace::Polled(pace.calibrated())
             }
-            told => told,
+            reported => reported,
         }
     }
 
     /// Gives the device's lock to a thread that waits for it.
     pub(super) fn step_aside(&self) {
-        if self.is_told() {
+        if self.gets_reports() {
             std::thread::yield_now();
         } else {
             std::thread::sleep(STEP_ASIDE);
         }
     }
 
-    /// The engine has found work of which it was not told.
-    pub(super) fn found_unheard(&mut self) {
-        if let EnginePace::Told { unheard } = self {
-            *unheard = Some(Instant::now());
+    /// The engine has found a doorbell that was not reported.
+    pub(super) fn found_unreported(&mut self) {
+        if let EnginePace::Reported { last_unreported } = self {
+            *last_unreported = Some(Instant::now());
         }
     }
 
-    /// Whether the next doorbell probably comes from a GPU, so that the engine is not told of it.
-    pub(super) fn expects_unheard(&self) -> bool {
-        matches!(self, EnginePace::Told { unheard: Some(at) } if at.elapsed() < UNHEARD_FOR)
+    /// Whether the next doorbell probably comes from a GPU, which does not report it.
+    pub(super) fn expects_unreported(&self) -> bool {
+        matches!(self, EnginePace::Reported { last_unreported: Some(at) } if at.elapsed() < UNREPORTED_FOR)
     }
 
     /// `idle`: how long there has been nothing to do; `driven`: whether a client's polls do the device's work at times;
     /// `pages`: how many a client could ring.
     pub(super) fn rest(&self, idle: Duration, driven: bool, pages: usize) -> Rest {
         match self {
-            EnginePace::Unheard(pace) => pace.rest(idle, driven, pages),
-            EnginePace::Told { .. } if idle < TOLD_SPIN => Rest::Spin,
-            EnginePace::Told { .. } if idle < UNHEARD_SPIN && self.expects_unheard() => Rest::Spin,
-            EnginePace::Told { .. } if idle < DOZE_AFTER => Rest::Sleep(TOLD_SLEEP),
-            EnginePace::Told { .. } => Rest::Sleep(DOZE),
+            EnginePace::Polled(pace) => pace.rest(idle, driven, pages),
+            EnginePace::Reported { .. } if idle < REPORTED_SPIN => Rest::Spin,
+            EnginePace::Reported { .. } if idle < UNREPORTED_SPIN && self.expects_unreported() => {
+                Rest::Spin
+            }
+            EnginePace::Reported { .. } if idle < DOZE_AFTER => Rest::Sleep(REPORTED_SLEEP),
+            EnginePace::Reported { .. } => Rest::Sleep(DOZE),
         }
     }
 }
 
-impl Unheard {
+impl PolledPace {
     /// This pace with sleeps that are sleeps, on this machine, for the calling thread. To set a timer and to take its interrupt cost
     /// 20 us on some virtual machines. A timer that is due before the thread has gone to sleep wakes it on the spot, and a client
     /// that waits for the core does not get it: not once, however often that is repeated.
-    fn calibrated(self) -> Unheard {
+    fn calibrated(self) -> PolledPace {
         let nap = |_| {
             let start = Instant::now();
             std::thread::sleep(Duration::from_nanos(1));
@@ -167,7 +172,7 @@ impl Unheard {
         let least = (0..NAPS).map(nap).min().unwrap_or_default();
         // Somewhat more than the half of it that comes before the sleep.
         let shortest = (least * 3 / 5).clamp(SHORTEST, SHORTEST_DRIVEN);
-        Unheard { shortest, ..self }
+        PolledPace { shortest, ..self }
     }
 
     fn rest(self, idle: Duration, driven: bool, pages: usize) -> Rest {
@@ -182,7 +187,7 @@ impl Unheard {
             return Rest::Sleep(UNUSED);
         }
         let sleep = (idle / PART).clamp(self.shortest, longest);
-        if sleep < RINGABLE.max(self.shortest * 2) {
+        if sleep < WAKEABLE.max(self.shortest * 2) {
             Rest::Nap(sleep)
         } else {
             Rest::Sleep(sleep)
@@ -225,8 +230,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pause_costs_a_small_part_of_itself_and_idleness_next_to_nothing() {
-        let pace = Unheard {
+    fn sleep_is_a_small_part_of_idle_time_and_capped() {
+        let pace = PolledPace {
             spin: SPIN,
             shortest: SHORTEST,
         };
@@ -247,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn no_sleep_outlasts_what_is_due() {
+    fn sleep_ends_by_the_next_deadline() {
         let (short, long) = (Duration::from_micros(1), Duration::from_secs(1));
         let rest = Rest::Sleep(LONGEST);
         assert_eq!(rest.until(None), rest);
@@ -258,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_wakes_promptly_keeps_its_niceness() {
+    fn wake_promptly_keeps_niceness() {
         let thread = std::thread::spawn(|| {
             // SAFETY: takes numbers only; about this thread.
             let nice = || unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };

@@ -13,7 +13,7 @@ pub const HEADER_BYTES: usize = 64;
 /// The largest payload of one packet, the largest MTU of InfiniBand and RoCE.
 pub const MAX_PAYLOAD_BYTES: usize = 4096;
 
-/// What a packet asks or answers.
+/// The kind of a packet: a request or a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PacketKind {
@@ -79,7 +79,7 @@ impl Service {
     }
 }
 
-/// What an acknowledgement says (AETH syndrome, IBTA 9.7.5.2).
+/// The code of an acknowledgement (AETH syndrome, IBTA 9.7.5.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AckCode {
     /// Everything up to and with the PSN has arrived.
@@ -350,7 +350,7 @@ pub const INLINE_BYTES: usize = 64;
 pub enum PacketPayload {
     /// Nothing.
     Empty,
-    /// Up to [`INLINE_BYTES`] bytes by value; the header tells how many.
+    /// Up to [`INLINE_BYTES`] bytes by value; the header has the count.
     Inline([u8; INLINE_BYTES]),
     /// One or two spans of the sender's memory, in its protection domain.
     Memory {
@@ -433,7 +433,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_parses_is_what_was_encoded(bytes in proptest::collection::vec(any::<u8>(), HEADER_BYTES)) {
+        fn encoded_header_parses_to_the_same_header(bytes in proptest::collection::vec(any::<u8>(), HEADER_BYTES)) {
             let mut bytes: [u8; HEADER_BYTES] = bytes.try_into().unwrap();
             bytes[0] %= 10;
             bytes[1] &= 0x7f;

@@ -138,7 +138,7 @@ impl QueuePair {
         &self.status
     }
 
-    /// Tells the device that a register of this queue pair was stored to; see [`Device::rung`]. The device then reads the registers of this queue
+    /// Reports to the device that a register of this queue pair was stored to; see [`Device::rung`]. The device then reads the registers of this queue
     /// pair at once, and need not search the idle queue pairs.
     #[inline]
     pub fn rung(&self) {

@@ -141,8 +141,8 @@ impl Space {
     }
 
     /// The memory of another device, as long as the region has its part in it.
-    pub(crate) fn of_foreign(foothold: &ForeignRegion) -> Space {
-        Space(FOREIGN | foothold.place())
+    pub(crate) fn of_foreign(region: &ForeignRegion) -> Space {
+        Space(FOREIGN | region.place())
     }
 
     /// Whether it is the memory of another device.
@@ -172,7 +172,7 @@ impl Space {
             .is_some_and(|process| process.thread.load(Ordering::Acquire) == NOBODY)
     }
 
-    /// Nobody has a place in the space any more.
+    /// No place in the space is left.
     pub(crate) fn leave(self) {
         if self.process().is_some() {
             self.end();
@@ -209,7 +209,7 @@ impl Space {
     #[inline]
     pub(crate) unsafe fn fetch(self, own: &[Span], theirs: &[Span]) -> Result<(), AccessFault> {
         if self.is_foreign() {
-            // SAFETY: the caller's promise, and that the memory is there is that of whoever has the region.
+            // SAFETY: the caller's promise, and that the memory is there is the promise of the region's owner.
             return unsafe { self.foreign()?.fetch(own, theirs) };
         }
         // SAFETY: the caller's promise.
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_space_ends_with_its_process_whoever_has_the_number_then() {
+    fn space_ends_with_its_process_even_if_its_pid_is_reused() {
         let _alone = table_alone();
         let me = std::process::id() as libc::pid_t;
         let (value, mut read) = ([7u8; 4], [0; 4]);

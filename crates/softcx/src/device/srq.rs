@@ -22,12 +22,12 @@ pub(crate) struct Srq {
     pub(crate) events: Arc<dyn EventSink>,
     /// Queue pairs that take from it.
     pub(crate) users: u32,
-    pub(crate) walk: Walk,
+    pub(crate) position: SrqPosition,
 }
 
-/// How far the device is.
+/// How far the device has read the queue.
 #[derive(Debug, Default)]
-pub(crate) struct Walk {
+pub(crate) struct SrqPosition {
     next: u16,
     taken: u16,
     posted: u16,
@@ -37,24 +37,24 @@ pub(crate) struct Walk {
 impl Srq {
     /// Takes the next posted receive: its index and its room in bytes. Its segments are in the gather afterwards.
     pub(crate) fn take(&mut self, gather: &mut Gather) -> Option<(u16, u64)> {
-        if self.walk.broken || !self.has_posted() {
+        if self.position.broken || !self.has_posted() {
             return None;
         }
-        let index = self.walk.next;
+        let index = self.position.next;
         let Ok((capacity, next)) = self.load(gather, index) else {
-            self.walk.broken = true;
+            self.position.broken = true;
             return None;
         };
-        self.walk.next = next;
-        self.walk.taken = self.walk.taken.wrapping_add(1);
+        self.position.next = next;
+        self.position.taken = self.position.taken.wrapping_add(1);
         self.check_limit();
         Some((index, capacity))
     }
 
     /// Gives back the receive that was taken last, for a message that is as good as lost.
     pub(crate) fn put_back(&mut self, index: u16) {
-        self.walk.next = index;
-        self.walk.taken = self.walk.taken.wrapping_sub(1);
+        self.position.next = index;
+        self.position.taken = self.position.taken.wrapping_sub(1);
     }
 
     /// Reads a taken receive once more: its room in bytes, and the index of the next.
@@ -69,32 +69,32 @@ impl Srq {
 
     /// Whether its memory can no longer be read.
     pub(crate) fn is_broken(&self) -> bool {
-        self.walk.broken
+        self.position.broken
     }
 
-    /// Sets the limit, and tells at once if it is undercut already.
+    /// Sets the limit, and reports at once if it is undercut already.
     pub(crate) fn set_limit(&mut self, limit: u32) {
         self.limit = limit;
         self.check_limit();
     }
 
     fn waiting(&self) -> u32 {
-        let waiting = u32::from(self.walk.posted.wrapping_sub(self.walk.taken));
+        let waiting = u32::from(self.position.posted.wrapping_sub(self.position.taken));
         // More than the ring holds is garbage.
         if waiting > self.wqes { 0 } else { waiting }
     }
 
-    /// Looks at the record only when what it said before is used up.
+    /// Reads the record only when the posted receives are used up.
     fn has_posted(&mut self) -> bool {
         self.waiting() > 0 || (self.look() && self.waiting() > 0)
     }
 
     fn look(&mut self) -> bool {
         match self.record.load() {
-            Ok(posted) => self.walk.posted = posted as u16,
-            Err(AccessFault) => self.walk.broken = true,
+            Ok(posted) => self.position.posted = posted as u16,
+            Err(AccessFault) => self.position.broken = true,
         }
-        !self.walk.broken
+        !self.position.broken
     }
 
     fn check_limit(&mut self) {

@@ -139,7 +139,7 @@ mod tests {
 
     /// Attributes as programs name them (`ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong`).
     #[test]
-    fn the_usual_ways_are_open() {
+    fn usual_transitions_are_allowed() {
         let identity = mask::STATE | mask::PKEY_INDEX | mask::PORT;
         let path = mask::STATE | mask::AV | mask::PATH_MTU | mask::DEST_QPN | mask::RQ_PSN;
         let rtr = path | mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER;

@@ -1,4 +1,4 @@
-//! A bell that wakes a sleeping engine, also from another process.
+//! A futex word that wakes a sleeping engine, also from another process.
 #![allow(unsafe_code)] // the futex system call
 
 #[cfg(loom)]
@@ -7,7 +7,7 @@ use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
-/// Zeroed memory is a bell whose engine is awake.
+/// Zeroed memory is the word of an engine that is awake.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct WakeWord {
@@ -22,10 +22,10 @@ const ASLEEP: u32 = 1;
 const SUPPRESSED: u32 = 2;
 
 impl WakeWord {
-    /// Wakes the engine if it sleeps. What it is to find must have been stored before.
+    /// Wakes the engine if it sleeps. The caller has stored the work before.
     #[inline]
-    pub(crate) fn ring(&self) {
-        // Orders the caller's stores before the look at the bell; pairs with the fence in `sleep`. Either the sleeper sees
+    pub(crate) fn wake(&self) {
+        // Orders the caller's stores before the load of the word; pairs with the fence in `sleep`. Either the sleeper sees
         // the stores in its last look, or this sees that it sleeps.
         fence(Ordering::SeqCst);
         if self.word.load(Ordering::Relaxed) == ASLEEP
@@ -35,7 +35,7 @@ impl WakeWord {
         }
     }
 
-    /// Does without rings for as long as the caller looks itself, again and again, from here on.
+    /// Suppresses wakes while the caller polls for the engine, until [`WakeWord::resume_wake`].
     #[inline]
     pub(crate) fn suppress_wake(&self) {
         if self.word.load(Ordering::Relaxed) == ASLEEP {
@@ -46,7 +46,7 @@ impl WakeWord {
         }
     }
 
-    /// Ends that. If it says so, the caller looks once more: a ring may have been left out that came before.
+    /// Ends that. If it returns `true`, the caller polls once more, because a wake may have been suppressed before.
     #[inline]
     pub(crate) fn resume_wake(&self) -> bool {
         if self.word.load(Ordering::Relaxed) != SUPPRESSED {
@@ -56,18 +56,18 @@ impl WakeWord {
             .word
             .compare_exchange(SUPPRESSED, ASLEEP, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok();
-        // Orders the bell before the last look; pairs with the fence in `ring`.
+        // Orders the word before the last look; pairs with the fence in `wake`.
         fence(Ordering::SeqCst);
         done
     }
 
-    /// Sleeps until the bell rings or `timeout` passes; not at all if `last_look` finds something to do. Whether it rang.
+    /// Sleeps until [`WakeWord::wake`] or `timeout`; not at all if `last_look` finds work. Returns whether it was woken.
     pub(crate) fn sleep(&self, timeout: Duration, last_look: impl FnOnce() -> bool) -> bool {
         self.word.store(ASLEEP, Ordering::Relaxed);
-        // Orders the store before the last look; pairs with the fence in `ring`.
+        // Orders the store before the last look; pairs with the fence in `wake`.
         fence(Ordering::SeqCst);
         if !last_look() {
-            // The word as it is: somebody may have stood in since.
+            // Loaded again: another thread may have suppressed wakes since.
             match self.word.load(Ordering::Relaxed) {
                 AWAKE => {}
                 asleep => self.futex_wait(asleep, timeout),
@@ -102,7 +102,7 @@ impl WakeWord {
     }
 }
 
-/// The futex in a model of threads, and the model of the bell.
+/// The futex for loom, and the model of the word.
 #[cfg(loom)]
 mod model {
     use super::*;
@@ -116,7 +116,7 @@ mod model {
 
     impl WakeWord {
         /// As the kernel does it: looks at the word and goes to sleep in one step. Without the time-out, which would hide a
-        /// lost ring.
+        /// lost wake.
         pub(super) fn futex_wait(&self, word: u32, _timeout: Duration) {
             let guard = self.kernel.lock.lock().unwrap();
             if self.word.load(Ordering::SeqCst) == word {
@@ -132,16 +132,16 @@ mod model {
 
     #[cfg(test)]
     #[test]
-    fn loom_no_ring_is_lost() {
+    fn loom_no_wake_is_lost() {
         use loom::sync::Arc;
         loom::model(|| {
             let shared = Arc::new((WakeWord::default(), AtomicU32::new(0)));
-            let ringers: Vec<_> = (0..2)
+            let wakers: Vec<_> = (0..2)
                 .map(|_| {
                     let shared = Arc::clone(&shared);
                     loom::thread::spawn(move || {
                         shared.1.fetch_add(1, Ordering::Relaxed);
-                        shared.0.ring();
+                        shared.0.wake();
                     })
                 })
                 .collect();
@@ -150,8 +150,8 @@ mod model {
                     .0
                     .sleep(Duration::ZERO, || shared.1.load(Ordering::Relaxed) == 2);
             }
-            for ringer in ringers {
-                ringer.join().unwrap();
+            for waker in wakers {
+                waker.join().unwrap();
             }
         });
     }
@@ -164,48 +164,48 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn no_wake_up_is_needed_while_a_poller_stands_in() {
-        let bell = WakeWord::default();
-        assert!(!bell.resume_wake(), "nobody stood in");
-        bell.suppress_wake();
-        bell.sleep(Duration::from_millis(1), || {
-            bell.suppress_wake();
-            bell.ring();
-            assert!(bell.resume_wake());
-            assert!(!bell.resume_wake());
-            bell.suppress_wake();
+    fn suppressed_wake_does_not_wake_until_resumed() {
+        let wake_word = WakeWord::default();
+        assert!(!wake_word.resume_wake(), "wakes were not suppressed");
+        wake_word.suppress_wake();
+        wake_word.sleep(Duration::from_millis(1), || {
+            wake_word.suppress_wake();
+            wake_word.wake();
+            assert!(wake_word.resume_wake());
+            assert!(!wake_word.resume_wake());
+            wake_word.suppress_wake();
             false
         });
-        // It woke up by its time-out, and the standing in is over.
-        assert!(!bell.resume_wake());
+        // The time-out ended the sleep, and with it the suppression.
+        assert!(!wake_word.resume_wake());
         let start = Instant::now();
-        bell.sleep(Duration::from_secs(60), || {
-            bell.suppress_wake();
-            assert!(bell.resume_wake());
-            bell.ring();
+        wake_word.sleep(Duration::from_secs(60), || {
+            wake_word.suppress_wake();
+            assert!(wake_word.resume_wake());
+            wake_word.wake();
             false
         });
         assert!(
             start.elapsed() < Duration::from_secs(30),
-            "a ring after it counts"
+            "a wake after `resume_wake` ends the sleep"
         );
     }
 
     #[test]
-    fn a_ring_wakes_and_work_found_in_the_last_look_does_not_sleep() {
-        let bell = WakeWord::default();
+    fn wake_ends_sleep_and_work_found_in_last_look_prevents_it() {
+        let wake_word = WakeWord::default();
         let start = Instant::now();
-        bell.sleep(Duration::from_secs(60), || true);
+        wake_word.sleep(Duration::from_secs(60), || true);
         let flag = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !flag.load(Ordering::Acquire) {
-                    bell.sleep(Duration::from_secs(60), || flag.load(Ordering::Acquire));
+                    wake_word.sleep(Duration::from_secs(60), || flag.load(Ordering::Acquire));
                 }
             });
             std::thread::sleep(Duration::from_millis(20));
             flag.store(true, Ordering::Release);
-            bell.ring();
+            wake_word.wake();
         });
         assert!(start.elapsed() < Duration::from_secs(30));
     }

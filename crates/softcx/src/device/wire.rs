@@ -49,26 +49,26 @@ pub(crate) enum Destination {
 }
 
 #[derive(Debug)]
-struct Late {
+struct DelayedPacket {
     at_ns: u64,
     order: u64,
     to: Destination,
     packet: Packet,
 }
 
-impl PartialEq for Late {
-    fn eq(&self, other: &Late) -> bool {
+impl PartialEq for DelayedPacket {
+    fn eq(&self, other: &DelayedPacket) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
-impl Eq for Late {}
-impl PartialOrd for Late {
-    fn partial_cmp(&self, other: &Late) -> Option<Ordering> {
+impl Eq for DelayedPacket {}
+impl PartialOrd for DelayedPacket {
+    fn partial_cmp(&self, other: &DelayedPacket) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Late {
-    fn cmp(&self, other: &Late) -> Ordering {
+impl Ord for DelayedPacket {
+    fn cmp(&self, other: &DelayedPacket) -> Ordering {
         // The heap's greatest is the earliest, and first in first out among equals.
         (other.at_ns, other.order).cmp(&(self.at_ns, self.order))
     }
@@ -104,7 +104,7 @@ pub(crate) struct Wire {
     is_bad: bool,
     counts: [u64; 6],
     link: LinkState,
-    late: BinaryHeap<Late>,
+    late: BinaryHeap<DelayedPacket>,
     order: u64,
     outgoing: Vec<VecDeque<Packet>>,
     /// The lanes for which something waits.
@@ -278,7 +278,7 @@ impl Wire {
             };
             let at_ns = now_ns + faults.delay_ns + held;
             self.order += 1;
-            self.late.push(Late {
+            self.late.push(DelayedPacket {
                 at_ns,
                 order: self.order,
                 to,

@@ -62,7 +62,7 @@ impl CallHandler {
             libc::SYS_statx => self.stat_at(call, &caller, a as i32, b, e, c as i32, Form::Statx),
             libc::SYS_fstat => self.stat_open(call, &caller, a as i32, b, Form::Stat),
             libc::SYS_faccessat => self.access(call, &caller, a as i32, b, c as i32),
-            // Who asks with flags gets the same answer: who the caller is does not matter here, and nothing is a link.
+            // Flags do not change the answer: effective ids do not matter here, and nothing is a link.
             libc::SYS_faccessat2 => self.access(call, &caller, a as i32, b, c as i32),
             libc::SYS_readlinkat => self.read_link(call, &caller, a as i32, b),
             libc::SYS_getxattr
@@ -103,7 +103,7 @@ impl CallHandler {
         let waiting = || self.listener.is_waiting(call);
         let space = self.clients.space_of(caller, &open, waiting);
         let space = space.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
-        // Else the descriptor was looked up in the table of another, who has got the number since.
+        // Otherwise the descriptor was looked up in the table of another process that got the number since.
         if !waiting() {
             return Err(libc::ESRCH);
         }
@@ -309,7 +309,7 @@ fn open_for_reading(file: &Path, flags: i32) -> Result<OwnedFd, Refusal> {
     if fd < 0 {
         return Err(last_errno());
     }
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: just opened, with no other owner.
     let opened = unsafe { OwnedFd::from_raw_fd(fd) };
     if flags & libc::O_NONBLOCK == 0 {
         // SAFETY: an open descriptor.
@@ -352,8 +352,8 @@ impl Descriptors for ClientDescriptors<'_> {
         self.caller.inode(number)
     }
 
-    /// Nobody can close a descriptor of another process, and to add it together with the call's result would not do, which is 0 for
-    /// these: its number is in memory. So answers are written before it is given; it stays only where another thread took away
+    /// A descriptor of another process cannot be closed. It cannot be added together with the call's result either, which is 0 for
+    /// these calls: its number is in memory. So answers are written before it is given; it stays only if another thread unmapped
     /// the memory since then.
     fn take_back(&self, _number: i32) {}
 }

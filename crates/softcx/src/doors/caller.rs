@@ -1,4 +1,4 @@
-//! What the kernel knows about the thread behind a trapped call: its paths, descriptors and memory.
+//! The thread that made a trapped call: its paths, descriptors and memory, as the kernel shows them.
 //!
 //! All functions identify the thread by its number. The kernel may give the number to another thread after the first one has ended. So callers
 //! check [`CallListener::is_waiting`](super::listener::CallListener::is_waiting) before they act on a result.

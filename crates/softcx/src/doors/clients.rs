@@ -1,4 +1,4 @@
-//! Who has the device open through the supervisor: contexts by the inode of their descriptor, and the life of their processes.
+//! The processes that have the device open through the supervisor: contexts by the inode of their descriptor, and the life of their processes.
 #![allow(unsafe_code)] // epoll
 
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ impl Open {
 #[derive(Debug, Default)]
 struct ClientTable {
     opens: HashMap<Inode, Arc<Open>>,
-    /// Who has called and lives.
+    /// Processes that have called and are alive.
     processes: HashMap<libc::pid_t, Arc<ClientProcess>>,
 }
 
@@ -60,7 +60,7 @@ impl Clients {
             device,
             table: Mutex::default(),
             descriptor_watch: DescriptorWatch::new(libc::IN_NONBLOCK)?,
-            // SAFETY: just opened, and nobody else's.
+            // SAFETY: just opened, with no other owner.
             events: unsafe { OwnedFd::from_raw_fd(events) },
         };
         clients.wait_for(clients.descriptor_watch.as_fd(), CLOSES)?;

@@ -141,12 +141,12 @@ impl DeviceContext {
         };
     }
 
-    /// Takes the time of a command, before anything is locked that other commands need, and says how it is answered.
+    /// Waits for the time that a command takes, before anything is locked that other commands need. Returns how it is answered.
     pub(super) fn issue(&self, kind: CommandKind) -> Result<Answer, Errno> {
         self.device.commands().pass(kind)
     }
 
-    /// What the device's clock says, as completions have it.
+    /// The device's clock, in the unit of completions' time stamps.
     pub(super) fn now_ns(&self) -> u64 {
         self.device.now_ns()
     }

@@ -1,4 +1,4 @@
-//! Tells when the last reference to a descriptor that was handed out is gone: duplicates, forked copies and mappings included.
+//! Reports when the last reference to a descriptor that was handed out is gone: duplicates, forked copies and mappings included.
 //!
 //! The descriptor is an open file description of its own on a memfd that the device keeps under another one. It has a shared
 //! `flock`, which ends with the description and with nothing else. So the description is closed if an exclusive lock of the file succeeds. inotify
@@ -63,7 +63,7 @@ impl DescriptorWatch {
             return Err(io::Error::last_os_error());
         }
         Ok(DescriptorWatch {
-            // SAFETY: just opened, and nobody else's.
+            // SAFETY: just opened, with no other owner.
             inotify: unsafe { OwnedFd::from_raw_fd(fd) },
             watched: Mutex::default(),
         })
@@ -220,10 +220,10 @@ mod tests {
         let duplicate = given.try_clone().unwrap();
         drop(given);
         assert_eq!(watch.closed(), []);
-        // Strangers look at it, several at once, and go one by one.
+        // Other openers: several at once, which close one by one.
         let look = || File::open(format!("/proc/self/fd/{}", duplicate.as_raw_fd())).unwrap();
-        for stranger in [look(), look(), look()] {
-            drop(stranger);
+        for opener in [look(), look(), look()] {
+            drop(opener);
             assert_eq!(watch.closed(), []);
         }
         // SAFETY: a fresh mapping.

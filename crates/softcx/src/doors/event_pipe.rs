@@ -23,20 +23,20 @@ pub(super) struct ChannelEvent {
     pub(super) kind: u32,
 }
 
-/// What a channel carries.
+/// The kind of a channel, which decides what is read from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Carries {
+pub(super) enum ChannelKind {
     /// `ib_uverbs_comp_event_desc`: the word.
     Completions,
     /// `ib_uverbs_async_event_desc`: the word, the type and four bytes of zero.
     AsyncEvents,
 }
 
-impl Carries {
+impl ChannelKind {
     fn bytes(self) -> usize {
         match self {
-            Carries::Completions => CompEventDesc::BYTES,
-            Carries::AsyncEvents => AsyncEventDesc::BYTES,
+            ChannelKind::Completions => CompEventDesc::BYTES,
+            ChannelKind::AsyncEvents => AsyncEventDesc::BYTES,
         }
     }
 }
@@ -44,7 +44,7 @@ impl Carries {
 /// One channel.
 #[derive(Debug)]
 pub(super) struct EventPipe {
-    carries: Carries,
+    kind: ChannelKind,
     inode: (u64, u64),
     queue: Mutex<ChannelQueue>,
 }
@@ -62,13 +62,13 @@ struct ChannelQueue {
 
 impl EventPipe {
     /// Makes one: the second is the descriptor for the process.
-    pub(super) fn new(carries: Carries) -> Result<(EventPipe, OwnedFd), Errno> {
+    pub(super) fn new(kind: ChannelKind) -> Result<(EventPipe, OwnedFd), Errno> {
         let mut ends = [0; 2];
         // SAFETY: the array has room for the two descriptors.
         if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
             return Err(last_errno());
         }
-        // SAFETY: the call succeeded, and nobody else knows the descriptors.
+        // SAFETY: the call succeeded, and no other code has the descriptors.
         let (theirs, write) =
             unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
         // SAFETY: a flag of a description of ours.
@@ -77,7 +77,7 @@ impl EventPipe {
         }
         let read = reopen(&theirs, libc::O_RDONLY | libc::O_NONBLOCK)?;
         let channel = EventPipe {
-            carries,
+            kind,
             inode: inode(&theirs)?,
             queue: Mutex::new(ChannelQueue {
                 write,
@@ -97,14 +97,14 @@ impl EventPipe {
     /// Puts an event in. False if nothing was added, because the reader has that very event and much else to read. Never blocks.
     pub(super) fn push(&self, record: ChannelEvent) -> bool {
         let mut queue = self.lock();
-        queue.flush(self.carries);
+        queue.flush(self.kind);
         if queue.sent.len() >= CROWD {
-            queue.forget_read(self.carries);
+            queue.forget_read(self.kind);
             if queue.sent.len() >= CROWD && queue.sent.contains(&record) {
                 return false;
             }
         }
-        if !queue.backlog.is_empty() || !queue.write(self.carries, record) {
+        if !queue.backlog.is_empty() || !queue.write(self.kind, record) {
             if queue.backlog.contains(&record) {
                 return false;
             }
@@ -119,19 +119,19 @@ impl EventPipe {
         let before = queue.backlog.len();
         queue.backlog.retain(|record| !which(record));
         let mut removed = before - queue.backlog.len();
-        queue.forget_read(self.carries);
+        queue.forget_read(self.kind);
         if queue.sent.iter().any(&which) {
-            let unread = queue.take_all(self.carries);
+            let unread = queue.take_all(self.kind);
             for record in unread {
                 if which(&record) {
                     removed += 1;
-                } else if !queue.write(self.carries, record) {
+                } else if !queue.write(self.kind, record) {
                     // As much fits as was there before; if not, it keeps its place in the row.
                     queue.backlog.push_front(record);
                 }
             }
         }
-        queue.flush(self.carries);
+        queue.flush(self.kind);
         removed as u32
     }
 
@@ -142,11 +142,11 @@ impl EventPipe {
 
 impl ChannelQueue {
     /// Writes one event; false if there is no room.
-    fn write(&mut self, carries: Carries, record: ChannelEvent) -> bool {
+    fn write(&mut self, kind: ChannelKind, record: ChannelEvent) -> bool {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&record.element.to_ne_bytes());
         bytes[8..12].copy_from_slice(&record.kind.to_ne_bytes());
-        let length = carries.bytes();
+        let length = kind.bytes();
         // SAFETY: the bytes are of this function, and there are at least so many.
         let written = unsafe { libc::write(self.write.as_raw_fd(), bytes.as_ptr().cast(), length) };
         // A pipe takes so few bytes whole or not at all.
@@ -157,9 +157,9 @@ impl ChannelQueue {
         done
     }
 
-    fn flush(&mut self, carries: Carries) {
+    fn flush(&mut self, kind: ChannelKind) {
         while let Some(record) = self.backlog.front().copied() {
-            if !self.write(carries, record) {
+            if !self.write(kind, record) {
                 return;
             }
             self.backlog.pop_front();
@@ -167,19 +167,19 @@ impl ChannelQueue {
     }
 
     /// Drops from `sent` what the process has read.
-    fn forget_read(&mut self, carries: Carries) {
+    fn forget_read(&mut self, kind: ChannelKind) {
         let mut bytes: libc::c_int = 0;
         // SAFETY: the call writes an int.
         if unsafe { libc::ioctl(self.read.as_raw_fd(), libc::FIONREAD, &raw mut bytes) } != 0 {
             return;
         }
-        let unread = (bytes.max(0) as usize).div_ceil(carries.bytes());
+        let unread = (bytes.max(0) as usize).div_ceil(kind.bytes());
         let read = self.sent.len().saturating_sub(unread);
         self.sent.drain(..read);
     }
 
     /// Everything that is unread, out of the pipe.
-    fn take_all(&mut self, carries: Carries) -> Vec<ChannelEvent> {
+    fn take_all(&mut self, kind: ChannelKind) -> Vec<ChannelEvent> {
         let mut records = Vec::new();
         let mut bytes = [0u8; 4096];
         loop {
@@ -194,13 +194,13 @@ impl ChannelQueue {
             let Some(read) = usize::try_from(read).ok().filter(|read| *read > 0) else {
                 break;
             };
-            for record in bytes[..read.min(bytes.len())].chunks_exact(carries.bytes()) {
-                records.push(match carries {
-                    Carries::Completions => ChannelEvent {
+            for record in bytes[..read.min(bytes.len())].chunks_exact(kind.bytes()) {
+                records.push(match kind {
+                    ChannelKind::Completions => ChannelEvent {
                         element: CompEventDesc::read(record).cq_handle,
                         kind: 0,
                     },
-                    Carries::AsyncEvents => {
+                    ChannelKind::AsyncEvents => {
                         let event = AsyncEventDesc::read(record);
                         ChannelEvent {
                             element: event.element,
@@ -223,7 +223,7 @@ pub(super) fn reopen(descriptor: &OwnedFd, flags: libc::c_int) -> Result<OwnedFd
     if opened < 0 {
         return Err(last_errno());
     }
-    // SAFETY: the call succeeded, and nobody else knows the descriptor.
+    // SAFETY: the call succeeded, and no other code has the descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(opened) })
 }
 
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn events_come_in_order_and_what_is_purged_does_not() {
-        let (channel, theirs) = EventPipe::new(Carries::Completions).unwrap();
+        let (channel, theirs) = EventPipe::new(ChannelKind::Completions).unwrap();
         assert_eq!(inode(&theirs).unwrap(), channel.inode());
         let mut file = File::from(theirs);
         for element in [1, 2, 1, 3, 1] {
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn asynchronous_events_have_a_type() {
-        let (channel, theirs) = EventPipe::new(Carries::AsyncEvents).unwrap();
+        let (channel, theirs) = EventPipe::new(ChannelKind::AsyncEvents).unwrap();
         let mut file = File::from(theirs);
         assert!(channel.push(ChannelEvent {
             element: 7,
@@ -296,8 +296,8 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_read_loses_no_wake_up_and_costs_no_memory() {
-        let (channel, theirs) = EventPipe::new(Carries::AsyncEvents).unwrap();
+    fn slow_reader_loses_no_wake_up_and_costs_no_memory() {
+        let (channel, theirs) = EventPipe::new(ChannelKind::AsyncEvents).unwrap();
         let mut pushed = 0;
         for element in 0..100_000 {
             pushed += u32::from(channel.push(record(element % 6_000)));
@@ -314,7 +314,7 @@ mod tests {
             let mut bytes = [0; 16];
             file.read_exact(&mut bytes).unwrap();
             seen.insert(u64::from_ne_bytes(*bytes.first_chunk().unwrap()));
-            channel.lock().flush(Carries::AsyncEvents);
+            channel.lock().flush(ChannelKind::AsyncEvents);
         }
         assert_eq!(seen.len(), 6_000);
         assert_eq!(channel.purge(|_| true), 0);

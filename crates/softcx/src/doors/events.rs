@@ -1,4 +1,4 @@
-//! From what the device tells to what a process reads: events of completion queues, and asynchronous ones.
+//! Turns the device's events into what a process reads: events of completion queues, and asynchronous ones.
 //!
 //! The device calls from under its lock. So nothing in here calls the device, and the locks are of this file alone.
 
@@ -90,14 +90,14 @@ pub(super) struct AsyncEvents {
 struct EventTable {
     /// All channels get events of the port. The first one also gets events of objects that were created without a channel.
     channels: Vec<Arc<EventPipe>>,
-    subjects: HashMap<EventSubject, Named>,
+    subjects: HashMap<EventSubject, SubjectChannel>,
 }
 
 #[derive(Debug)]
-struct Named {
-    /// By which the process knows the object.
+struct SubjectChannel {
+    /// The handle by which the process knows the object.
     user_handle: u64,
-    /// Where its events go: the channel it was made with, or the first.
+    /// The channel of its events: the one it was created with, or the first.
     channel: Option<Arc<EventPipe>>,
     sent: u32,
 }
@@ -131,12 +131,12 @@ impl AsyncEvents {
     ) {
         let mut state = self.lock();
         let channel = channel.or_else(|| state.channels.first().cloned());
-        let named = Named {
+        let subject_channel = SubjectChannel {
             user_handle,
             channel,
             sent: 0,
         };
-        state.subjects.insert(subject, named);
+        state.subjects.insert(subject, subject_channel);
     }
 
     /// Takes back what is unread: how many events of the object have been read, for that many the process acknowledges.
@@ -216,7 +216,7 @@ impl Completions {
         &self.channel
     }
 
-    /// Takes back what is unread: how many have been read. For when the device tells nothing more.
+    /// Takes back what is unread. Returns how many were read. Called when the device sends no more events.
     pub(super) fn finish(&self) -> u32 {
         let sent = self.sent.load(Ordering::Relaxed);
         if sent == 0 {
@@ -247,11 +247,11 @@ mod tests {
     use std::io::Read;
 
     use super::*;
-    use crate::doors::event_pipe::Carries;
+    use crate::doors::event_pipe::ChannelKind;
 
     #[test]
     fn only_what_was_read_is_to_be_acknowledged() {
-        let (channel, theirs) = EventPipe::new(Carries::AsyncEvents).unwrap();
+        let (channel, theirs) = EventPipe::new(ChannelKind::AsyncEvents).unwrap();
         let events = AsyncEvents::default();
         events.add_channel(Arc::new(channel));
         events.name(EventSubject::Qp(5), 0xabc, None);
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn completions_are_counted_likewise() {
-        let (channel, theirs) = EventPipe::new(Carries::Completions).unwrap();
+        let (channel, theirs) = EventPipe::new(ChannelKind::Completions).unwrap();
         let channel = Arc::new(channel);
         let one = Completions::new(Arc::clone(&channel), 1);
         let other = Completions::new(Arc::clone(&channel), 2);

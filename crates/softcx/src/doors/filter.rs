@@ -1,6 +1,6 @@
 //! The seccomp filter of the reference door: which system calls of a client stop for the supervisor.
 //!
-//! A filter sees numbers and no memory, so it cannot tell one path from another: opens, and calls that look at a file's
+//! A filter sees numbers and no memory, so it cannot distinguish paths: opens, and calls that look at a file's
 //! attributes, permissions or link target, all stop, and the supervisor lets nearly all of them go on at once (some microseconds each).
 //! Nothing else does: reads, writes, mappings, and every ioctl but the one of verbs run at full speed.
 
@@ -155,7 +155,7 @@ mod tests {
     const PASS: u32 = libc::SECCOMP_RET_ALLOW;
 
     #[test]
-    fn verbs_stop_and_the_rest_runs_on() {
+    fn device_calls_are_trapped_and_others_run() {
         let ioctl = |request| verdict(libc::SYS_ioctl, [3, request, 0, 0, 0, 0]);
         assert_eq!(ioctl(0xc018_1b01), ASK);
         assert_eq!(ioctl(0xffff_ffff_c018_1b01), ASK);

@@ -34,7 +34,7 @@ pub struct Local {
     /// The file system of the device's descriptors. It distinguishes them from other descriptors without a lock.
     file_system: AtomicU64,
     descriptor_watch: DescriptorWatch,
-    leaver: Option<NodeReleaser>,
+    node_releaser: Option<NodeReleaser>,
 }
 
 impl Local {
@@ -62,10 +62,10 @@ impl Local {
         };
         let device = Device::on_fabric(options)?;
         let scratch = sysfs::show(&device)?;
-        let leaver = device.lock().fabric().map(Fabric::leaver);
+        let node_releaser = device.lock().fabric().map(Fabric::node_releaser);
         let local: &'static Local = Box::leak(Box::new(Local {
             device,
-            leaver,
+            node_releaser,
             tree: scratch.path().to_owned(),
             scratch: Mutex::new(Some(scratch)),
             opens: Mutex::default(),
@@ -213,8 +213,8 @@ impl Local {
     /// Leaves the fabric and removes the files of the device, at the end of the process. Other threads may still use the device. Takes no lock that
     /// they may hold, because the caller may be a signal handler that interrupted one of them.
     pub fn clear_away(&self) {
-        if let Some(leaver) = &self.leaver {
-            leaver.leave();
+        if let Some(node_releaser) = &self.node_releaser {
+            node_releaser.release();
         }
         let scratch = self.scratch.try_lock().ok().and_then(|mut it| it.take());
         drop(scratch);
@@ -291,7 +291,7 @@ impl Descriptors for LocalDescriptors {
     }
 
     fn take_back(&self, number: i32) {
-        // SAFETY: given a moment ago; nobody was told its number.
+        // SAFETY: created just now; no other code knows its number.
         unsafe { libc::close(number.as_raw_fd()) };
     }
 }

@@ -96,12 +96,12 @@ pub(super) fn check_file_access(file: &Path, mode: i32) -> Result<(), Errno> {
     permit(mode, libc::R_OK | searched)
 }
 
-/// What reading a link says of a file of the tree: none is one.
+/// The result of `readlink` on a file of the tree: none is a link.
 pub(super) fn no_link(file: &Path) -> Errno {
     std::fs::symlink_metadata(file).map_or_else(errno, |_| libc::EINVAL)
 }
 
-/// What a look for extended attributes says of a file of the tree.
+/// The result of a query for extended attributes of a file of the tree.
 pub(super) fn no_extended_attributes(file: &Path) -> Errno {
     std::fs::symlink_metadata(file).map_or_else(errno, |_| libc::EOPNOTSUPP)
 }
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_of_the_device_are_told_from_others() {
+    fn device_paths_are_distinguished_from_others() {
         let tree = Path::new("/dev/shm/tree");
         let place = |path: &str| place(Path::new(path), tree);
         assert_eq!(place("/dev/infiniband/uverbs0"), PathTarget::Node);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_it_can_be_made_or_written() {
+    fn sysfs_files_cannot_be_created_or_written() {
         let folder = Path::new("/proc");
         let (file, none) = (folder.join("version"), folder.join("nothing"));
         let flags = |file: &Path, flags| flags_for_file(file, flags);

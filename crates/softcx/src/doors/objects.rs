@@ -1,4 +1,4 @@
-//! What a context holds, by the handles that the process knows.
+//! The objects of a context, by the handles that the process knows.
 
 use std::sync::Arc;
 

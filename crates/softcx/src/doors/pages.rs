@@ -45,7 +45,7 @@ impl DevicePages {
         if file < 0 {
             return Err(last_errno());
         }
-        // SAFETY: the call succeeded, and nobody else knows the descriptor.
+        // SAFETY: the call succeeded, and no other code has the descriptor.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
         // SAFETY: a descriptor of ours.
         if unsafe { libc::ftruncate(file.as_raw_fd(), length as libc::off_t) } != 0 {
@@ -154,7 +154,7 @@ impl DevicePages {
 
 impl Drop for DevicePages {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new` with this length, and whoever was given a page is gone.
+        // SAFETY: mapped by `new` with this length, and all users of its pages are gone.
         unsafe { libc::munmap(self.start.as_ptr().cast(), PAGES * PAGE_BYTES) };
     }
 }

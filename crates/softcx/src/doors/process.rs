@@ -27,7 +27,7 @@ impl ClientProcess {
         if life < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: just opened, with no other owner.
         let life = unsafe { OwnedFd::from_raw_fd(life as i32) };
         if !still_there() {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
@@ -46,7 +46,7 @@ impl ClientProcess {
         life.as_ref().map(|life| then(life.as_fd()))
     }
 
-    /// Whether it has died. From the first time that this says so, there is nothing in its space.
+    /// Whether it has died. Once this returns `true`, its space is closed.
     pub(super) fn is_dead(&self) -> bool {
         let lives = self
             .with_life(|life| super::poll::wait([(life, libc::POLLIN)], 0))

@@ -28,7 +28,7 @@ impl Scratch {
     /// # Errors
     /// [`Error::State`](crate::Error::State) if there is no room for it, else [`Error::System`](crate::Error::System).
     pub(super) fn new() -> Result<Scratch> {
-        // Random, because all users make such names in the same folder: nobody can take this one before.
+        // Random, because all users make such names in the same folder: no other user can take this one before.
         let name = format!("{}-{:016x}", std::process::id(), random()?);
         Scratch::new_in(root(), &name)
             .map_err(|error| file_error("creation of a private directory", root(), 4096, &error))
@@ -50,7 +50,7 @@ impl Scratch {
         match locked {
             Ok(lock) => Ok(Scratch { path, _lock: lock }),
             Err(error) => {
-                // The first error is the one to tell.
+                // The first error is the one to report.
                 let _ = fs::remove_dir_all(&unready);
                 Err(error)
             }

@@ -20,7 +20,7 @@ const PASSED_ON: [i32; 6] = [
 pub(super) enum Signal {
     /// Some child has changed.
     Child,
-    /// Somebody sent this one to the supervisor alone.
+    /// The signal was sent to the supervisor alone.
     PassOn(i32),
     /// One that the terminal sent to the whole process group: the programs have it already.
     Seen,
@@ -79,7 +79,7 @@ impl Signals {
             return Err(failed);
         }
         Ok(Signals {
-            // SAFETY: just opened, and nobody else's.
+            // SAFETY: just opened, with no other owner.
             fd: unsafe { OwnedFd::from_raw_fd(fd) },
             before,
         })

@@ -164,16 +164,16 @@ impl Family {
         }
     }
 
-    fn wait(&mut self, whom: libc::pid_t, flags: i32) {
+    fn wait(&mut self, child: libc::pid_t, flags: i32) {
         loop {
             let mut status = 0;
             // SAFETY: room for a status.
-            let pid = unsafe { libc::waitpid(whom, &raw mut status, flags) };
+            let pid = unsafe { libc::waitpid(child, &raw mut status, flags) };
             if pid == self.first {
                 self.status = Some(status);
             }
             let interrupted = || io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
-            if pid == 0 || (pid < 0 && !interrupted()) || pid == whom {
+            if pid == 0 || (pid < 0 && !interrupted()) || pid == child {
                 return;
             }
         }
@@ -212,7 +212,7 @@ impl Family {
         match self.status {
             Some(status) if libc::WIFSIGNALED(status) => 128 + libc::WTERMSIG(status) as u8,
             Some(status) => libc::WEXITSTATUS(status) as u8,
-            // Somebody else waited for it.
+            // Another thread waited for it.
             None => 0,
         }
     }

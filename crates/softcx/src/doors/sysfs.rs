@@ -48,7 +48,7 @@ fn files(port: &PortIdentity) -> Vec<(&'static str, String)> {
     let guid = groups(&port.guid.to_be_bytes());
     let ethernet = port.is_ethernet();
     let lid = format!("0x{:x}", port.lid);
-    // As it is at the start: what moves is told by the device file.
+    // The state at the start; changes are reported by the device file.
     let is_foreign = port.is_foreign_gid(0);
     let (own, none) = (groups(&port.gid), groups(&[0; 16]));
     let (first, second) = if is_foreign {
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tree_says_who_the_device_is() {
+    fn sysfs_tree_identifies_the_device() {
         let root = std::env::temp_dir().join(format!("doorbell-sysfs-{}", std::process::id()));
         let device = Device::open().unwrap();
         write(&root, &device).unwrap();

@@ -30,7 +30,7 @@ impl Fence {
     pub const RECORD_BEFORE_UAR: Self = Self(Self::WRITE.0 | Self::FROM_CPU.0 | Self::SYSTEM.0);
     /// After a BlueFlame copy: its stores leave the write-combining buffers before any later store.
     pub const BLUEFLAME_FLUSH: Self = Self::RECORD_BEFORE_UAR;
-    /// Between a doorbell and a word that tells of it: a thread that sees the word may ring the next doorbell, and the device must not
+    /// Between a doorbell and a word that announces it: a thread that sees the word may ring the next doorbell, and the device must not
     /// see that one first.
     pub const DOORBELL_BEFORE_FLAG: Self = Self::RECORD_BEFORE_UAR;
 

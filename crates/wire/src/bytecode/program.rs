@@ -236,7 +236,7 @@ impl Program {
     }
 
     /// Adds units whose addresses all belong to `targets`: all of them or none, with one check for all. If none,
-    /// [`Program::refusal`] tells why: apart, because an error on the way would cost the queues instructions.
+    /// [`Program::refusal`] gives the reason; separate, because building an error here would cost the queues instructions.
     #[inline]
     pub(crate) fn try_extend<const N: usize>(
         &mut self,

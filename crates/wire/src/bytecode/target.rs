@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_know_names_and_have_ids_of_their_own() {
+    fn target_tables_have_names_and_unique_ids() {
         let mut a = Targets::new();
         let b = Targets::new();
         assert_ne!(a.id(), b.id());
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn roles_survive_their_byte() {
+    fn role_round_trips_through_its_byte() {
         for raw in 0..=255u8 {
             if let Some(role) = Role::from_raw(raw) {
                 assert_eq!(role as u8, raw);

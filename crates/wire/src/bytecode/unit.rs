@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_survive_their_byte() {
+    fn kind_round_trips_through_its_byte() {
         for raw in 0..=255u8 {
             if let Some(kind) = Kind::from_raw(raw) {
                 assert_eq!(kind as u8, raw);

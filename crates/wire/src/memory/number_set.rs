@@ -23,7 +23,7 @@ impl Default for NumberSet {
 }
 
 impl NumberSet {
-    /// Numbers that it tells apart.
+    /// Numbers that it distinguishes.
     pub const COUNT: usize = 64 * 64;
 
     /// Adds a number. The thread that takes it sees what the caller stored before this call.
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_added_is_taken_once() {
+    fn added_numbers_are_taken_once() {
         let set = NumberSet::default();
         assert!(set.is_empty());
         for number in [4095, 0, 63, 64, 63, 4096 + 1] {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn of_numbers_that_threads_add_none_is_lost() {
+    fn concurrent_adds_lose_no_number() {
         const EACH: usize = 100_000;
         let set = NumberSet::default();
         let counts: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();

@@ -34,7 +34,7 @@ impl<T> PageSlice<T> {
         let pages = Pages::new(count.saturating_mul(size_of::<T>()))?;
         let start = pages.start().cast::<T>();
         for index in 0..count {
-            // SAFETY: within the pages, aligned as they are, and nobody has the address yet.
+            // SAFETY: within the pages, aligned as they are, and no other code has the address yet.
             unsafe { start.add(index).write(make(index)) };
         }
         Ok(PageSlice {
@@ -54,7 +54,7 @@ impl<T> Deref for PageSlice<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: as many values were written, and nobody writes the pages but through them.
+        // SAFETY: as many values were written, and the pages are written only through them.
         unsafe { std::slice::from_raw_parts(self.pages.start().cast().as_ptr(), self.count) }
     }
 }

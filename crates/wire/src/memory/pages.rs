@@ -101,7 +101,7 @@ impl Pages {
             std::ptr::with_exposed_provenance_mut::<u8>(*start)
         };
         let start = NonNull::new(found)?;
-        // SAFETY: a mapping of that length, which is nobody else's from now on.
+        // SAFETY: a mapping of that length, with no other owner from now on.
         unsafe { start.write_bytes(0, len_bytes) };
         Some(Pages { start, len_bytes })
     }
@@ -203,7 +203,7 @@ impl Drop for Pages {
             // Before it is unmapped: then the kernel may give the address to another thread.
             blocks.remove(&start);
         }
-        // Without the lock: `munmap` waits for a thread that has asked the kernel to be told of it.
+        // Without the lock: `munmap` waits for a thread that has asked the kernel for a notification of it.
         unmap(start, self.len_bytes);
     }
 }
@@ -243,7 +243,7 @@ mod tests {
         let len_bytes = PAGES * page_bytes();
         let pages = Pages::new(len_bytes).unwrap();
         let start = pages.start().addr().get();
-        // SAFETY: within the pages, which nobody else has.
+        // SAFETY: within the pages, which have no other owner.
         unsafe { pages.at(len_bytes - 1).write(7) };
         assert!(Pages::hold(start + 1) && Pages::hold(start + len_bytes - 1));
         assert!(

@@ -48,7 +48,7 @@ impl QueuePairSizes {
             send_wqebbs: (send_depth * QueuePairSizes::wqebbs_each(capacity)).next_power_of_two(),
             recv_wqes: recv_depth.next_power_of_two(),
             recv_stride_bytes: RecvQueue::stride_bytes(capacity.segments),
-            // Twice the depth: what is in flight, and as much that nobody has collected yet.
+            // Twice the depth: what is in flight, and as much that is complete and not collected yet.
             cqes: [send_depth, recv_depth].map(|depth| (2 * depth).next_power_of_two()),
         }
     }

@@ -22,7 +22,7 @@ pub const RELEASED_VENDOR_SYNDROME: u8 = 0xdb;
 pub fn is_synthetic(cqe: &Cqe) -> bool {
     cqe.opcode.is_error() && cqe.qpn == 0 && cqe.vendor_syndrome == RELEASED_VENDOR_SYNDROME
 }
-/// The consumer index in the record has 24 bits; the largest ring leaves room to tell full from empty.
+/// The consumer index in the record has 24 bits; the largest ring leaves room to distinguish full from empty.
 const CQES_MAX: u32 = 1 << 22;
 
 /// The memory of a completion queue.
@@ -44,7 +44,7 @@ pub struct CqRingConfig {
 
 /// A completion queue over ring memory.
 ///
-/// CQEs have running indices of 32 bits, which wrap; the owner bit tells whether a CQE is the device's or the reader's. There is no
+/// CQEs have running indices of 32 bits, which wrap; the owner bit shows whether a CQE is the device's or the reader's. There is no
 /// cursor here: the caller decides which thread reads a CQE next. A mark at a CQE says that a stream still waits for it, so the CPU must
 /// leave the CQE alone.
 #[derive(Debug)]
@@ -202,7 +202,7 @@ impl CqRing {
         Some(Cqe::parse(&bytes))
     }
 
-    /// Tells the NIC that all CQEs before that running index are read and may be overwritten.
+    /// Reports to the NIC that all CQEs before that running index are read and may be overwritten.
     #[inline]
     pub fn set_consumer_index(&self, index: u32) {
         // SAFETY: valid and aligned (contract of `new`).
@@ -211,7 +211,7 @@ impl CqRing {
         record.store((index & 0xff_ffff).to_be(), Ordering::Release);
     }
 
-    /// How far the NIC was told that CQEs are read: the low 24 bits of the running index, which say the lap as well.
+    /// The consumer index that the NIC was given: the low 24 bits of the running index, which include the lap.
     pub fn consumer_index(&self) -> u32 {
         // SAFETY: valid and aligned (contract of `new`).
         let record = unsafe { AtomicU32::from_ptr(self.record) };
@@ -241,7 +241,7 @@ impl CqRing {
         true
     }
 
-    /// Makes the memory fresh: no CQE is valid, no mark is set, the consumer index is 0. Nobody may be waiting.
+    /// Makes the memory fresh: no CQE is valid, no mark is set, the consumer index is 0. No stream may be waiting.
     pub fn reset(&self) {
         self.reset_at(0);
     }

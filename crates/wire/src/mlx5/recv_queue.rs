@@ -10,7 +10,7 @@ use crate::{Error, Result, StateKind};
 
 /// The most pieces in a receive, so that its stride stays a page or less.
 const SEGMENTS_MAX: u32 = 256;
-/// The record holds 16 bits and must tell a full ring from an empty one.
+/// The record holds 16 bits and must distinguish a full ring from an empty one.
 const WQES_MAX: u32 = 1 << 15;
 /// mlx5dv.h, `MLX5_INVALID_LKEY`: in a receive it ends the list, so that it cannot be a key.
 const INVALID_LKEY: u32 = 0x100;
@@ -156,7 +156,7 @@ impl RecvQueue {
         Ok(RecvPosted { index })
     }
 
-    /// Adds the op that tells the NIC of all receives posted since the last commit: the doorbell record. No UAR takes part.
+    /// Adds the op that announces to the NIC all receives posted since the last commit: the doorbell record. No UAR takes part.
     ///
     /// # Errors
     /// [`Error::State`] if there is nothing to commit, [`Error::ProgramFull`], [`Error::Foreign`] if the program is of another table.

@@ -9,7 +9,7 @@ use crate::bytecode::{Block, Dword, Fence, Program};
 use crate::mmio;
 use crate::{Error, Result, StateKind, bytecode};
 
-/// The record holds 16 bits and must tell a full ring from an empty one.
+/// The record holds 16 bits and must distinguish a full ring from an empty one.
 const WQEBBS_MAX: u32 = 1 << 15;
 
 /// The memory and the limits of a send queue.
@@ -33,7 +33,7 @@ pub struct SendQueueConfig {
 
 /// The send queue of a queue pair, over ring memory.
 ///
-/// [`SendQueue::post`] writes requests into the ring, [`SendQueue::commit`] makes the ops that tell the NIC of them, and
+/// [`SendQueue::post`] writes requests into the ring, [`SendQueue::commit`] makes the ops that announce them to the NIC, and
 /// [`SendQueue::release`] takes back what the NIC is done with. Counts are running WQEBB counts, 32 bits, wrapping.
 #[derive(Debug)]
 pub struct SendQueue {
@@ -67,7 +67,7 @@ impl SendQueue {
     /// A queue over that memory, empty.
     ///
     /// # Safety
-    /// `ring` is valid for reads and writes of `wqebb_count * 64` bytes for as long as the queue lives, and nobody else writes to it.
+    /// `ring` is valid for reads and writes of `wqebb_count * 64` bytes for as long as the queue lives, and no other code writes to it.
     ///
     /// # Errors
     /// [`Error::Range`] for a count, a limit or a queue pair out of its bounds, or a ring too small for the largest request;
@@ -179,7 +179,7 @@ impl SendQueue {
         Ok(Posted { index, wqebbs })
     }
 
-    /// Adds the ops that tell the NIC of all requests posted since the last commit: the doorbell record, a fence, the UAR.
+    /// Adds the ops that announce to the NIC all requests posted since the last commit: the doorbell record, a fence, the UAR.
     ///
     /// # Errors
     /// [`Error::State`] if there is nothing to commit, [`Error::ProgramFull`], [`Error::Foreign`] if the program is of another table.
@@ -346,7 +346,7 @@ impl SendQueue {
     ///
     /// # Safety
     /// `ring` is a live send ring of `wqebb_count` WQEBBs (a power of two) of queue pair `qpn`; `posted` came from its queue, is in use, was
-    /// not rung, and nobody writes that block at the same time.
+    /// not rung, and no other thread writes that block at the same time.
     pub unsafe fn nop_over_raw(
         ring: *mut u8,
         wqebb_count: u32,

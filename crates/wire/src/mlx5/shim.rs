@@ -95,7 +95,7 @@ mod tests {
 
     /// `tests/layout.rs` compares what is public; this is the rest.
     #[test]
-    fn work_request_lies_as_in_c() {
+    fn work_request_layout_matches_c() {
         let expected = [
             ("dbl_wr", size_of::<WorkRequest>()),
             ("dbl_wr.remote_addr", offset_of!(WorkRequest, remote_addr)),

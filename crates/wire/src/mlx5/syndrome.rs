@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn syndromes_are_told_apart() {
+    fn syndromes_have_distinct_statuses() {
         let mut seen = Vec::new();
         for raw in 0..=255 {
             if let Some(syndrome) = Syndrome::from_raw(raw) {

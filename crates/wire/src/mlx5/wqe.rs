@@ -164,7 +164,7 @@ pub struct Wqe<'a> {
 }
 
 impl<'a> Wqe<'a> {
-    /// Reads the control segment alone: it tells how long the WQE is.
+    /// Reads the control segment alone, which has the length of the WQE.
     pub fn ctrl(bytes: &[u8; 16]) -> ControlSegment {
         ControlSegment::parse(bytes)
     }

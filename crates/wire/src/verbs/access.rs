@@ -1,4 +1,4 @@
-//! Rights of verbs: what may be done to a region, and by whom.
+//! Access rights of verbs: which accesses to a region are allowed, locally and by peers.
 
 /// Access rights of a region, with the values of verbs' `ibv_access_flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

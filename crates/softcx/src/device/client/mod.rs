@@ -1,4 +1,4 @@
-//! What a kernel driver asks of the device on behalf of processes: contexts, and the objects that are made in them.
+//! The commands that a kernel driver issues on behalf of processes: contexts, and the objects that are created in them.
 //!
 //! Every number that a client gives is looked up among its own objects; one of another client's is as unknown as one that
 //! never was. Errors are errno values, because that is what goes back to the process.
@@ -235,7 +235,7 @@ impl Client {
         let changed = self
             .core()
             .modify_qp(self.owned.id, qpn, attributes, mask, now_ns);
-        // A device that nobody could ring sleeps for long; from here on it may be rung unheard.
+        // A device without a queue pair that can be rung sleeps for long; from here on doorbells may come unreported.
         device.rung();
         changed
     }

@@ -1,4 +1,4 @@
-//! What a client says of the objects that it has made, and of their states.
+//! The parameters that a client passes for its objects and their states.
 
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@
 mod pieces;
 mod words;
 
-use self::pieces::{From, Piece};
+use self::pieces::{Piece, PieceSource};
 use crate::device::dma;
 use crate::device::foreign::Move;
 use crate::device::space::{AccessFault, Space, SpaceAddress, Span};
@@ -40,7 +40,7 @@ pub(crate) struct Copies {
     /// The origins of collected copies that failed.
     faults: Vec<CopyOrigin>,
     /// Queue pairs whose copies failed because the process with the source bytes has died.
-    orphans: Vec<u32>,
+    lost_senders: Vec<u32>,
     /// What is to be copied out of other processes, while such copies are collected.
     fetches: Vec<(SpaceAddress, Span)>,
     fetching: bool,
@@ -62,7 +62,7 @@ impl Default for Copies {
             bounce: Vec::new(),
             cause: CopyOrigin::default(),
             faults: Vec::new(),
-            orphans: Vec::new(),
+            lost_senders: Vec::new(),
             fetches: Vec::new(),
             fetching: false,
             spans: [Vec::new(), Vec::new()],
@@ -114,16 +114,16 @@ impl Copies {
         self.faults.len() != before
     }
 
-    /// Whether the sender of what is being carried out for this queue pair died with bytes of it. Of what was made so far.
+    /// Whether a copy made so far for this queue pair failed because the sender, which had the bytes, has died.
     #[inline]
-    pub(crate) fn is_orphan(&self, qpn: u32) -> bool {
-        !self.orphans.is_empty() && self.orphans.contains(&qpn)
+    pub(crate) fn has_lost_sender(&self, qpn: u32) -> bool {
+        !self.lost_senders.is_empty() && self.lost_senders.contains(&qpn)
     }
 
-    /// A queue pair whose sender died with bytes of its request.
+    /// Takes a queue pair whose sender died with bytes of its request.
     #[inline]
-    pub(crate) fn take_orphan(&mut self) -> Option<u32> {
-        self.orphans.pop()
+    pub(crate) fn take_lost_sender(&mut self) -> Option<u32> {
+        self.lost_senders.pop()
     }
 
     /// The origin of a collected copy that failed.
@@ -132,8 +132,8 @@ impl Copies {
         self.faults.pop()
     }
 
-    /// A sender's bytes could not be read. If they were in another process, that process has died, and no sender is left to be told. Memory of another
-    /// device is still registered, and reading it would fail at each repetition of the packet, so the sender must be told.
+    /// A sender's bytes could not be read. If they were in another process, that process has died, and no sender is left to notify. Memory of another
+    /// device is still registered, and reading it would fail at each repetition of the packet, so the sender must be notified.
     #[cold]
     pub(crate) fn lose_source(&mut self, from: SpaceAddress) {
         self.lost_source |= from.space.is_foreign();
@@ -203,7 +203,7 @@ impl Copies {
         }
         let at = self.kept.len();
         self.kept.extend_from_slice(from);
-        self.collect(From::Kept(at), into, from.len());
+        self.collect(PieceSource::Kept(at), into, from.len());
         Ok(())
     }
 
@@ -232,7 +232,11 @@ impl Copies {
             _ if len_bytes == 0 => Ok(()),
             (Some(start), None) => {
                 self.make_room(into.space, len_bytes);
-                self.collect(From::Here(start.expose_provenance()), into, len_bytes);
+                self.collect(
+                    PieceSource::Local(start.expose_provenance()),
+                    into,
+                    len_bytes,
+                );
                 Ok(())
             }
             (None, _) => {
@@ -316,7 +320,7 @@ impl Copies {
                 self.settle();
             }
             self.make_room(into.space, piece);
-            self.collect(From::There(from), into, piece);
+            self.collect(PieceSource::OtherSpace(from), into, piece);
             done += piece;
         }
     }
@@ -337,15 +341,19 @@ impl Copies {
         }
     }
 
-    fn collect(&mut self, from: From, into: SpaceAddress, len_bytes: usize) {
+    fn collect(&mut self, from: PieceSource, into: SpaceAddress, len_bytes: usize) {
         self.bytes += len_bytes;
         self.brings = into.space.is_local();
         let cause = self.cause;
         if let Some(last) = self.pieces.last_mut() {
             let behind = last.len_bytes as u64;
             let follows = match (last.from, from) {
-                (From::There(last), From::There(from)) => last.behind(behind) == from,
-                (From::Kept(last), From::Kept(from)) => last + behind as usize == from,
+                (PieceSource::OtherSpace(last), PieceSource::OtherSpace(from)) => {
+                    last.behind(behind) == from
+                }
+                (PieceSource::Kept(last), PieceSource::Kept(from)) => {
+                    last + behind as usize == from
+                }
                 _ => false,
             };
             if follows && last.into.wrapping_add(behind) == into.addr && last.cause == cause {
@@ -392,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn many_pieces_are_one_call_to_read_and_one_to_write() {
+    fn many_pieces_take_one_read_call_and_one_write_call() {
         let mut a = Process::other(1 << 20);
         let mut b = Process::other(1 << 20);
         let (from, into) = (a.place(1 << 17, 4096), b.place(1 << 17, 4096));
@@ -417,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_that_need_one_another_keep_their_order() {
+    fn dependent_copies_keep_their_order() {
         let mut a = Process::other(1 << 20);
         let at = a.place(4096, 64);
         a.write(at, b"one");
@@ -437,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_by_value_arrives_whole() {
+    fn payload_kept_by_value_arrives_whole() {
         let mut a = Process::other(1 << 20);
         let at = a.place(1 << 18, 64);
         let mut copies = Copies::default();

@@ -5,20 +5,20 @@ use super::{Copies, CopyOrigin, push};
 use crate::device::foreign::Move;
 use crate::device::space::{AccessFault, SpaceAddress, Span};
 
-/// Where bytes are until they are copied.
+/// Where the bytes of a piece are until they are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum From {
+pub(super) enum PieceSource {
     /// In this process, for as long as they are not copied.
-    Here(usize),
+    Local(usize),
     /// In `Copies::kept`.
     Kept(usize),
-    /// In another one, or in another device.
-    There(SpaceAddress),
+    /// In another process, or in another device.
+    OtherSpace(SpaceAddress),
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
-    pub(super) from: From,
+    pub(super) from: PieceSource,
     pub(super) into: u64,
     pub(super) len_bytes: usize,
     pub(super) cause: CopyOrigin,
@@ -38,8 +38,10 @@ impl Copies {
                     continue;
                 }
                 match piece.from {
-                    From::There(from) if piece.cause.request && from.space.is_gone() => {
-                        self.orphans.push(piece.cause.qpn);
+                    PieceSource::OtherSpace(from)
+                        if piece.cause.request && from.space.is_gone() =>
+                    {
+                        self.lost_senders.push(piece.cause.qpn);
                     }
                     _ => self.faults.push(piece.cause),
                 }
@@ -67,9 +69,9 @@ impl Copies {
         for piece in pieces {
             let len_bytes = piece.len_bytes;
             let addr = match piece.from {
-                From::Here(addr) => addr,
-                From::Kept(at) => self.kept.as_ptr() as usize + at,
-                From::There(_) => {
+                PieceSource::Local(addr) => addr,
+                PieceSource::Kept(at) => self.kept.as_ptr() as usize + at,
+                PieceSource::OtherSpace(_) => {
                     bounced += len_bytes;
                     self.bounce.as_ptr() as usize + bounced - len_bytes
                 }
@@ -112,7 +114,7 @@ impl Copies {
     /// Copies out of other devices into this process.
     fn bring(&mut self, pieces: &[Piece]) -> Result<(), AccessFault> {
         let from = |piece: &Piece| match piece.from {
-            From::There(from) => Ok(from),
+            PieceSource::OtherSpace(from) => Ok(from),
             _ => Err(AccessFault),
         };
         let [own, theirs] = &mut self.spans;
@@ -145,7 +147,7 @@ impl Copies {
     /// Whether all of it stays in one other device's memory, which can copy it by itself.
     fn shifts(&self, pieces: &[Piece]) -> bool {
         pieces.iter().all(|piece| match piece.from {
-            From::There(from) if from.space == self.space => {
+            PieceSource::OtherSpace(from) if from.space == self.space => {
                 from.addr.abs_diff(piece.into) >= piece.len_bytes as u64
             }
             _ => false,
@@ -155,7 +157,7 @@ impl Copies {
     fn shift(&mut self, pieces: &[Piece]) -> Result<(), AccessFault> {
         self.moves.clear();
         for piece in pieces {
-            if let From::There(from) = piece.from {
+            if let PieceSource::OtherSpace(from) = piece.from {
                 self.moves.push(Move {
                     from: from.addr,
                     into: piece.into,
@@ -170,7 +172,7 @@ impl Copies {
     /// Reads what lies in other processes into the bounce buffer, one after the other.
     fn read_far(&mut self, pieces: &[Piece]) -> Result<(), AccessFault> {
         let far = |piece: &Piece| match piece.from {
-            From::There(from) => Some((from, piece.len_bytes)),
+            PieceSource::OtherSpace(from) => Some((from, piece.len_bytes)),
             _ => None,
         };
         let total: usize = pieces.iter().filter_map(far).map(|(_, len)| len).sum();

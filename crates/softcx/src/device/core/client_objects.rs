@@ -79,8 +79,8 @@ impl ClientRegistry {
         self.clients.remove(&client);
     }
 
-    /// Tells every client of what concerns the device.
-    pub(super) fn tell(&self, event: DeviceEvent) {
+    /// Sends every client an event of the device.
+    pub(super) fn notify_all(&self, event: DeviceEvent) {
         for objects in self.clients.values() {
             objects.events.event(event);
         }

@@ -1,4 +1,4 @@
-//! Who of the kernel driver's clients has what: numbers are looked up here before anything is done to the object.
+//! Ownership of objects by the kernel driver's clients: numbers are looked up here before anything is done to the object.
 
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use super::DeviceCore;
 use super::uar::Uar;
 use crate::device::qp::{DeviceParts, Qp, State};
-use crate::device::requester::Told;
+use crate::device::requester::AnnouncedCount;
 use doorbell_wire::memory::NumberSet;
 use doorbell_wire::mlx5::Doorbell;
 
@@ -32,7 +32,7 @@ impl DeviceCore {
                 at += 1;
             }
         }
-        // Each is likely to be in no cache: while the device has doorbells anyway, few turns look.
+        // Each read is probably a cache miss, so few turns read one while other doorbells arrive.
         if self.registers.cold_look_is_due() {
             worked |= self.look_at_idle(COLD_LOOKS);
         }
@@ -42,7 +42,7 @@ impl DeviceCore {
     /// A caller reports a doorbell of one of the queue pairs whose slots have this number in a [`NumberSet`]. If few queue pairs are in use, every
     /// turn reads their registers from now on, and later doorbells need not be reported. Otherwise each doorbell must be reported, and only this
     /// turn reads the registers.
-    pub(crate) fn look_at_told(&mut self, number: usize) {
+    pub(crate) fn look_at_reported(&mut self, number: usize) {
         for slot in (number..self.registers.len()).step_by(NumberSet::COUNT) {
             if self.registers.hot_count() < HOT_MAX {
                 self.watch(slot);
@@ -52,7 +52,7 @@ impl DeviceCore {
         }
     }
 
-    /// Looks at the registers of this queue pair in every turn from now on.
+    /// Reads the registers of this queue pair in every turn from now on.
     fn watch(&mut self, slot: usize) {
         if let Some(Some(qp)) = self.qps.get(slot)
             && self.registers.heat(slot)
@@ -61,7 +61,7 @@ impl DeviceCore {
         }
     }
 
-    /// Watches no more, unless it was rung just now.
+    /// Stops reading these registers in every turn, unless the last read finds a doorbell.
     #[cold]
     fn stop_watching(&mut self, slot: usize) -> bool {
         let Some(Some(qp)) = self.qps.get(slot) else {
@@ -78,7 +78,7 @@ impl DeviceCore {
         rung
     }
 
-    /// Looks at up to `count` registers that no turn looks at, going on where the last look ended. Whether one was rung.
+    /// Reads the registers of up to `count` idle queue pairs, from where the last call ended. Returns whether one held a doorbell.
     pub(crate) fn look_at_idle(&mut self, count: usize) -> bool {
         let mut found = false;
         for _ in 0..count.min(self.registers.len()) {
@@ -105,7 +105,7 @@ impl DeviceCore {
     }
 }
 
-/// Takes a queue pair's doorbells. Whether there were any.
+/// Takes a queue pair's doorbells. Returns whether there were any.
 #[inline]
 pub(super) fn ring(qp: &mut Qp, uar: &Uar, parts: &mut DeviceParts) -> bool {
     let mut rung = false;
@@ -123,13 +123,13 @@ pub(super) fn ring(qp: &mut Qp, uar: &Uar, parts: &mut DeviceParts) -> bool {
             qp.lose_queue();
             continue;
         };
-        count_told(qp, register, doorbell, recorded, parts);
+        apply_doorbell(qp, register, doorbell, recorded, parts);
     }
     rung
 }
 
-/// Announces what a doorbell in this register says is posted.
-pub(super) fn count_told(
+/// Announces the work requests that a doorbell in this register covers.
+pub(super) fn apply_doorbell(
     qp: &mut Qp,
     register: usize,
     doorbell: Doorbell,
@@ -138,12 +138,14 @@ pub(super) fn count_told(
 ) {
     let wqebbs = u16::from(doorbell.ds).div_ceil(4);
     let ring_wqebbs = qp.parts.send_ring.len_bytes() as u32 / 64;
-    let told = Told {
+    let announced = AnnouncedCount {
         register,
         upto: doorbell.index.wrapping_add(wqebbs),
     };
     let before = qp.requester.announced;
-    let order = qp.requester.announce(told, recorded as u16, ring_wqebbs);
+    let order = qp
+        .requester
+        .announce(announced, recorded as u16, ring_wqebbs);
     qp.fetch(parts, before);
     parts.counters.doorbells_before_record += u64::from(order.before_record);
     parts.counters.doorbells_backwards += u64::from(order.backwards);

@@ -167,10 +167,10 @@ impl DeviceCore {
                     }
                 }
                 if queue.len() != before {
-                    lane.ring();
+                    lane.wake_peer();
                 }
             } else {
-                // Nobody is there: lost, as in a switch that has no such port.
+                // No such node: lost, as in a switch that has no such port.
                 self.parts.counters.packets_dropped += before as u64;
                 queue.clear();
             }

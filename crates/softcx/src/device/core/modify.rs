@@ -117,7 +117,7 @@ impl DeviceCore {
         let mut attributes = *qp.asked;
         attributes.take(asked, named);
         let page = qp.parts.page;
-        // The way to the error state tells of itself.
+        // The transition to the error state reports its own event.
         if let Some(trace) = &mut self.parts.trace
             && from != to
             && to != State::Error
@@ -154,7 +154,7 @@ impl DeviceCore {
         }
         if from != to {
             qp.set_state(to);
-            qp.requester.told_drained = false;
+            qp.requester.drain_notified = false;
         }
         if connected && named & mask::AV != 0 {
             self.set_destination(slot, &asked.path, asked.dest_qpn);

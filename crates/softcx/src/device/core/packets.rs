@@ -31,7 +31,7 @@ impl DeviceCore {
     #[inline]
     pub(super) fn settle(&mut self, now_ns: u64) {
         self.parts.copies.settle();
-        while let Some(qpn) = self.parts.copies.take_orphan() {
+        while let Some(qpn) = self.parts.copies.take_lost_sender() {
             let slot = self.slot_of(qpn);
             if let Some(qp) = numbered(&mut self.qps, slot, qpn) {
                 qp.lose_sender();
@@ -87,7 +87,7 @@ impl DeviceCore {
     }
 
     /// The bytes of a packet of this device could not be read. A request fails with a local protection error; otherwise its queue pair would
-    /// repeat it. The requester of a response has been told already.
+    /// repeat it. The requester of a response has been notified already.
     #[cold]
     pub(super) fn lose_source(&mut self, now_ns: u64, header: &Header) {
         if !header.kind.is_request() {

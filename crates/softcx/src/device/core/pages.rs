@@ -9,9 +9,9 @@ use crate::device::dma::{RecordWord, UarRegister};
 use crate::device::qp::State;
 use doorbell_wire::mlx5::Doorbell;
 
-/// Looks without a hit after which a page is looked at only now and then.
+/// Reads without a hit after which a page is read less often.
 const HOT_LOOKS: u32 = 1 << 14;
-/// How often then: every so many turns.
+/// Turns between two reads of such a page.
 const COLD_TURNS: u32 = 8;
 
 impl DeviceCore {
@@ -61,15 +61,15 @@ impl DeviceCore {
         pages.filter(|page| page.qps.iter().any(awake)).count()
     }
 
-    /// Has the next turn look at all pages, also those that were quiet for long.
+    /// Makes the next turn read all pages, also those that were quiet for long.
     pub(crate) fn look_at_all_pages(&mut self) {
         for page in self.pages.iter_mut().flatten() {
             page.quiet = page.quiet.min(HOT_LOOKS - 1);
         }
     }
 
-    /// Looks at the registers of all pages. A register may have been overwritten before it was seen, so a hit is taken as one
-    /// for each queue on its page, and their records tell.
+    /// Reads the registers of all pages. A register may have been overwritten before it was read, so a hit counts as one
+    /// for each queue pair on its page, and their doorbell records decide.
     #[inline]
     pub(super) fn look_at_pages(&mut self) -> bool {
         let mut worked = false;
@@ -88,7 +88,7 @@ impl DeviceCore {
         worked
     }
 
-    /// Takes what was rung on a page. Whether anything was.
+    /// Takes the doorbells and arms of a page. Returns whether there were any.
     pub(super) fn look_at_page(&mut self, at: usize) -> bool {
         let Some(page) = self.page_mut(at) else {
             return false;
@@ -110,12 +110,12 @@ impl DeviceCore {
             return;
         };
         let qps = std::mem::take(&mut page.qps);
-        // A doorbell of a queue pair alone on its page tells what came before its record, and what went backwards.
+        // If a queue pair is alone on its page, its doorbells show which came before the record, and which went backwards.
         let mut alone = qps.len() == 1;
         if let [slot] = qps.as_slice() {
             for (register, value) in (0..).zip(doorbells) {
                 if let Some(value) = value {
-                    alone &= self.count_told(*slot, register, Doorbell::parse(value));
+                    alone &= self.apply_doorbell(*slot, register, Doorbell::parse(value));
                 }
             }
         }
@@ -127,8 +127,8 @@ impl DeviceCore {
         }
     }
 
-    /// Announces what a doorbell says is posted. `false` if it is not one of this queue pair.
-    fn count_told(&mut self, slot: usize, register: usize, doorbell: Doorbell) -> bool {
+    /// Announces the work requests that a doorbell covers. Returns `false` if the doorbell is another queue pair's.
+    fn apply_doorbell(&mut self, slot: usize, register: usize, doorbell: Doorbell) -> bool {
         let recorded = self.record_of(slot).map(RecordWord::load);
         let Some(Some(qp)) = self.qps.get_mut(slot) else {
             return true;
@@ -138,7 +138,7 @@ impl DeviceCore {
         }
         match recorded {
             Some(Ok(recorded)) => {
-                doorbells::count_told(qp, register, doorbell, recorded, &mut self.parts);
+                doorbells::apply_doorbell(qp, register, doorbell, recorded, &mut self.parts);
             }
             Some(Err(_)) => qp.lose_queue(),
             None => return true,
@@ -147,12 +147,12 @@ impl DeviceCore {
         true
     }
 
-    /// Announces what the records of many say is posted.
+    /// Announces what the doorbell records of these queue pairs cover.
     fn count_all(&mut self, slots: &[usize]) {
         let takes = |slot: &usize| self.record_of(*slot).map(|record| (*slot, record));
         let (slots, records): (Vec<_>, Vec<_>) = slots.iter().filter_map(takes).unzip();
         let Ok(counts) = RecordWord::load_all(&records) else {
-            // One of them is gone: which it is, each tells.
+            // One of them is gone; reading each alone finds it.
             return slots.into_iter().for_each(|slot| self.count_sends(slot));
         };
         for (slot, count) in slots.into_iter().zip(counts) {
@@ -206,7 +206,7 @@ impl DeviceCore {
         }
     }
 
-    /// Announces what a queue pair's record says is posted.
+    /// Announces what a queue pair's doorbell record covers.
     pub(super) fn count_sends(&mut self, slot: usize) {
         match self.record_of(slot).map(RecordWord::load) {
             Some(Ok(count)) => self.announce(slot, count as u16),

@@ -1,4 +1,4 @@
-//! Numbers of queue pairs: a slot each, and a generation that tells apart those that had the slot one after the other.
+//! Numbers of queue pairs: a slot each, and a generation that distinguishes successive users of the slot.
 
 use std::collections::VecDeque;
 

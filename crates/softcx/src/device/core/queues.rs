@@ -133,7 +133,7 @@ impl DeviceCore {
             limit: parts.limit,
             events,
             users: 0,
-            walk: crate::device::srq::Walk::default(),
+            position: crate::device::srq::SrqPosition::default(),
         });
         self.owner_mut(client)?.srqs.push(slot);
         Ok(slot as u32)

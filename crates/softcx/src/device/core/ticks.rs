@@ -21,7 +21,7 @@ impl DeviceCore {
                 qp.set_state(State::Error);
             }
         }
-        self.clients.tell(DeviceEvent::DeviceFatal);
+        self.clients.notify_all(DeviceEvent::DeviceFatal);
     }
 
     /// The device reports that it has failed. It may continue to work for a while: commands no longer stop it.
@@ -31,13 +31,13 @@ impl DeviceCore {
         for qp in self.qps.iter().flatten() {
             qp.status.set_device_failed();
         }
-        self.clients.tell(DeviceEvent::DeviceFatal);
+        self.clients.notify_all(DeviceEvent::DeviceFatal);
     }
 
     /// The port's GID stands at another index of its table from now on, or nowhere.
     pub(crate) fn set_gid_index(&mut self, index: Option<u8>) {
         self.gid_index = index;
-        self.clients.tell(DeviceEvent::GidChange);
+        self.clients.notify_all(DeviceEvent::GidChange);
     }
 
     /// Timers, flushes of what was posted to failed queue pairs, and lanes without a writer.
@@ -77,7 +77,7 @@ impl DeviceCore {
             }
         }
         if let Some(active) = self.parts.wire.link_change(now_ns) {
-            self.clients.tell(DeviceEvent::Port { active });
+            self.clients.notify_all(DeviceEvent::Port { active });
             worked = true;
         }
         if self.parts.wire.gid_moves(now_ns) {

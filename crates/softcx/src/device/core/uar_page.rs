@@ -19,17 +19,17 @@ pub(super) struct UarPage {
     pub(super) quiet: u32,
 }
 
-/// What was rung since the last look.
+/// The stores to a page's registers since the last read.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rung {
+pub(super) struct PageStores {
     pub(super) doorbells: [Option<u64>; 4],
     pub(super) armed: bool,
 }
 
 impl UarPage {
     #[inline]
-    pub(super) fn look(&mut self) -> Rung {
-        let rung = Rung {
+    pub(super) fn look(&mut self) -> PageStores {
+        let rung = PageStores {
             doorbells: self.doorbells.map(UarRegister::take),
             armed: self.arm.take().is_some(),
         };

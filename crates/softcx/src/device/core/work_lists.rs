@@ -46,7 +46,7 @@ impl WorkLists {
             self.failed.push(slot);
         }
         if state == State::SendQueueDrained {
-            qp.tell_drained();
+            qp.notify_drained();
         }
     }
 

@@ -1,4 +1,4 @@
-//! Words by which driver and device tell each other something: doorbell records, UAR registers, the clock.
+//! Words that driver and device share: doorbell records, UAR registers, the clock.
 #![allow(unsafe_code)] // words that a driver writes, or reads, at the same time
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -142,7 +142,7 @@ mod tests {
         // SAFETY: the word outlives the register.
         let register = unsafe { UarRegister::new(&raw mut word) };
         assert_eq!(register.take(), None);
-        // SAFETY: nobody else is there.
+        // SAFETY: no other code accesses it.
         unsafe { AtomicU64::from_ptr(&raw mut word) }.store(5, Ordering::Release);
         assert_eq!(register.take(), Some(5));
         assert_eq!(register.take(), None);

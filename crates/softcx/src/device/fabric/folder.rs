@@ -73,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    const STRANGER: u32 = 54321;
+    const OTHER_USER: u32 = 54321;
 
     /// A folder that is gone with the test.
     struct Root(PathBuf);
@@ -127,13 +127,13 @@ mod tests {
     fn folder_of_another_user_is_refused_or_xdg_runtime_dir_is_used() {
         let (root, runtime) = (Root::new("squatted"), Root::new("runtime"));
         let folder = folder_in(&root.0, None).unwrap();
-        if let Err(error) = chown(&folder, Some(STRANGER), None) {
+        if let Err(error) = chown(&folder, Some(OTHER_USER), None) {
             eprintln!("WAIVED: a folder of another user: chown: {error}");
             return;
         }
         let refused = reason(folder_in(&root.0, None));
         assert!(
-            refused.contains(&format!("belongs to user {STRANGER}")),
+            refused.contains(&format!("belongs to user {OTHER_USER}")),
             "{refused}"
         );
         assert_eq!(
@@ -141,7 +141,7 @@ mod tests {
             Ok(runtime.0.join("doorbell"))
         );
         // A folder that the other user owns as well cannot be used.
-        chown(&runtime.0, Some(STRANGER), None).unwrap();
+        chown(&runtime.0, Some(OTHER_USER), None).unwrap();
         assert_eq!(reason(folder_in(&root.0, Some(&runtime.0))), refused);
     }
 }

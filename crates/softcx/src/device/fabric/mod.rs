@@ -23,7 +23,7 @@ use crate::{Error, Result, StateKind};
 pub(crate) const NODES: u16 = 63;
 const NAME_BYTES: usize = 64;
 /// How long a device that leaves waits for the lock of the table. Without it the number is given back, but the table is not removed.
-const PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// The upper half of every InfiniBand GID: link-local, as of a subnet without a manager.
 const SUBNET: u64 = 0xfe80 << 48;
 /// The lower half, or'ed with the node number: the identity of a port, EUI-64.
@@ -82,7 +82,7 @@ impl Fabric {
             entry.pid.store(address.pid, Ordering::Relaxed);
             entry.fd.store(address.fd, Ordering::Relaxed);
             entry.started.store(at, Ordering::Relaxed);
-            // Release: who finds the port finds the rest.
+            // Release: a reader that sees the port sees the rest.
             entry.port.store(address.port, Ordering::Release);
         }
         fabric.node = node;
@@ -149,13 +149,13 @@ impl Fabric {
 
 impl Fabric {
     /// A handle that leaves the fabric, and that does not borrow from this.
-    pub(crate) fn leaver(&self) -> NodeReleaser {
+    pub(crate) fn node_releaser(&self) -> NodeReleaser {
         NodeReleaser::of(self)
     }
 
     /// Gives the number back; the last one to go removes the table.
     fn leave(&self) {
-        let locked = table::lock_existing(&self.path, PATIENCE);
+        let locked = table::lock_existing(&self.path, LOCK_TIMEOUT);
         if let Some(entry) = self.entry(self.node) {
             // Not if it was taken over.
             let (port, gone) = (self.address.port, 0);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fabric_is_full_at_its_last_node_and_names_are_names() {
+    fn full_fabric_and_invalid_names_are_refused() {
         let name = name("full");
         let all: Vec<_> = (0..NODES).map(|_| fabric(&name)).collect();
         assert_eq!(all.last().unwrap().1.node(), NODES);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_everybody_has_left_without_a_word_is_removed_by_the_next_who_joins_any() {
+    fn table_with_only_dead_nodes_is_removed_by_next_join() {
         let (left, other) = (name("left"), name("other"));
         let (inbox, a) = fabric(&left);
         let b = fabric(&other);
@@ -314,7 +314,7 @@ mod tests {
         static KILLED: std::sync::Mutex<Option<(Inbox, Fabric)>> = std::sync::Mutex::new(None);
         *KILLED.lock().unwrap() = Some((inbox, a));
         drop(b);
-        // Who joins passes over a table that somebody else looks at just then.
+        // A join skips a table that another process holds at that moment.
         until(|| {
             drop(fabric(&other));
             !table_of(&left).exists()
@@ -323,47 +323,47 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_left_without_its_device() {
-        let name = name("leavers");
+    fn node_is_released_without_its_device() {
+        let name = name("releasers");
         let path = table_of(&name);
         let (_inbox_a, a) = fabric(&name);
         let (inbox_b, b) = fabric(&name);
-        // Somebody holds the table, and is not waited for.
+        // The table is held, and the release does not wait for it.
         let held = table::lock(&path).unwrap();
-        a.leaver().leave();
+        a.node_releaser().release();
         assert!(b.address(1).is_some());
         drop(held);
         // Others look over all tables now and then: one that is locked for so long is given up.
         until(|| {
-            a.leaver().leave();
+            a.node_releaser().release();
             b.address(1).is_none()
         });
-        a.leaver().leave();
+        a.node_releaser().release();
         assert_eq!(
             (b.address(1), b.address(2)),
             (None, Some(inbox_b.address()))
         );
         // Another has the number now, and keeps it.
         let (inbox_c, c) = fabric(&name);
-        a.leaver().leave();
+        a.node_releaser().release();
         assert_eq!((c.node(), b.address(1)), (1, Some(inbox_c.address())));
         until(|| {
-            c.leaver().leave();
+            c.node_releaser().release();
             b.address(1).is_none()
         });
         assert!(path.exists());
         // The last one.
         until(|| {
-            b.leaver().leave();
+            b.node_releaser().release();
             !path.exists()
         });
-        b.leaver().leave();
+        b.node_releaser().release();
         drop((a, b, c));
         is_forgotten(&name);
     }
 
     #[test]
-    fn a_process_that_keeps_the_lock_keeps_nobody_for_long() {
+    fn held_table_lock_delays_others_for_a_bounded_time() {
         let name = name("stopped");
         let (_inbox, a) = fabric(&name);
         let (inbox_b, b) = fabric(&name);

@@ -9,7 +9,7 @@ use super::table;
 
 /// How long to wait for the lock of the table. A process holds it only while it joins or leaves. If the wait fails, the next process that joins
 /// finds that this one is gone.
-const PATIENCE: Duration = Duration::from_millis(20);
+const LOCK_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// A place on a fabric, and the way to leave it.
 #[derive(Debug)]
@@ -31,8 +31,8 @@ impl NodeReleaser {
     }
 
     /// Leaves the fabric: other devices no longer find this one. The last device removes the table. Waits for a lock for 20 ms at most.
-    pub(crate) fn leave(&self) {
-        if let Some(locked) = table::lock_existing(&self.path, PATIENCE)
+    pub(crate) fn release(&self) {
+        if let Some(locked) = table::lock_existing(&self.path, LOCK_TIMEOUT)
             && locked.inode() == Some(self.inode)
             && let Ok(shared) = table::map(&locked, &self.path)
         {

@@ -23,7 +23,7 @@ const TABLE_BYTES: usize = 8192;
 /// Tables of others that are looked over when one is opened.
 const SWEEP: usize = 64;
 /// How long a device that joins waits for the lock. Holders need a millisecond, but one that is stopped keeps the lock.
-const PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// All of it is atomic: any process of the user may write there at any time.
@@ -133,7 +133,7 @@ impl FabricTable {
 
 impl Drop for FabricTable {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map` with this length; nobody holds a reference into it any more.
+        // SAFETY: mapped in `map` with this length; no reference into it is left.
         unsafe { libc::munmap(self.0.as_ptr().cast(), TABLE_BYTES) };
     }
 }
@@ -142,8 +142,8 @@ impl Drop for FabricTable {
 pub(super) struct Locked(File);
 
 impl Locked {
-    /// Locks the file. Tries again until `patience` has passed: the kernel's own wait has no deadline.
-    fn new(file: File, patience: Duration) -> io::Result<Locked> {
+    /// Locks the file. Tries again until `timeout` has passed: the kernel's own wait has no deadline.
+    fn new(file: File, timeout: Duration) -> io::Result<Locked> {
         let begun = Instant::now();
         loop {
             // SAFETY: a plain call on an open descriptor.
@@ -153,7 +153,7 @@ impl Locked {
             let error = io::Error::last_os_error();
             match error.kind() {
                 ErrorKind::Interrupted => {}
-                ErrorKind::WouldBlock if begun.elapsed() < patience => std::thread::sleep(PAUSE),
+                ErrorKind::WouldBlock if begun.elapsed() < timeout => std::thread::sleep(PAUSE),
                 _ => return Err(error),
             }
         }
@@ -195,10 +195,10 @@ pub(super) fn lock(path: &Path) -> Result<Locked> {
     loop {
         let file = open(path, true)
             .map_err(|error| file_error("open of a fabric's table", path, TABLE_BYTES, &error))?;
-        let locked = Locked::new(file, PATIENCE).map_err(|error| match error.kind() {
+        let locked = Locked::new(file, LOCK_TIMEOUT).map_err(|error| match error.kind() {
             ErrorKind::WouldBlock => Error::Timeout {
                 operation: "open of a fabric, whose table another process has locked,",
-                timeout: PATIENCE,
+                timeout: LOCK_TIMEOUT,
             },
             _ => file_error("lock of a fabric's table", path, TABLE_BYTES, &error),
         })?;
@@ -210,8 +210,8 @@ pub(super) fn lock(path: &Path) -> Result<Locked> {
 }
 
 /// The table, locked, if it is there and its lock can be had in time.
-pub(super) fn lock_existing(path: &Path, patience: Duration) -> Option<Locked> {
-    Locked::new(open(path, false).ok()?, patience).ok()
+pub(super) fn lock_existing(path: &Path, timeout: Duration) -> Option<Locked> {
+    Locked::new(open(path, false).ok()?, timeout).ok()
 }
 
 /// Maps a locked file, made long enough.

@@ -40,7 +40,7 @@ pub(crate) struct Gather {
     bytes: [u8; WQE_BYTES],
     parts: [GatherPart; MAX_PARTS],
     count: usize,
-    /// What it says besides, if it is one of a datagram queue pair, or updates a memory window.
+    /// The remaining segments of a datagram queue pair's request, or of a memory window's update.
     pub(crate) datagram: Option<Datagram>,
     pub(crate) window: Option<WindowUpdate>,
 }

@@ -80,7 +80,7 @@ impl<'a> Source<'a> {
                 let bytes = &bytes[offset as usize..(offset + len_bytes) as usize];
                 copies.store(into, bytes).map_err(no_target)?;
             },
-            // SAFETY: the caller's promise, and that of whoever made the source of a lane's slot.
+            // SAFETY: the caller's promise, and that of the code that made the source of a lane's slot.
             Source::Lane { start, .. } => unsafe {
                 let from = SpaceAddress::local(start.add(offset as usize));
                 if len_bytes <= 8 {

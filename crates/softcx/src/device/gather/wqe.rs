@@ -1,4 +1,4 @@
-//! WQEs out of their rings: what a work request asks for, and its segments into the gather.
+//! Reads WQEs from their rings: parses the work request, and puts its segments into the gather.
 
 use super::{Gather, GatherPart, WQE_BYTES};
 use crate::device::client::Transport;

@@ -183,8 +183,8 @@ impl LaneWriter {
     }
 
     /// Wakes the engine of the peer, if it sleeps.
-    pub(crate) fn ring(&self) {
-        self.mapping.head().bell.ring();
+    pub(crate) fn wake_peer(&self) {
+        self.mapping.head().wake_word.wake();
     }
 }
 

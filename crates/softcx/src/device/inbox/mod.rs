@@ -51,7 +51,7 @@ struct InboxHead {
     version: AtomicU32,
     _reserved: u32,
     port: AtomicU64,
-    bell: WakeWord,
+    wake_word: WakeWord,
     /// Bit `i`: lane `i` has a writer, or had one.
     claimed: AtomicU64,
 }
@@ -97,7 +97,7 @@ impl LaneHead {
     }
 }
 
-/// Who an inbox belongs to: what a peer needs to find it.
+/// The address of an inbox: what a peer needs to find it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InboxAddress {
     /// Which boot of which host.
@@ -165,7 +165,7 @@ impl SharedMapping {
 
 impl Drop for SharedMapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length; nobody holds a reference into it any more.
+        // SAFETY: mapped in `new` with this length; no reference into it is left.
         unsafe { libc::munmap(self.start.as_ptr().cast(), INBOX_BYTES) };
     }
 }
@@ -202,7 +202,7 @@ impl Inbox {
         if fd < 0 {
             return Err(last_error("memfd_create"));
         }
-        // SAFETY: a descriptor that was just opened and that nobody else owns.
+        // SAFETY: a descriptor that was just opened and has no other owner.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: plain calls on an open descriptor.
         let sealed = unsafe {
@@ -226,7 +226,7 @@ impl Inbox {
         let head = mapping.head();
         head.port.store(address.port, Ordering::Relaxed);
         head.version.store(VERSION, Ordering::Relaxed);
-        // Release: whoever finds the magic number finds the others.
+        // Release: a reader that sees the magic number sees the others.
         head.magic.store(MAGIC, Ordering::Release);
         Ok(Inbox {
             mapping: Arc::new(mapping),
@@ -286,7 +286,7 @@ impl Inbox {
             let foreign = owner as u32 != std::process::id();
             let gone = owner & CLOSED != 0 || (lane == asked && foreign && head.is_dead(owner));
             let empty = || matches!(head.cursors.filled(SLOTS as u64), Ok(None) | Err(Corrupt));
-            // The mark comes first: from here on nobody can take the lane over, and who has done so is left alone.
+            // The mark comes first: from here on no process can take the lane over, and a lane that was taken over is left alone.
             let mark = || {
                 let marked = owner | SWEEPING;
                 head.owner
@@ -305,20 +305,20 @@ impl Inbox {
         }
     }
 
-    /// The bell of this inbox.
-    pub(crate) fn bell(&self) -> EngineWake {
+    /// The word that wakes the engine of this inbox.
+    pub(crate) fn engine_wake(&self) -> EngineWake {
         EngineWake(Arc::clone(&self.mapping))
     }
 }
 
-/// The bell that wakes the engine of an inbox.
+/// The word that wakes the engine of an inbox.
 #[derive(Debug, Clone)]
 pub(crate) struct EngineWake(Arc<SharedMapping>);
 
 impl std::ops::Deref for EngineWake {
     type Target = WakeWord;
     fn deref(&self) -> &WakeWord {
-        &self.0.head().bell
+        &self.0.head().wake_word
     }
 }
 
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_run_out_with_a_word_and_strangers_are_refused() {
+    fn full_inbox_and_wrong_addresses_are_refused_with_a_reason() {
         let inbox = Inbox::new().unwrap();
         let lanes: Vec<_> = (0..LANES)
             .map(|_| LaneWriter::open(&inbox.address()).unwrap())
@@ -433,10 +433,10 @@ mod tests {
 
     /// In a child, because the limit is the whole process's.
     #[test]
-    fn a_process_without_descriptors_is_told_so() {
+    fn process_without_descriptors_gets_emfile() {
         const CHILD: &str = "DOORBELL_TEST_WITHOUT_DESCRIPTORS";
         if std::env::var_os(CHILD).is_none() {
-            let name = "device::inbox::tests::a_process_without_descriptors_is_told_so";
+            let name = "device::inbox::tests::process_without_descriptors_gets_emfile";
             let output = std::process::Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", name, "--nocapture", "--test-threads=1"])
                 .env(CHILD, "")

@@ -1,4 +1,4 @@
-//! What the kernel knows: this host, its processes, and random numbers.
+//! Queries to the kernel: this host, its processes, and random numbers.
 #![allow(unsafe_code)] // one system call
 
 use std::io;

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_key_does_not_open_the_slot_s_next_region() {
+    fn stale_key_does_not_access_the_slot_s_next_region() {
         let mut keys = Keys::default();
         let old = keys.register(1, 0x1000, 0x100, Access::ALL).unwrap();
         assert!(keys.deregister(old));

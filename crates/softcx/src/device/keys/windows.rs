@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_opens_what_it_is_bound_to() {
+    fn window_allows_access_to_its_bound_range() {
         let mut keys = Keys::default();
         let region = region_with_windows(&mut keys, Access::LOCAL_WRITE, true);
         let write = |keys: &Keys, key, by, addr| {
@@ -196,8 +196,8 @@ mod tests {
             assert_eq!(write(&keys, key, OWNER, 0x18), Ok(0x1028));
             assert_eq!(write(&keys, key, OWNER, 0x19), Err(Refused));
             assert_eq!(write(&keys, window, OWNER, 0), Err(Refused), "the old key");
-            let stranger = Accessor { qpn: 101, ..OWNER };
-            assert_eq!(write(&keys, key, stranger, 0).is_ok(), kind == 1);
+            let other = Accessor { qpn: 101, ..OWNER };
+            assert_eq!(write(&keys, key, other, 0).is_ok(), kind == 1);
             let span = KeyedSpan {
                 lkey: key,
                 len_bytes: 8,
@@ -216,7 +216,7 @@ mod tests {
                 };
                 keys.bind(key ^ 1, key, OWNER, &nothing).unwrap();
             } else {
-                assert_eq!(keys.invalidate(key, stranger), Err(Refused));
+                assert_eq!(keys.invalidate(key, other), Err(Refused));
                 assert_eq!(keys.invalidate(window, OWNER), Err(Refused));
                 assert_eq!(keys.invalidate(key, OWNER), Ok(()));
                 assert_eq!(keys.invalidate(key, OWNER), Err(Refused));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_not_bound_to_what_does_not_allow_it() {
+    fn bind_without_the_region_s_permission_is_refused() {
         let mut keys = Keys::default();
         let good = region_with_windows(&mut keys, Access::LOCAL_WRITE, true);
         let closed = region_with_windows(&mut keys, Access::LOCAL_WRITE, false);

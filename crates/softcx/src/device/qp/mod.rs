@@ -83,7 +83,7 @@ impl Qp {
         self.status.state()
     }
 
-    /// Who it is to the key table.
+    /// Its identity for the key table.
     pub(crate) fn accessor(&self) -> Accessor {
         Accessor {
             pd: self.parts.pd,
@@ -177,7 +177,7 @@ impl Qp {
         )
     }
 
-    /// Tells its owner.
+    /// Sends its owner an event.
     pub(crate) fn notify(&self, event: DeviceEvent) {
         if let Some(events) = &self.parts.events {
             events.event(event);
@@ -195,7 +195,7 @@ impl Qp {
         self.lost
     }
 
-    /// Moves to the error state without a completion that would tell why.
+    /// Moves to the error state without a completion that gives the reason.
     pub(crate) fn fail_by_itself(&mut self) {
         if self.state() != State::Error {
             self.set_state(State::Error);

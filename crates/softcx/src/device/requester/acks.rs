@@ -8,7 +8,7 @@ use crate::device::qp::{DeviceParts, Qp};
 use doorbell_wire::mlx5::Syndrome;
 
 /// How long a peer is waited for that does not read its packets, before they count as lost.
-const PATIENCE_NS: u64 = 5_000_000_000;
+const UNREAD_PEER_WAIT_NS: u64 = 5_000_000_000;
 
 impl Qp {
     /// An acknowledgement, positive or negative.
@@ -99,7 +99,7 @@ impl Qp {
         requester.retries = 0;
         requester.rnr_retries = 0;
         requester.asked_again = false;
-        requester.patient_until_ns = None;
+        requester.unread_peer_until_ns = None;
         let outstanding = psn_distance(requester.unsent_psn, requester.unacked_psn) > 0;
         requester.deadline_ns = outstanding.then(|| {
             context
@@ -192,7 +192,7 @@ impl Qp {
             .is_some_and(|deadline| deadline <= context.now_ns)
         {
             self.requester.deadline_ns = None;
-            if self.has_patience(context) {
+            if self.waits_for_unread_peer(context) {
                 let again = context
                     .now_ns
                     .saturating_add(self.attributes.ack_timeout_ns());
@@ -205,18 +205,18 @@ impl Qp {
         due
     }
 
-    /// Whether the peer's device, which shares its processors with all else on the host, has not come to read what was sent: no
-    /// packet is lost, and sending it again would not help. A card does not wait for a processor.
-    fn has_patience(&mut self, context: &mut DeviceParts) -> bool {
+    /// Whether the peer's device has not yet read what was sent, because its threads got no processor: no packet is lost, and
+    /// sending it again would not help. A card does not wait for a processor.
+    fn waits_for_unread_peer(&mut self, context: &mut DeviceParts) -> bool {
         let Some(remote) = self.remote else {
             return false;
         };
         let now_ns = context.now_ns;
-        let until = self.requester.patient_until_ns;
+        let until = self.requester.unread_peer_until_ns;
         let until = *self
             .requester
-            .patient_until_ns
-            .insert(until.unwrap_or(now_ns + PATIENCE_NS));
+            .unread_peer_until_ns
+            .insert(until.unwrap_or(now_ns + UNREAD_PEER_WAIT_NS));
         now_ns < until && context.links.is_behind(remote.to, now_ns)
     }
 

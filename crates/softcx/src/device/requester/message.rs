@@ -1,4 +1,4 @@
-//! A work request on its way: what it asks for, how many packets it takes, and how far it is.
+//! A work request in progress: the request, the number of its packets, and how much is done.
 
 use super::opcode::{
     ATOMIC_CS, ATOMIC_FA, NOP, RDMA_READ, RDMA_WRITE, RDMA_WRITE_IMM, SEND, SEND_IMM, SEND_INVAL,

@@ -14,7 +14,7 @@ mod windows;
 
 pub use self::message::MAX_MESSAGE_BYTES;
 use self::message::{MAX_MESSAGE_PACKETS, OutstandingMessage, check};
-pub(crate) use self::state::{Requester, Told};
+pub(crate) use self::state::{AnnouncedCount, Requester};
 use crate::device::client::{DeviceEvent, Transport};
 use crate::device::gather::WqeRequest;
 use crate::device::packet::{psn_add, psn_distance};
@@ -47,10 +47,10 @@ impl Qp {
         }
     }
 
-    /// Tells that everything begun is complete, once, if the owner wants to know.
-    pub(crate) fn tell_drained(&mut self) {
-        if self.requester.messages.is_empty() && !self.requester.told_drained {
-            self.requester.told_drained = true;
+    /// Notifies the owner, once, that everything begun is complete, if it asked for this event.
+    pub(crate) fn notify_drained(&mut self) {
+        if self.requester.messages.is_empty() && !self.requester.drain_notified {
+            self.requester.drain_notified = true;
             if self.asked.en_sqd_async_notify {
                 self.notify(DeviceEvent::SendQueueDrained {
                     qpn: self.parts.qpn,
@@ -67,7 +67,7 @@ impl Qp {
         self.reap(context);
     }
 
-    /// A doorbell has announced what is behind the running count `before`: a fault says when it is read.
+    /// A doorbell has announced the WQEs after the running count `before`. A fault may delay when they are read.
     #[inline]
     pub(crate) fn fetch(&mut self, context: &DeviceParts, before: u32) {
         if let Some(fetch_ns) = context.wire.fetch_ns() {

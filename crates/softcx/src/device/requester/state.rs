@@ -5,12 +5,12 @@ use std::collections::VecDeque;
 use super::message::OutstandingMessage;
 use crate::device::packet::psn_distance;
 
-/// The longest ring, in WQEBBs, of which a doorbell's 16 bits tell whether it is ahead of another or behind it.
-const LONGEST_TOLD: u32 = 1 << 14;
+/// The longest ring, in WQEBBs, for which the 16 bits of two doorbells suffice to order them.
+const LONGEST_ORDERED_RING: u32 = 1 << 14;
 
-/// What a doorbell says.
+/// What a doorbell announces.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Told {
+pub(crate) struct AnnouncedCount {
     /// Which of the queue pair's two registers it came in.
     pub(crate) register: usize,
     /// The count of WQEBBs behind its work request.
@@ -32,7 +32,7 @@ pub(crate) struct Requester {
     /// Running count of WQEBBs that doorbells announced.
     pub(crate) announced: u32,
     /// The same of the last doorbell in each register.
-    last_told: [u32; 2],
+    last_counts: [u32; 2],
     /// Running count of WQEBBs taken into `messages`.
     pub(super) begun: u32,
     pub(super) messages: VecDeque<OutstandingMessage>,
@@ -52,16 +52,16 @@ pub(crate) struct Requester {
     pub(super) asked_again: bool,
     pub(super) retries: u8,
     pub(super) rnr_retries: u8,
-    /// When to send again without having heard anything; `None` while nothing is outstanding.
+    /// When to send again if nothing has arrived; `None` while nothing is outstanding.
     pub(super) deadline_ns: Option<u64>,
-    /// Until when a peer is waited for that has not read its packets.
-    pub(super) patient_until_ns: Option<u64>,
+    /// Until when the requester waits for a peer that has not read its packets.
+    pub(super) unread_peer_until_ns: Option<u64>,
     /// Not before this time, because the receiver was not ready.
     pub(super) wait_until_ns: u64,
     /// What is announced is not read before this time, if a fault says so; else 0.
     pub(super) fetch_from_ns: u64,
-    /// The owner knows that the queue is drained.
-    pub(crate) told_drained: bool,
+    /// The owner was notified that the queue is drained.
+    pub(crate) drain_notified: bool,
 }
 
 impl Requester {
@@ -76,31 +76,31 @@ impl Requester {
     /// can be ahead of another.
     pub(crate) fn announce(
         &mut self,
-        doorbell: Told,
+        doorbell: AnnouncedCount,
         recorded: u16,
         ring_wqebbs: u32,
     ) -> DoorbellOrder {
-        let told = doorbell.upto;
+        let upto = doorbell.upto;
         // Half of the 16-bit space is the longest ring: a sign bit would take one that was filled at once for one gone back.
-        let is_news = (1..=ring_wqebbs).contains(&told.wrapping_sub(self.announced as u16).into());
-        let before_record = is_news && u32::from(recorded.wrapping_sub(told)) > ring_wqebbs;
+        let is_new = (1..=ring_wqebbs).contains(&upto.wrapping_sub(self.announced as u16).into());
+        let before_record = is_new && u32::from(recorded.wrapping_sub(upto)) > ring_wqebbs;
         let count = self.announced.wrapping_add_signed(i32::from(
-            told.wrapping_sub(self.announced as u16).cast_signed(),
+            upto.wrapping_sub(self.announced as u16).cast_signed(),
         ));
-        let last = &mut self.last_told[doorbell.register & 1];
-        // Of longer rings the 16 bits do not tell.
-        let backwards =
-            ring_wqebbs <= LONGEST_TOLD && (1..=ring_wqebbs).contains(&last.wrapping_sub(count));
+        let last = &mut self.last_counts[doorbell.register & 1];
+        // The 16 bits do not order doorbells of longer rings.
+        let backwards = ring_wqebbs <= LONGEST_ORDERED_RING
+            && (1..=ring_wqebbs).contains(&last.wrapping_sub(count));
         *last = count;
         // A card works up to the record; a store that came too early waits for the next one.
-        self.advance(if before_record { recorded } else { told }, ring_wqebbs);
+        self.advance(if before_record { recorded } else { upto }, ring_wqebbs);
         DoorbellOrder {
             before_record,
             backwards,
         }
     }
 
-    /// A doorbell of which only the record tells. Whether it announces anything.
+    /// Announces up to the doorbell record's count, when the doorbell's own value is lost. Returns whether it announces anything.
     pub(crate) fn announce_recorded(&mut self, recorded: u16, ring_wqebbs: u32) -> bool {
         let before = self.announced;
         self.advance(recorded, ring_wqebbs);

@@ -5,7 +5,7 @@ use crate::device::qp::{DeviceParts, Qp};
 use doorbell_wire::mlx5::{Syndrome, WindowUpdate};
 
 impl Qp {
-    /// Does what the message at the cursor says, once: a message that is passed again because the requester went back has
+    /// Carries out the window operation at the cursor, once: a message that is passed again because the requester went back has
     /// nothing left to do.
     pub(super) fn update_window(&mut self, context: &mut DeviceParts) {
         let requester = &mut self.requester;

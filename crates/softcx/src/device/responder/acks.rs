@@ -10,7 +10,7 @@ const BURST: usize = 32;
 impl Qp {
     pub(super) fn answer(&mut self, kind: PacketKind, psn: u32, code: AckCode, operand: u64) {
         let refused = matches!(code, AckCode::AccessError | AckCode::OperationalError);
-        // The memory of a process that dies goes before its queue pairs do. To its peers it is dead, not at fault: silence.
+        // A dying process loses its memory before its queue pairs. Its peers get no answer, because it is not at fault.
         if refused && self.parts.send_record.space().is_gone() {
             return;
         }

@@ -34,7 +34,7 @@ impl Qp {
             return Ok(false);
         }
         let bytes = source.take(&context.keys, &mut context.copies)?;
-        if context.copies.is_orphan(self.parts.qpn) {
+        if context.copies.has_lost_sender(self.parts.qpn) {
             // The sender died with the bytes.
             return Err(ScatterError::Source);
         }
@@ -56,7 +56,7 @@ impl Qp {
         let overtakes = header.psn == self.responder.expected_psn
             && self.responder.ended.is_none()
             && !header.has(flag::INVALIDATE)
-            // The rest of a message, or a write of which nobody is told.
+            // The rest of a message, or a write without a completion at the receiver.
             && (!header.has(flag::FIRST)
                 || (header.kind == PacketKind::Write && !header.has(flag::IMMEDIATE)));
         if !overtakes {

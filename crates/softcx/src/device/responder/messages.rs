@@ -213,8 +213,8 @@ impl Qp {
     pub(super) fn complete_message(&mut self, context: &mut DeviceParts, ended: &EndedMessage) {
         let (header, index) = (&ended.header, ended.index);
         context.copies.settle();
-        if self.responder.orphaned || context.copies.is_orphan(self.parts.qpn) {
-            // The message has a hole, and nobody is left to fill it: to this side it never came.
+        if self.responder.sender_lost || context.copies.has_lost_sender(self.parts.qpn) {
+            // The message has a hole that no process is left to fill: for this side it never came.
             return self.put_back(context, index);
         }
         let cqe = Cqe {

@@ -26,7 +26,7 @@ impl Qp {
         header: &Header,
         source: &Source<'_>,
     ) {
-        if !self.is_receiving() || self.responder.orphaned {
+        if !self.is_receiving() || self.responder.sender_lost {
             return;
         }
         match self.parts.transport {
@@ -34,7 +34,7 @@ impl Qp {
             Transport::Uc => return self.on_unreliable(context, header, source),
             Transport::Ud => return self.on_datagram(context, header, source),
         }
-        self.tell_established();
+        self.notify_established();
         self.catch_up_with(context, header);
         if !self.is_receiving() {
             return;
@@ -87,8 +87,8 @@ impl Qp {
         self.responder.expected_psn = psn_add(self.responder.expected_psn, packets);
     }
 
-    /// Tells the owner, once, that packets come before it has made the last transition.
-    fn tell_established(&mut self) {
+    /// Notifies the owner, once, that packets arrive before it has made the transition to RTS.
+    fn notify_established(&mut self) {
         if self.state() == State::ReadyToReceive && !self.responder.established {
             self.responder.established = true;
             self.notify(DeviceEvent::CommunicationEstablished {
@@ -128,9 +128,9 @@ impl Qp {
         self.enter_error(context);
     }
 
-    /// The sender has died, and bytes of its last message with it. To a connection it is as if it were cut.
+    /// The sender has died, and bytes of its last message with it. A connection takes no more packets.
     pub(crate) fn lose_sender(&mut self) {
-        self.responder.orphaned = self.parts.transport != Transport::Ud;
+        self.responder.sender_lost = self.parts.transport != Transport::Ud;
     }
 
     /// Refuses what was the last request, though it was carried out so far, and is in error.

@@ -29,7 +29,7 @@ impl Qp {
                     self.responder.answers.push_back(read_answer(header));
                 } else {
                     // The region went away since. It may have done so because the read is long complete and this is a
-                    // late copy of the request: then nobody minds the answer, so it must not end the connection here.
+                    // late copy of the request: then the answer is ignored, so it must not end the connection here.
                     self.answer(PacketKind::Ack, header.psn, AckCode::AccessError, 0);
                 }
             }
@@ -53,7 +53,7 @@ impl Qp {
             return self.refuse(context, AckCode::InvalidRequest);
         }
         if self.responder.answers.len() >= QUEUED_ANSWERS {
-            // As if the packet had been lost: only copies of requests can have filled the queue, and that is nobody's fault.
+            // As if the packet had been lost: only copies of requests can have filled the queue, which is no error.
             return;
         }
         if !self.readable(context, header) {

@@ -56,7 +56,7 @@ impl Qp {
             return taken.map(|(index, capacity)| (index.into(), capacity));
         }
         let index = self.responder.taken;
-        // The record is looked at when what it said before is used up.
+        // The record is read again when the posted receives are used up.
         if self.responder.posted == index as u16 {
             let Ok(posted) = self.parts.recv_record.load() else {
                 self.lose_queue();
@@ -157,7 +157,7 @@ impl Qp {
         }
         if self.parts.srq.is_some() {
             // What is posted to a shared queue belongs to the others.
-            if !std::mem::replace(&mut self.responder.told_last, true) {
+            if !std::mem::replace(&mut self.responder.last_wqe_notified, true) {
                 self.notify(DeviceEvent::LastWqeReached {
                     qpn: self.parts.qpn,
                 });

@@ -26,11 +26,11 @@ pub(crate) struct Responder {
     pub(super) ended: Option<EndedMessage>,
     /// A receive that was taken for a message that broke: the next message gets it.
     pub(super) kept: Option<u32>,
-    /// The owner knows that packets come, and that no receive is taken any more.
+    /// The owner was notified that packets arrive, and that no more receives are taken.
     pub(super) established: bool,
-    pub(super) told_last: bool,
+    pub(super) last_wqe_notified: bool,
     /// The sender died in the middle of a message.
-    pub(super) orphaned: bool,
+    pub(super) sender_lost: bool,
 }
 
 impl Responder {

@@ -17,7 +17,7 @@ impl Qp {
         header: &Header,
         source: &Source<'_>,
     ) {
-        self.tell_established();
+        self.notify_established();
         let in_sequence = header.psn == self.responder.expected_psn;
         self.responder.expected_psn = psn_add(header.psn, 1);
         if header.has(flag::FIRST) || !in_sequence {

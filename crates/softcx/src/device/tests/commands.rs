@@ -44,7 +44,7 @@ fn a_reset_forgets_a_flush_that_is_to_come() {
     assert_eq!(a.all_sent(), []);
 }
 
-/// The command fails, and the device does not hear of it.
+/// The command fails, and does not reach the device.
 #[test]
 fn a_queue_pair_that_cannot_be_stopped_goes_on() {
     let mut world = World::new(1);

@@ -163,7 +163,7 @@ fn every_length_with_and_without_a_grh() {
 }
 
 #[test]
-fn a_queue_key_opens_or_there_is_silence() {
+fn datagram_with_wrong_queue_key_is_dropped() {
     let mut ends = Ends::new(1, LinkLayer::InfiniBand, Process::local);
     let qpn = ends.ends[0].qp.qpn;
     ends.ends[0].receive(1024, 1024);
@@ -174,7 +174,7 @@ fn a_queue_key_opens_or_there_is_silence() {
         assert_eq!(polled.len(), 1 + usize::from(opens), "{qkey:#x}");
         assert!(polled.iter().all(|cqe| cqe.syndrome == 0));
     }
-    // No receive: lost as well. And to nobody, by number or by address.
+    // No receive: lost as well. The same for a missing receiver, by number or by address.
     for (node, qpn) in [(1, qpn), (1, qpn ^ 1), (2, qpn), (0, qpn), (64, qpn)] {
         ends.ends[0].send(SEND, address(node, qpn, QKEY), 8);
         let polled = ends.polled(0);
@@ -183,7 +183,7 @@ fn a_queue_key_opens_or_there_is_silence() {
 }
 
 #[test]
-fn what_is_longer_than_a_packet_or_its_receive_fails() {
+fn datagram_longer_than_packet_or_receive_fails() {
     let mut ends = Ends::new(1, LinkLayer::InfiniBand, Process::local);
     let qpn = ends.ends[0].qp.qpn;
     ends.ends[0].receive(8192, 8192);
@@ -211,7 +211,7 @@ fn what_is_longer_than_a_packet_or_its_receive_fails() {
 }
 
 #[test]
-fn a_group_s_members_all_get_it_wherever_they_are() {
+fn multicast_reaches_members_on_all_devices() {
     for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
         let mut ends = Ends::new(4, link, Process::local);
         let mut gid = [0; 16];
@@ -249,7 +249,7 @@ fn a_group_s_members_all_get_it_wherever_they_are() {
                 }
             }
         }
-        // Nobody is in this group.
+        // This group has no members.
         gid[15] = 8;
         ends.ends[0].send(SEND, global(link, gid, 0xc001, 0xff_ffff, QKEY), 8);
         assert_eq!(ends.polled(0).len(), 1);
@@ -258,7 +258,7 @@ fn a_group_s_members_all_get_it_wherever_they_are() {
 }
 
 #[test]
-fn who_blocks_its_own_does_not_hear_itself_but_others() {
+fn blocked_loopback_drops_only_own_multicast() {
     let mut ends = Ends::new(2, LinkLayer::InfiniBand, Process::local);
     let mut gid = [0; 16];
     gid[0] = 0xff;
@@ -277,7 +277,7 @@ fn who_blocks_its_own_does_not_hear_itself_but_others() {
         ends.ends[from].send(SEND, to, 8);
         let received = |cqes: Vec<Cqe>| cqes.iter().filter(|cqe| cqe.opcode.is_receive()).count();
         let counts = [received(ends.polled(0)), received(ends.polled(1))];
-        // The second hears both, but has one receive; the first hears the second alone.
+        // The second gets both, but has one receive; the first gets only the second's.
         assert_eq!(counts, if from == 0 { [0, 1] } else { [1, 0] });
     }
 }

@@ -5,7 +5,7 @@ use crate::device::tests::harness::{End, Shape, World, pattern};
 use crate::device::{Access, Attributes, State};
 use doorbell_wire::mlx5::{DataSegment, SendRequest, Syndrome};
 
-/// What one bad request does: its syndrome, and what the receive queue of the other side tells.
+/// What one bad request does: its syndrome, and the completion of the receive queue on the other side.
 struct Case {
     world: World,
     a: End,
@@ -217,7 +217,7 @@ fn local_access_for_a_write_with_immediate() {
     ]);
 }
 
-/// The first packet is refused, and it does not tell that an immediate would come.
+/// The first packet is refused, and it does not show that an immediate would come.
 #[test]
 fn a_long_write_with_immediate_is_refused_before_its_receive_is_taken() {
     let mut case = case();
@@ -365,7 +365,7 @@ fn a_response_of_the_wrong_length_or_time_changes_nothing_that_was_not_asked_for
 }
 
 #[test]
-fn packets_that_make_no_sense_to_a_responder_are_refused() {
+fn invalid_packets_are_refused_by_the_responder() {
     use crate::device::packet::flag;
     // Middle of a message that never began; a last packet of a write that claims more than it has.
     let middle = |kind: PacketKind| (kind, 0, 0);
@@ -416,7 +416,7 @@ fn the_receiver_is_not_ready_and_retries_are_counted() {
 }
 
 #[test]
-fn a_refusal_does_not_blame_a_message_whose_response_was_lost() {
+fn refusal_does_not_fail_message_with_lost_response() {
     for not_ready in [true, false] {
         let mut world = World::new(2);
         let (mut a, b) = world.pair(Shape {
@@ -463,7 +463,7 @@ fn a_refusal_does_not_blame_a_message_whose_response_was_lost() {
 }
 
 #[test]
-fn seven_rnr_retries_are_without_end() {
+fn rnr_retry_count_7_is_unlimited() {
     for imm in [false, true] {
         let mut case = case();
         let list = [case.a.segment(0, 5000)];
@@ -489,7 +489,7 @@ fn seven_rnr_retries_are_without_end() {
 }
 
 #[test]
-fn nobody_answers() {
+fn missing_acknowledgements_exhaust_retries() {
     for (timeout, retry_count) in [(8, 0), (8, 7), (12, 3)] {
         let mut case = Case::new(Shape {
             attributes: Attributes {
@@ -523,13 +523,13 @@ fn nobody_answers() {
 }
 
 #[test]
-fn a_region_that_goes_away_in_mid_transfer() {
+fn deregistration_during_a_transfer_fails_it() {
     #[derive(Debug, PartialEq)]
-    enum Whose {
-        Senders,
-        Receivers,
+    enum RegionOwner {
+        Sender,
+        Receiver,
     }
-    for whose in [Whose::Senders, Whose::Receivers] {
+    for owner in [RegionOwner::Sender, RegionOwner::Receiver] {
         for (read, devices) in [(false, 1), (true, 1), (false, 2), (true, 2)] {
             let shape = Shape {
                 memory_bytes: 8 << 20,
@@ -548,20 +548,20 @@ fn a_region_that_goes_away_in_mid_transfer() {
             case.a.send(&request.segments(&list).signaled(true));
             case.world.turn();
             case.world.turn();
-            let (end, key) = match whose {
-                Whose::Senders => (&case.a, case.a.key),
-                Whose::Receivers => (&case.b, case.b.key),
+            let (end, key) = match owner {
+                RegionOwner::Sender => (&case.a, case.a.key),
+                RegionOwner::Receiver => (&case.b, case.b.key),
             };
             assert!(end.qp.device().deregister(key));
             case.world.settle();
-            let want = match whose {
-                Whose::Senders => Syndrome::LocalProt,
-                Whose::Receivers => Syndrome::RemoteAccess,
+            let want = match owner {
+                RegionOwner::Sender => Syndrome::LocalProt,
+                RegionOwner::Receiver => Syndrome::RemoteAccess,
             };
             assert_eq!(
                 case.a.all_sent(),
                 [(0, Some(want))],
-                "{whose:?}, read: {read}, {devices} devices"
+                "{owner:?}, read: {read}, {devices} devices"
             );
         }
     }

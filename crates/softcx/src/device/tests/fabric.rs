@@ -16,7 +16,7 @@ fn write_all_over(world: &mut World, a: &mut End, b: &End) {
 }
 
 /// Every device of the world is written to from the first one, and the first one from each.
-fn meet(world: &mut World) {
+fn write_between_all(world: &mut World) {
     let devices: Vec<Device> = world.devices.clone();
     for device in &devices {
         let mut a = End::new(&devices[0], Shape::default());
@@ -39,14 +39,14 @@ fn nodes_reach_each_other_and_themselves() {
             world.devices[1].lid(),
             if link == LinkLayer::InfiniBand { 2 } else { 0 }
         );
-        meet(&mut world);
+        write_between_all(&mut world);
     }
 }
 
 #[test]
-fn a_full_fabric_reaches_all_of_it() {
+fn all_nodes_of_a_full_fabric_are_reachable() {
     let mut world = World::on_fabric(63, LinkLayer::InfiniBand);
-    meet(&mut world);
+    write_between_all(&mut world);
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn numbers_of_queue_pairs_name_their_node() {
     }
 }
 
-fn patient() -> Shape {
+fn retrying_shape() -> Shape {
     Shape {
         attributes: Attributes {
             ack_timeout: 10,
@@ -75,12 +75,12 @@ fn patient() -> Shape {
 }
 
 #[test]
-fn nobody_there_is_found_out_by_retrying() {
+fn missing_peer_exhausts_retries() {
     for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
         let mut world = World::on_fabric(1, link);
         // A node that never was, and numbers that no node can have.
         for node in [2, 63, 64, 0] {
-            let mut a = End::new(&world.devices[0], patient());
+            let mut a = End::new(&world.devices[0], retrying_shape());
             a.aim(node, 5);
             let list = [a.segment(0, 8)];
             a.send(&SendRequest::send().segments(&list));
@@ -92,9 +92,9 @@ fn nobody_there_is_found_out_by_retrying() {
 }
 
 #[test]
-fn a_peer_that_comes_late_is_found() {
+fn late_peer_is_found() {
     let mut world = World::on_fabric(1, LinkLayer::Ethernet);
-    let mut a = End::new(&world.devices[0], patient());
+    let mut a = End::new(&world.devices[0], retrying_shape());
     // The number that the first queue pair of the second node will have.
     let probe = World::node(LinkLayer::Ethernet);
     let node = probe.node();
@@ -103,13 +103,13 @@ fn a_peer_that_comes_late_is_found() {
     let device = loop {
         // Generations begin at random.
         let device = World::node(LinkLayer::Ethernet);
-        let b = End::new(&device, patient());
+        let b = End::new(&device, retrying_shape());
         if b.qp.qpn() >> 14 & 0xf == 9 {
             break device;
         }
     };
     assert_eq!(device.node(), node);
-    let mut b = End::new(&device, patient());
+    let mut b = End::new(&device, retrying_shape());
     let list = [a.segment(0, 64)];
     a.aim(node, b.qp.qpn());
     a.send(
@@ -133,31 +133,31 @@ fn a_peer_that_comes_late_is_found() {
 #[test]
 fn the_lane_to_a_node_follows_its_number() {
     let mut world = World::on_fabric(2, LinkLayer::InfiniBand);
-    meet(&mut world);
+    write_between_all(&mut world);
     for _ in 0..3 {
         world.devices.pop();
         let device = World::node(LinkLayer::InfiniBand);
         assert_eq!(device.node(), 2);
         world.devices.push(device);
-        meet(&mut world);
+        write_between_all(&mut world);
     }
 }
 
 #[test]
-fn a_node_that_died_in_silence_does_not_hold_the_others_up() {
+fn dead_node_does_not_delay_other_nodes() {
     let mut world = World::on_fabric(3, LinkLayer::InfiniBand);
-    meet(&mut world);
+    write_between_all(&mut world);
     // Its inbox is not read any more, and its entry stays.
     let dead = world.devices.remove(1);
     dead.lock().fabric().unwrap().mark_dead();
-    let mut to_dead = End::new(&world.devices[0], patient());
+    let mut to_dead = End::new(&world.devices[0], retrying_shape());
     to_dead.aim(2, 2 << 18);
     let list = [to_dead.segment(0, 1 << 15)];
     for _ in 0..16 {
         to_dead.post(&SendRequest::send().segments(&list));
     }
     to_dead.ring();
-    meet(&mut world);
+    write_between_all(&mut world);
     world.settle();
     assert_eq!(to_dead.all_sent()[0].1, Some(Syndrome::TransportRetryExc));
     drop(dead);

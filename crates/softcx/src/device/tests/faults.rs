@@ -156,7 +156,7 @@ proptest! {
 }
 
 #[test]
-fn twenty_in_a_hundred_lost_and_nearly_all_connections_live() {
+fn most_connections_survive_20_percent_packet_loss() {
     let mut died = 0;
     for seed in 0..40 {
         let faults = Faults {
@@ -200,7 +200,7 @@ fn reordering_alone_ends_no_connection() {
 }
 
 #[test]
-fn a_late_acknowledgement_of_what_is_about_to_be_sent_again() {
+fn late_acknowledgement_cancels_the_retransmission() {
     // The answer comes after the timer has run out and before the packet has left once more.
     let mut world = World::new(1);
     let mut shape = shape();

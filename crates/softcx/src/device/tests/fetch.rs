@@ -8,7 +8,7 @@ use doorbell_wire::mlx5::SendRequest;
 /// Where the inline bytes of an RDMA WRITE lie in its WQE: behind the control and the address segment, and their length.
 const INLINE_AT: usize = 16 + 16 + 4;
 
-/// A card may read a work request at its doorbell or when its turn has come: who changes one in between may rely on neither.
+/// A card may read a work request at its doorbell or when its turn has come: a program that changes one in between may rely on neither.
 #[test]
 fn a_request_that_is_changed_behind_its_doorbell_is_executed_as_it_was_or_as_it_is() {
     for (fetch_ns, executed) in [(0, 7), (50_000, 9)] {

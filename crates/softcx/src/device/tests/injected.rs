@@ -42,7 +42,7 @@ impl Pair {
         }
     }
 
-    /// Three requests of this kind, with receives for them: what both sides hear.
+    /// Three requests of this kind, with receives for them: the completions of both sides.
     fn run(&mut self, opcode: u8) -> [Vec<u8>; 2] {
         let (at, key) = self.memory;
         for _ in 0..3 {
@@ -94,7 +94,7 @@ fn any_receive_can_be_made_to_fail_in_any_way() {
 }
 
 #[test]
-fn a_request_is_refused_as_asked() {
+fn injected_refusal_has_the_requested_status() {
     for (code, syndrome) in [
         (0x61, Syndrome::RemoteInvalReq),
         (0x62, Syndrome::RemoteAccess),
@@ -113,7 +113,7 @@ fn a_request_is_refused_as_asked() {
             0x62 => vec![DeviceEvent::QpAccessError { qpn }],
             _ => vec![],
         };
-        assert_eq!(pair.driver.heard.take(), event);
+        assert_eq!(pair.driver.events.take(), event);
     }
     // Those that are overcome by trying again.
     for code in [0x20, 0x3f, 0x60] {
@@ -149,10 +149,10 @@ fn a_completion_without_room_fails_its_queue() {
     });
     let [sent, received] = pair.run(WRITE);
     assert_eq!((sent, received), (vec![], vec![]));
-    let heard = pair.driver.heard.take();
+    let events = pair.driver.events.take();
     let cqn = pair.cqs[0].cqn;
-    assert_eq!(heard[0], DeviceEvent::CqError { cqn });
-    assert!(heard.contains(&DeviceEvent::QpFatal {
+    assert_eq!(events[0], DeviceEvent::CqError { cqn });
+    assert!(events.contains(&DeviceEvent::QpFatal {
         qpn: pair.qps[0].qpn
     }));
 }
@@ -171,10 +171,10 @@ fn the_link_goes_down_and_comes_back() {
         }
     };
     until(&mut pair, 500_000);
-    assert_eq!(pair.driver.heard.take(), []);
+    assert_eq!(pair.driver.events.take(), []);
     until(&mut pair, 1_200_000);
     assert_eq!(
-        pair.driver.heard.take(),
+        pair.driver.events.take(),
         [DeviceEvent::Port { active: false }]
     );
     pair.driver.send(&mut pair.qps[0], &write);
@@ -182,14 +182,14 @@ fn the_link_goes_down_and_comes_back() {
     assert_eq!(pair.polled(0), []);
     until(&mut pair, 9_000_000);
     assert_eq!(
-        pair.driver.heard.take(),
+        pair.driver.events.take(),
         [DeviceEvent::Port { active: true }]
     );
     assert_eq!(pair.polled(0), [0]);
 }
 
 #[test]
-fn the_gid_moves_once_and_clients_hear_of_it() {
+fn gid_change_is_reported_to_clients_once() {
     let mut pair = Pair::new(Faults {
         gid_ns: 1_000_000,
         ..Faults::default()
@@ -200,16 +200,16 @@ fn the_gid_moves_once_and_clients_hear_of_it() {
         }
     };
     until(&mut pair, 900_000);
-    assert_eq!(pair.driver.heard.take(), []);
+    assert_eq!(pair.driver.events.take(), []);
     until(&mut pair, 5_000_000);
-    assert_eq!(pair.driver.heard.take(), [DeviceEvent::GidChange]);
+    assert_eq!(pair.driver.events.take(), [DeviceEvent::GidChange]);
     assert_eq!(pair.world.devices[0].gid_index(), Some(1));
     pair.world.devices[0].set_gid_index(None);
-    assert_eq!(pair.driver.heard.take(), [DeviceEvent::GidChange]);
+    assert_eq!(pair.driver.events.take(), [DeviceEvent::GidChange]);
 }
 
 #[test]
-fn a_device_that_is_pulled_out_does_nothing_more_and_says_so_once() {
+fn removed_device_stops_and_reports_it_once() {
     let mut pair = Pair::new(Faults {
         gone_ns: 1_000_000,
         ..Faults::default()
@@ -221,18 +221,18 @@ fn a_device_that_is_pulled_out_does_nothing_more_and_says_so_once() {
         pair.world.turn();
     }
     assert_eq!(pair.polled(0), [0]);
-    pair.driver.heard.take();
+    pair.driver.events.take();
     while pair.world.now_ns < 1_200_000 {
         pair.world.turn();
     }
-    assert_eq!(pair.driver.heard.take(), [DeviceEvent::DeviceFatal]);
+    assert_eq!(pair.driver.events.take(), [DeviceEvent::DeviceFatal]);
     pair.driver.send(&mut pair.qps[0], &write);
     while pair.world.now_ns < 9_000_000 {
         pair.world.turn();
     }
     // No completion, not even in error; and no second word.
     assert_eq!(pair.polled(0), []);
-    assert_eq!(pair.driver.heard.take(), []);
+    assert_eq!(pair.driver.events.take(), []);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use doorbell_wire::mlx5::{SendRequest, Syndrome};
 
 /// What of a write is there when the request behind it has its effect at the peer, if the bytes of writes are placed late.
 #[test]
-fn only_a_request_that_is_in_order_finds_what_was_written_before_it() {
+fn only_an_ordered_request_sees_earlier_writes() {
     type Behind = fn(&End) -> SendRequest<'static>;
     let cases: [(&str, Behind, bool); 5] = [
         (
@@ -63,7 +63,7 @@ fn only_a_request_that_is_in_order_finds_what_was_written_before_it() {
             assert_eq!(
                 b.read(4096, len_bytes),
                 data,
-                "{name}: who is told finds it"
+                "{name}: placed before the completion"
             );
             b.all_received();
         }
@@ -93,7 +93,7 @@ fn a_completion_proves_that_a_late_write_is_placed() {
 
 /// A refusal acknowledges what came before it.
 #[test]
-fn what_a_refusal_acknowledges_is_placed() {
+fn refusal_places_the_packets_that_it_acknowledges() {
     let mut world = World::new(1);
     let (mut a, b) = world.pair(Shape::default());
     world.set_faults(Faults {
@@ -114,7 +114,7 @@ fn what_a_refusal_acknowledges_is_placed() {
 
 /// So does the answer of a receiver that is not ready.
 #[test]
-fn what_a_receiver_that_is_not_ready_acknowledges_is_placed() {
+fn rnr_nak_places_the_packets_that_it_acknowledges() {
     let mut world = World::new(1);
     let (mut a, b) = world.pair(Shape::default());
     world.set_faults(Faults {
@@ -168,7 +168,7 @@ fn first_is_there_with_last(world: &mut World, end: &End, data: &[u8]) -> bool {
     end.read(0, 8) == data[..8]
 }
 
-/// Who polls the last bytes of a message instead of its completion takes it for complete too early.
+/// A program that polls the last bytes of a message instead of its completion takes it for complete too early.
 #[test]
 fn the_last_byte_of_a_message_may_be_there_before_the_first() {
     const LEN: usize = 20_000;
@@ -184,7 +184,7 @@ fn the_last_byte_of_a_message_may_be_there_before_the_first() {
         ("a read", |b| SendRequest::read(b.at(0), b.key), false),
     ];
     for late_packets_ns in [0, 50_000] {
-        for (name, request, is_told) in cases {
+        for (name, request, has_receive) in cases {
             let mut world = World::new(1);
             let (mut a, mut b) = world.pair(Shape::default());
             world.set_faults(Faults {
@@ -201,20 +201,20 @@ fn the_last_byte_of_a_message_may_be_there_before_the_first() {
             let reader = [&b, &a][usize::from(is_read)];
             let in_order = first_is_there_with_last(&mut world, reader, &data);
             assert_eq!(in_order, late_packets_ns == 0, "{name}");
-            // Nobody is told before all of it is there.
+            // There is no completion before all of it is placed.
             assert!(world.run(|| a.send_cq.cqe(0).is_some() || b.recv_cq.cqe(0).is_some()));
             assert_eq!([&b, &a][usize::from(is_read)].read(0, LEN), data, "{name}");
             world.settle();
             assert_eq!(a.all_sent(), [(0, None)], "{name}");
-            let told = if is_told { vec![(0, None)] } else { vec![] };
-            assert_eq!(b.all_received(), told, "{name}");
+            let receives = if has_receive { vec![(0, None)] } else { vec![] };
+            assert_eq!(b.all_received(), receives, "{name}");
         }
     }
 }
 
 /// What comes behind a message, in order, finds all of it.
 #[test]
-fn what_is_in_order_behind_a_message_finds_all_of_its_packets() {
+fn ordered_request_sees_all_packets_before_it() {
     const LEN: usize = 20_000;
     let mut world = World::new(1);
     let (mut a, mut b) = world.pair(Shape::default());

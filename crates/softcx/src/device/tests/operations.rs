@@ -201,7 +201,7 @@ fn reads() {
 }
 
 #[test]
-fn the_same_between_two_devices() {
+fn all_operations_between_two_devices() {
     for opcode in [Opcode::SendImm, Opcode::RdmaWrite, Opcode::RdmaRead] {
         every_length_and_form(2, opcode);
     }
@@ -250,7 +250,7 @@ fn a_nop_completes_in_its_place() {
 }
 
 #[test]
-fn unsignaled_work_is_done_in_silence() {
+fn unsignaled_work_completes_without_a_cqe() {
     let mut world = World::new(1);
     let (mut a, mut b) = world.pair(shape());
     let list = [a.segment(0, 8)];

@@ -108,7 +108,7 @@ impl Shared {
 }
 
 #[test]
-fn every_transport_takes_from_it() {
+fn every_transport_takes_receives_from_srq() {
     for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
         for process in [Process::local as fn(usize) -> Process, Process::other] {
             let mut shared = Shared::new(transport, 16, process);
@@ -148,7 +148,7 @@ fn every_transport_takes_from_it() {
 }
 
 #[test]
-fn an_empty_queue_makes_reliable_senders_wait_and_loses_the_others() {
+fn empty_srq_delays_reliable_senders_and_drops_others() {
     for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
         let mut shared = Shared::new(transport, 16, Process::local);
         if transport == Transport::Rc {
@@ -176,7 +176,7 @@ fn an_empty_queue_makes_reliable_senders_wait_and_loses_the_others() {
 }
 
 #[test]
-fn an_empty_queue_that_stays_so_ends_a_sender_s_patience() {
+fn queue_that_stays_empty_exhausts_rnr_retries() {
     let mut shared = Shared::new(Transport::Rc, 16, Process::local);
     shared.send(0, 100, SEND);
     let sent = shared.polled(0);
@@ -225,7 +225,7 @@ fn broken_messages_of_several_queue_pairs_keep_their_receives() {
 }
 
 #[test]
-fn a_failed_queue_pair_flushes_only_what_it_had_taken_and_says_that_it_is_done() {
+fn failed_queue_pair_flushes_taken_receives_and_reports_last_wqe() {
     for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
         let mut shared = Shared::new(transport, 16, Process::local);
         for _ in 0..4 {
@@ -233,12 +233,15 @@ fn a_failed_queue_pair_flushes_only_what_it_had_taken_and_says_that_it_is_done()
         }
         shared.b.to_state(&shared.into[0], ERROR).unwrap();
         let qpn = shared.into[0].qpn;
-        assert_eq!(shared.b.heard.take(), [DeviceEvent::LastWqeReached { qpn }]);
+        assert_eq!(
+            shared.b.events.take(),
+            [DeviceEvent::LastWqeReached { qpn }]
+        );
         assert_eq!(shared.polled(1), []);
         // The others go on.
         shared.send(1, 8, SEND);
         assert_eq!(shared.polled(1).len(), 1);
-        assert_eq!(shared.b.heard.take(), []);
+        assert_eq!(shared.b.events.take(), []);
     }
     // In the middle of a message.
     let mut shared = Shared::new(Transport::Rc, 16, Process::local);
@@ -262,7 +265,7 @@ fn a_failed_queue_pair_flushes_only_what_it_had_taken_and_says_that_it_is_done()
 }
 
 #[test]
-fn the_limit_is_told_once() {
+fn srq_limit_event_is_reported_once() {
     let mut shared = Shared::new(Transport::Rc, 16, Process::other);
     for _ in 0..4 {
         shared.receive();
@@ -276,6 +279,6 @@ fn the_limit_is_told_once() {
     ] {
         shared.send(0, 8, SEND);
         assert_eq!(shared.polled(1).len(), 1);
-        assert_eq!(shared.b.heard.take(), expected, "after {sent}");
+        assert_eq!(shared.b.events.take(), expected, "after {sent}");
     }
 }

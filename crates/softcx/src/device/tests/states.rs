@@ -9,7 +9,7 @@ use doorbell_wire::mlx5::{CqeOpcode, SendRequest, Syndrome};
 const FLUSH: Option<Syndrome> = Some(Syndrome::WrFlush);
 
 #[test]
-fn the_way_to_ready_to_send() {
+fn transitions_to_ready_to_send() {
     let world = World::new(1);
     let shape = Shape::default();
     let a = End::new(&world.devices[0], shape);
@@ -37,7 +37,7 @@ fn the_way_to_ready_to_send() {
 }
 
 #[test]
-fn a_connection_to_nobody_leaves_the_queue_pair_where_it_was() {
+fn failed_connect_keeps_the_state() {
     let mut world = World::new(2);
     let a = End::new(&world.devices[0], Shape::default());
     let b = End::new(&world.devices[1], Shape::default());
@@ -45,8 +45,8 @@ fn a_connection_to_nobody_leaves_the_queue_pair_where_it_was() {
     let remote = b.qp.local();
     drop(b);
     world.devices.pop();
-    let nobody = a.qp.connect(&remote);
-    assert!(matches!(nobody, Err(Error::State { .. })), "{nobody:?}");
+    let refused = a.qp.connect(&remote);
+    assert!(matches!(refused, Err(Error::State { .. })), "{refused:?}");
     assert_eq!(a.state(), State::Init);
 }
 
@@ -132,7 +132,7 @@ fn reset_and_connect_again() {
 }
 
 #[test]
-fn packets_of_an_earlier_connection_find_nobody() {
+fn packets_of_an_earlier_connection_are_dropped() {
     let mut world = World::new(1);
     let (mut a, mut b) = world.pair(Shape::default());
     world.set_faults(crate::device::Faults {
@@ -180,7 +180,7 @@ fn a_queue_pair_that_is_gone_gets_no_packets_and_its_number_is_not_used_again() 
 }
 
 #[test]
-fn a_full_completion_queue_breaks_the_queue_pair_and_says_so() {
+fn full_completion_queue_fails_the_queue_pair_and_sets_overrun() {
     let mut world = World::new(1);
     let (mut a, b) = world.pair(Shape {
         send_cqes: 4,
@@ -287,7 +287,7 @@ fn a_doorbell_before_its_record_is_counted_and_waits_for_the_next() {
 }
 
 #[test]
-fn doorbells_of_strangers_and_of_the_past_do_nothing() {
+fn doorbells_for_other_queue_pairs_and_old_doorbells_do_nothing() {
     let mut world = World::new(1);
     world.devices[0].take_doorbells_out_of_order(true);
     let (mut a, b) = world.pair(Shape::default());
@@ -341,7 +341,7 @@ fn a_doorbell_out_of_order_fails_its_queue_pair() {
 }
 
 #[test]
-fn two_doorbells_between_two_looks_lose_nothing() {
+fn two_doorbells_between_two_polls_lose_nothing() {
     let mut world = World::new(1);
     let (mut a, _b) = world.pair(Shape::default());
     for round in 0..50u32 {
@@ -355,7 +355,7 @@ fn two_doorbells_between_two_looks_lose_nothing() {
 }
 
 #[test]
-fn a_ring_filled_by_one_doorbell() {
+fn one_doorbell_can_fill_the_ring() {
     let mut world = World::new(1);
     for wqebbs in [1, 2, 64, 32768] {
         let (mut a, _b) = world.pair(Shape {
@@ -376,7 +376,7 @@ fn a_ring_filled_by_one_doorbell() {
 }
 
 #[test]
-fn a_receive_ring_filled_at_once() {
+fn one_record_update_can_fill_the_receive_ring() {
     let mut world = World::new(1);
     for wqes in [1, 2, 32768] {
         let (_a, mut b) = world.pair(Shape {

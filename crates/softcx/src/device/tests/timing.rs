@@ -71,8 +71,8 @@ fn drops_in_any_order() {
 }
 
 #[test]
-fn an_engine_that_sleeps_hears_every_doorbell() {
-    // Nobody polls: the engine alone must wake, move the data between two devices, and write the completion.
+fn every_doorbell_wakes_a_sleeping_engine() {
+    // No thread polls: the engine alone must wake, move the data between two devices, and write the completion.
     let mut world = World::with_engines(2);
     let (mut a, b) = world.pair(Shape::default());
     for round in 0..300u64 {
@@ -144,15 +144,15 @@ fn an_idle_queue_pair_s_doorbell_is_found_among_a_thousand() {
         .flat_map(|_| <[End; 2]>::from(world.pair(shape)))
         .collect();
     let (mut last, mut other) = (ends.swap_remove(700), ends.swap_remove(3));
-    // Of a GPU's doorbell nobody tells: it is found when the look comes round.
-    let mut turns_to_find = |told: [bool; 2]| {
-        for (end, told) in [&mut last, &mut other].into_iter().zip(told) {
+    // A GPU's doorbell is not reported: it is found when the poll of idle registers reaches it.
+    let mut turns_to_find = |reported: [bool; 2]| {
+        for (end, is_reported) in [&mut last, &mut other].into_iter().zip(reported) {
             end.post(&SendRequest::nop().signaled(true));
             let program = end.commit();
-            if told {
+            if is_reported {
                 end.execute(&program);
             } else {
-                end.execute_untold(&program);
+                end.execute_unreported(&program);
             }
         }
         let turns = (1..).find(|_| {
@@ -177,7 +177,7 @@ fn an_idle_queue_pair_s_doorbell_is_found_among_a_thousand() {
 }
 
 #[test]
-fn of_many_queue_pairs_in_use_each_doorbell_is_found_at_once_and_few_are_looked_at() {
+fn doorbells_of_many_queue_pairs_are_found_at_once_and_few_are_watched() {
     let mut world = World::new(1);
     let mut pairs: Vec<_> = (0..50).map(|_| world.pair(Shape::default())).collect();
     for round in 0..3 {
@@ -202,21 +202,21 @@ fn of_many_queue_pairs_in_use_each_doorbell_is_found_at_once_and_few_are_looked_
 }
 
 #[test]
-fn a_doorbell_is_found_by_the_ring_alone() {
-    // One that was not told by name, in a device with nothing else to do.
+fn report_without_a_queue_pair_finds_the_doorbell() {
+    // A report that names no queue pair, in a device with nothing else to do.
     let mut world = World::new(1);
     let mut pairs: Vec<_> = (0..50).map(|_| world.pair(Shape::default())).collect();
     let (a, _) = &mut pairs[30];
     a.post(&SendRequest::nop().signaled(true));
     let program = a.commit();
-    a.execute_untold(&program);
+    a.execute_unreported(&program);
     world.devices[0].rung();
     world.turn();
     assert_eq!(a.all_sent(), [(0, None)]);
 }
 
 #[test]
-fn a_lane_that_nobody_reads_costs_no_turns_and_ends_in_a_time_out() {
+fn unread_lane_costs_no_turns_and_times_out() {
     let mut world = World::new(2);
     let (mut a, b) = world.pair(Shape {
         memory_bytes: 4 << 20,
@@ -263,7 +263,7 @@ fn a_lane_that_nobody_reads_costs_no_turns_and_ends_in_a_time_out() {
 }
 
 #[test]
-fn a_device_that_does_not_get_to_its_packets_has_lost_none_until_it_takes_too_long() {
+fn starved_device_loses_no_packets_before_the_time_out() {
     let shape = Shape {
         attributes: Attributes {
             ack_timeout: 14,
@@ -285,16 +285,16 @@ fn a_device_that_does_not_get_to_its_packets_has_lost_none_until_it_takes_too_lo
             world.now_ns += 10_000_000;
             a_alone.turn_at(world.now_ns);
         }
-        let patient = starved_s < 5;
-        assert_eq!(a_alone.counters().retransmissions == 0, patient);
+        let is_waited_for = starved_s < 5;
+        assert_eq!(a_alone.counters().retransmissions == 0, is_waited_for);
         world.settle();
-        let want = if patient {
+        let want = if is_waited_for {
             None
         } else {
             Some(Syndrome::TransportRetryExc)
         };
         assert_eq!(a2.all_sent(), [(0, want)]);
-        if patient {
+        if is_waited_for {
             // What it has answered since, it may be as late again with the next one.
             b2.receive(&[b2.segment(0, 60)]);
             a2.send(&SendRequest::send().inline(&[5; 8]).signaled(true));
@@ -306,7 +306,7 @@ fn a_device_that_does_not_get_to_its_packets_has_lost_none_until_it_takes_too_lo
             world.settle();
             assert_eq!(a2.all_sent(), [(1, None)]);
         }
-        // Who reads and does not answer has no such excuse.
+        // A device that reads and does not answer is not waited for.
         let before = a_alone.counters().retransmissions;
         a.send(&SendRequest::send().inline(&[5; 8]).signaled(true));
         world.settle();

@@ -126,7 +126,7 @@ fn messages_come_whole_or_not_at_all_and_no_receive_is_lost() {
 }
 
 #[test]
-fn without_a_receive_a_message_is_lost() {
+fn message_without_a_receive_is_dropped() {
     let mut pair = Pair::new(Transport::Uc, 2, Process::local);
     for (opcode, segments) in [
         (SEND, vec![pair.here(0, 3000)]),
@@ -145,7 +145,7 @@ fn without_a_receive_a_message_is_lost() {
 }
 
 #[test]
-fn a_write_that_is_refused_writes_nothing_and_nobody_hears_of_it() {
+fn refused_write_writes_nothing_and_reports_nothing() {
     let mut pair = Pair::new(Transport::Uc, 1, Process::local);
     let outside = remote(pair.into.0 + ROOM as u64 - 100, pair.into.1);
     pair.a.process.write(pair.from.0, &[7; 3000]);
@@ -154,7 +154,7 @@ fn a_write_that_is_refused_writes_nothing_and_nobody_hears_of_it() {
     let end = pair.into.0 + ROOM as u64 - 100;
     assert_eq!(pair.b.process.read(end, 100), [0; 100]);
     assert_eq!(pair.state(1), READY_TO_SEND);
-    assert_eq!(pair.b.heard.take(), []);
+    assert_eq!(pair.b.events.take(), []);
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn a_receive_that_is_too_short_fails_its_queue_pair() {
 }
 
 #[test]
-fn a_failed_send_queue_flushes_receives_go_on_and_it_can_be_led_back() {
+fn failed_send_queue_flushes_keeps_receiving_and_can_be_restarted() {
     for transport in [Transport::Uc, Transport::Ud] {
         for bad in ["key", "opcode"] {
             let mut pair = Pair::new(transport, 1, Process::local);
@@ -234,7 +234,7 @@ fn a_failed_send_queue_flushes_receives_go_on_and_it_can_be_led_back() {
 }
 
 #[test]
-fn a_drained_queue_finishes_what_it_began_and_tells() {
+fn draining_queue_finishes_begun_work_and_reports_it() {
     let mut pair = Pair::new(Transport::Rc, 2, Process::local);
     // By packets: they take more than one turn.
     pair.world.set_faults(Faults {
@@ -253,21 +253,24 @@ fn a_drained_queue_finishes_what_it_began_and_tells() {
     pair.a.modify(&pair.qps[0], &attributes, named).unwrap();
     let query = |pair: &Pair| pair.a.client.query_qp(pair.qps[0].qpn).unwrap();
     assert!(query(&pair).sq_draining);
-    assert_eq!(pair.a.heard.take(), []);
+    assert_eq!(pair.a.events.take(), []);
     // Posted behind: begun when it is led on.
     let next = pair.qps[0].posted;
     pair.send(&Work::new(WRITE, &[pair.there(0), pair.here(0, 8)]));
     assert_eq!(pair.sent(), [(0, 0)]);
     assert!(!query(&pair).sq_draining);
     let qpn = pair.qps[0].qpn;
-    assert_eq!(pair.a.heard.take(), [DeviceEvent::SendQueueDrained { qpn }]);
+    assert_eq!(
+        pair.a.events.take(),
+        [DeviceEvent::SendQueueDrained { qpn }]
+    );
     pair.a.to_state(&pair.qps[0], READY_TO_SEND).unwrap();
     assert_eq!(pair.sent(), [(next, 0)]);
-    assert_eq!(pair.a.heard.take(), []);
+    assert_eq!(pair.a.events.take(), []);
 }
 
 #[test]
-fn the_first_packet_before_the_last_transition_is_told_of() {
+fn first_packet_before_ready_to_send_is_reported() {
     for transport in [Transport::Rc, Transport::Uc] {
         let mut pair = Pair::new(transport, 1, Process::local);
         let qp = pair.b.qp(transport, [&pair.cqs[1], &pair.cqs[1]]);
@@ -282,7 +285,7 @@ fn the_first_packet_before_the_last_transition_is_told_of() {
         }
         let qpn = qp.qpn;
         assert_eq!(
-            pair.b.heard.take(),
+            pair.b.events.take(),
             [DeviceEvent::CommunicationEstablished { qpn }]
         );
     }

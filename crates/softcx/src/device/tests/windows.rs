@@ -139,7 +139,7 @@ const DENIED: u8 = Syndrome::RemoteAccess as u8;
 const UNBOUND: u8 = Syndrome::MwBind as u8;
 
 #[test]
-fn a_window_opens_what_it_was_bound_to_and_nothing_else() {
+fn window_allows_access_to_its_bound_range_only() {
     for kind in [1, 2] {
         for zero_based in [false, true] {
             let opens = |pair: &mut Pair| {
@@ -176,14 +176,14 @@ fn a_window_opens_what_it_was_bound_to_and_nothing_else() {
                 let (opcode, key, addr, len) = case(start(&pair), new, old);
                 assert_eq!(pair.access(opcode, key, addr, len), DENIED);
                 let qpn = pair.qps[1].qpn;
-                assert_eq!(pair.b.heard.take(), [DeviceEvent::QpAccessError { qpn }]);
+                assert_eq!(pair.b.events.take(), [DeviceEvent::QpAccessError { qpn }]);
             }
         }
     }
 }
 
 #[test]
-fn a_closed_window_opens_nothing() {
+fn closed_window_allows_no_access() {
     for kind in [1, 2] {
         let mut pair = Pair::new();
         let key = pair.b.client.alloc_mw(pair.b.pd, kind).unwrap();
@@ -202,7 +202,7 @@ fn a_closed_window_opens_nothing() {
 }
 
 #[test]
-fn a_send_closes_the_peer_s_window() {
+fn send_with_invalidate_closes_the_peer_s_window() {
     let mut pair = Pair::new();
     let key = pair.b.client.alloc_mw(pair.b.pd, 2).unwrap();
     let segments = bind(2, key, pair.qps[1].qpn, pair.opening());
@@ -221,7 +221,7 @@ fn a_send_closes_the_peer_s_window() {
     let cqe = pair.b.poll(&mut pair.cqs[1]).unwrap();
     assert_eq!((cqe.opcode, cqe.imm), (CqeOpcode::RespSendInv, key));
     assert_eq!(cqe.byte_count, 16);
-    // Closed already: the sender hears that it may not, and the receiver that its queue pair has failed.
+    // Closed already: the sender gets an access error, and the receiver an event that its queue pair has failed.
     pair.a.send(&mut pair.qps[0], &send);
     pair.world.settle();
     assert_eq!(pair.a.poll(&mut pair.cqs[0]).unwrap().syndrome, DENIED);
@@ -234,7 +234,7 @@ fn a_send_closes_the_peer_s_window() {
 }
 
 #[test]
-fn what_cannot_be_bound_is_told() {
+fn invalid_bind_completes_in_error() {
     type Bad = fn(&mut Pair, u32) -> (u32, Vec<[u8; 16]>);
     let bad: [Bad; 6] = [
         // No window; one that is closed; a region that is none; a range outside; without the right; bound twice.

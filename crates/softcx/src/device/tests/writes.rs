@@ -39,7 +39,7 @@ fn alone(pair: &mut Pair) {
 }
 
 #[test]
-fn a_write_is_carried_out_by_its_peer() {
+fn peer_s_device_carries_out_the_write() {
     for transport in [Transport::Rc, Transport::Uc] {
         for process in PROCESSES {
             let mut pair = Pair::new(transport, 2, process);
@@ -152,7 +152,7 @@ fn writes_on_their_way_are_refused_or_flushed_when_their_peer_changes() {
 }
 
 #[test]
-fn keys_ranges_and_rights_are_the_peers_to_refuse() {
+fn peer_refuses_bad_keys_ranges_and_rights() {
     for (access, len) in [(1u32, 8), (5, 8), (15, 4097)] {
         let mut pair = pair(Process::local);
         let (at, key) = pair.b.region(4096, access);
@@ -168,7 +168,7 @@ fn keys_ranges_and_rights_are_the_peers_to_refuse() {
 }
 
 #[test]
-fn the_rights_of_the_connection_count() {
+fn queue_pair_access_rights_apply_to_writes() {
     let mut pair = pair(Process::local);
     let attributes = QpAttributes {
         state: 3,
@@ -183,7 +183,7 @@ fn the_rights_of_the_connection_count() {
 }
 
 #[test]
-fn a_write_goes_where_its_key_leads_when_it_arrives() {
+fn write_uses_the_key_as_it_is_on_arrival() {
     let mut pair = pair(Process::local);
     let (old, key) = pair.into;
     let (new, _) = pair.b.region(4096, ALL);

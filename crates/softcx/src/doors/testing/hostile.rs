@@ -1,4 +1,4 @@
-//! A client that does whatever some bytes say: calls, well-formed and broken ones, bytes into its queues, and doorbells. For fuzzing.
+//! A client driven by a fuzzer's bytes: well-formed and broken calls, writes into its queues, and doorbells.
 #![allow(unsafe_code, missing_docs)] // a child process, memory shared with it, and pages of the device file
 
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -26,7 +26,7 @@ const FIRST_UAR: usize = 0xa00;
 const UARS: usize = 4;
 const PAGE: usize = 4096;
 
-/// The process whose memory the device reads: a child that sleeps, so that what is written to the wrong place harms nobody else.
+/// The process whose memory the device reads: a child that sleeps, so that a write to the wrong place harms no other process.
 #[derive(Debug)]
 pub struct Hostile {
     device: Device,
@@ -98,12 +98,12 @@ impl Hostile {
         })
     }
 
-    /// One client's life.
+    /// Opens a context, does what the bytes say, and closes it.
     pub fn live(&self, bytes: &[u8]) {
         let Ok((context, file)) = DeviceContext::open(&self.device) else {
             return;
         };
-        // SAFETY: pages of a file that is as long; nobody else has the mapping.
+        // SAFETY: pages of a file that is as long; the mapping has no other user.
         let uars = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),

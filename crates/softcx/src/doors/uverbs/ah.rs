@@ -1,4 +1,4 @@
-//! Address handles. All that one is lies in the process; on Ethernet the driver asks for the station address.
+//! Address handles. They exist in the process only; on Ethernet the driver asks for the station address.
 
 use super::UverbsCall;
 use crate::device::client::{Errno, GID_IS_EMPTY};

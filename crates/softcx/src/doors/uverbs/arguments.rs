@@ -29,7 +29,7 @@ pub(super) enum AttributeKind {
 }
 
 /// An attribute of a method: its number, what it is, and whether it has to be there.
-pub(super) type Spec = (u16, AttributeKind, bool);
+pub(super) type AttributeSpec = (u16, AttributeKind, bool);
 
 /// The attributes of a call, checked against those of its method.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl Arguments {
         space: Space,
         argument: u64,
         count: u16,
-        specs: &[Spec],
+        specs: &[AttributeSpec],
     ) -> Result<Arguments, Errno> {
         let list_at = argument
             .checked_add(IoctlHeader::BYTES as u64)
@@ -164,7 +164,7 @@ impl Arguments {
         }
     }
 
-    /// Flags, of which the method knows none.
+    /// Flags, for a method that has none.
     pub(super) fn no_flags(&self, id: u16) -> Result<(), Errno> {
         match self.flags(id)? {
             0 => Ok(()),

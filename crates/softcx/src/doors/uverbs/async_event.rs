@@ -2,21 +2,21 @@
 
 use std::sync::Arc;
 
-use super::arguments::{AttributeKind, Spec};
-use super::{Made, UverbsCall};
+use super::arguments::{AttributeKind, AttributeSpec};
+use super::{CreatedObject, UverbsCall};
 use crate::device::client::Errno;
-use crate::doors::event_pipe::{Carries, EventPipe};
+use crate::doors::event_pipe::{ChannelKind, EventPipe};
 use crate::doors::limits;
 
-pub(super) const ATTRIBUTES: &[Spec] = &[(0, AttributeKind::New, true)];
+pub(super) const ATTRIBUTES: &[AttributeSpec] = &[(0, AttributeKind::New, true)];
 
 pub(super) fn allocate(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     if call.context.events.channels() >= limits::ASYNC_CHANNELS {
         return Err(libc::EMFILE);
     }
-    let (channel, descriptor) = EventPipe::new(Carries::AsyncEvents)?;
-    call.made.push(Made::AsyncChannel(channel.inode()));
+    let (channel, descriptor) = EventPipe::new(ChannelKind::AsyncEvents)?;
+    call.made.push(CreatedObject::AsyncChannel(channel.inode()));
     call.context.events.add_channel(Arc::new(channel));
     call.give(descriptor, |call, number| {
         call.arguments.answer_handle(0, number as u64);

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use super::arguments::{Arguments, AttributeKind, Spec};
+use super::arguments::{Arguments, AttributeKind, AttributeSpec};
 use crate::device::client::{Client, Errno};
 use crate::doors::abi::Layout;
 use crate::doors::context::{Descriptors, DeviceContext, Tables};
@@ -11,8 +11,8 @@ use crate::doors::objects::Object;
 /// Namespace of the driver, in numbers of objects, methods and attributes.
 pub(super) const DRIVER: u16 = 1 << 12;
 /// `UVERBS_ATTR_UHW_IN` and `UVERBS_ATTR_UHW_OUT`.
-pub(super) const DRIVER_IN: Spec = (DRIVER, AttributeKind::In(0, u16::MAX), false);
-pub(super) const DRIVER_OUT: Spec = (DRIVER + 1, AttributeKind::Out(0), false);
+pub(super) const DRIVER_IN: AttributeSpec = (DRIVER, AttributeKind::In(0, u16::MAX), false);
+pub(super) const DRIVER_OUT: AttributeSpec = (DRIVER + 1, AttributeKind::Out(0), false);
 
 /// A call in progress.
 pub(super) struct UverbsCall<'a> {
@@ -21,12 +21,12 @@ pub(super) struct UverbsCall<'a> {
     pub(super) descriptors: &'a dyn Descriptors,
     pub(super) arguments: Arguments,
     /// What is to be taken back if the call fails after all, in the order of making.
-    pub(super) made: Vec<Made>,
+    pub(super) made: Vec<CreatedObject>,
 }
 
-/// Something that a call has made.
+/// Something that a call has created.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Made {
+pub(super) enum CreatedObject {
     Object(u32),
     Descriptor(i32),
     CompletionChannel((u64, u64)),
@@ -57,18 +57,18 @@ impl<'a> UverbsCall<'a> {
         if done.is_err() {
             for made in self.made.iter().rev() {
                 match *made {
-                    Made::Object(handle) => {
+                    CreatedObject::Object(handle) => {
                         if let Some(object) = self.tables.objects.remove(handle) {
                             self.context.discard(self.tables, &object);
                         }
                     }
-                    Made::Descriptor(number) => self.descriptors.take_back(number),
-                    Made::CompletionChannel(inode) => {
+                    CreatedObject::Descriptor(number) => self.descriptors.take_back(number),
+                    CreatedObject::CompletionChannel(inode) => {
                         let channels = &mut self.tables.channels;
                         channels.retain(|it| it.channel.inode() != inode);
                     }
-                    Made::AsyncChannel(inode) => self.context.events.remove_channel(inode),
-                    Made::Opening => self.tables.opened = false,
+                    CreatedObject::AsyncChannel(inode) => self.context.events.remove_channel(inode),
+                    CreatedObject::Opening => self.tables.opened = false,
                 }
             }
         }
@@ -107,7 +107,7 @@ impl<'a> UverbsCall<'a> {
     pub(super) fn insert(&mut self, object: Object) -> Result<u32, Errno> {
         match self.tables.objects.insert(object.clone()) {
             Ok(handle) => {
-                self.made.push(Made::Object(handle));
+                self.made.push(CreatedObject::Object(handle));
                 Ok(handle)
             }
             Err(errno) => {
@@ -117,20 +117,20 @@ impl<'a> UverbsCall<'a> {
         }
     }
 
-    /// Hands a descriptor to the process; `tell` answers with its number. All answers are written once before, with a number that is
+    /// Hands a descriptor to the process; `answer` writes its number. All answers are written once before, with a number that is
     /// none: from another process nothing can be taken back that was given, so this has to be the last that fails.
     pub(super) fn give(
         &mut self,
         descriptor: OwnedFd,
-        tell: impl Fn(&mut Self, i32),
+        answer: impl Fn(&mut Self, i32),
     ) -> Result<i32, Errno> {
-        let told = self.arguments.answers();
-        tell(self, -1);
+        let answered = self.arguments.answers();
+        answer(self, -1);
         self.arguments.write_answers()?;
-        self.arguments.withdraw_answers(told);
+        self.arguments.withdraw_answers(answered);
         let number = self.descriptors.give(descriptor)?;
-        self.made.push(Made::Descriptor(number));
-        tell(self, number);
+        self.made.push(CreatedObject::Descriptor(number));
+        answer(self, number);
         Ok(number)
     }
 }

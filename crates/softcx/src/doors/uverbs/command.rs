@@ -1,6 +1,6 @@
 //! The commands of the older interface, which the method INVOKE_WRITE carries.
 
-use super::arguments::{Arguments, AttributeKind, Spec};
+use super::arguments::{Arguments, AttributeKind, AttributeSpec};
 use super::{DRIVER_IN, DRIVER_OUT, UverbsCall};
 use super::{ah, completion_channel, cq, device, mr, multicast, mw, pd, qp, srq};
 use crate::device::State;
@@ -13,7 +13,7 @@ const IN: u16 = 0;
 const OUT: u16 = 1;
 const NUMBER: u16 = 2;
 
-pub(super) const ATTRIBUTES: &[Spec] = &[
+pub(super) const ATTRIBUTES: &[AttributeSpec] = &[
     (IN, AttributeKind::In(4, u16::MAX), false),
     (OUT, AttributeKind::Out(0), false),
     (NUMBER, AttributeKind::In(8, 8), true),

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Made, UverbsCall};
+use super::{CreatedObject, UverbsCall};
 use crate::device::client::Errno;
 use crate::doors::abi::{CreateCompChannel, CreateCompChannelResp};
 use crate::doors::context::CompletionChannel;
-use crate::doors::event_pipe::{Carries, EventPipe};
+use crate::doors::event_pipe::{ChannelKind, EventPipe};
 use crate::doors::limits;
 use crate::doors::objects::Object;
 
@@ -16,12 +16,12 @@ pub(super) fn create(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     if call.tables.channels.len() >= limits::CHANNELS {
         return Err(libc::EMFILE);
     }
-    let (channel, descriptor) = EventPipe::new(Carries::Completions)?;
+    let (channel, descriptor) = EventPipe::new(ChannelKind::Completions)?;
     let inode = channel.inode();
     let number = call.give(descriptor, |call, number| {
         call.respond(CreateCompChannelResp { fd: number as u32 });
     })?;
-    call.made.push(Made::CompletionChannel(inode));
+    call.made.push(CreatedObject::CompletionChannel(inode));
     call.tables.channels.push(CompletionChannel {
         channel: Arc::new(channel),
         number,
@@ -30,7 +30,7 @@ pub(super) fn create(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// No command says that a process has closed a channel; so it is looked for before another is made. What queues use stays.
+/// No command reports that a process has closed a channel, so closed ones are removed before another is created, unless a queue uses them.
 fn forget_closed(call: &mut UverbsCall<'_>) {
     let open = |it: &CompletionChannel| {
         it.space != call.descriptors.space()

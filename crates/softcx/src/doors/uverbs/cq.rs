@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::arguments::{AttributeKind, Spec};
+use super::arguments::{AttributeKind, AttributeSpec};
 use super::{DRIVER_IN, DRIVER_OUT, UverbsCall, async_event, completion_channel, uar};
 use crate::device::client::{CqParts, Errno, EventSink};
 use crate::doors::abi::*;
@@ -61,7 +61,7 @@ pub(super) fn create_extended(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) const CREATE_ATTRIBUTES: &[Spec] = &[
+pub(super) const CREATE_ATTRIBUTES: &[AttributeSpec] = &[
     (HANDLE, AttributeKind::New, true),
     (CQE, AttributeKind::In(4, 4), true),
     (USER_HANDLE, AttributeKind::In(8, 8), true),
@@ -74,7 +74,7 @@ pub(super) const CREATE_ATTRIBUTES: &[Spec] = &[
     DRIVER_OUT,
 ];
 
-/// The method, which also says where asynchronous events of the queue go.
+/// The method, which also names the channel of the queue's asynchronous events.
 pub(super) fn create_method(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     let comp_channel = if call.arguments.has(COMP_CHANNEL) {
@@ -130,14 +130,14 @@ fn make(
             Some(Arc::new(Completions::new(channel, request.user_handle)))
         }
     };
-    let told = completions.clone().map(|it| it as Arc<dyn EventSink>);
+    let sink = completions.clone().map(|it| it as Arc<dyn EventSink>);
     let cqn = call.client().create_cq(CqParts {
         ring: driver.buf_addr,
         cqes,
         cqe_bytes: driver.cqe_size,
         record: driver.db_addr,
         uar: uar::find(call, u32::from(driver.uar_page_index))?,
-        events: told,
+        events: sink,
         padded: padding != 0,
         ignore_overrun: request.flags & IGNORE_OVERRUN != 0,
     })?;

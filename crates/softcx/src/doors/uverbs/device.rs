@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::arguments::{AttributeKind, Spec};
-use super::{DRIVER, DRIVER_IN, DRIVER_OUT, Made, UverbsCall};
+use super::arguments::{AttributeKind, AttributeSpec};
+use super::{CreatedObject, DRIVER, DRIVER_IN, DRIVER_OUT, UverbsCall};
 use crate::device::client::Errno;
 use crate::doors::abi::*;
-use crate::doors::event_pipe::{Carries, EventPipe};
+use crate::doors::event_pipe::{ChannelKind, EventPipe};
 use crate::doors::limits;
 use crate::doors::port::{GIDS, PortIdentity};
 
@@ -54,8 +54,8 @@ const MELLANOX: u32 = 0x2c9;
 /// The older form, which makes the channel of asynchronous events, too.
 pub(super) fn get_context(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     open_context(call)?;
-    let (channel, descriptor) = EventPipe::new(Carries::AsyncEvents)?;
-    call.made.push(Made::AsyncChannel(channel.inode()));
+    let (channel, descriptor) = EventPipe::new(ChannelKind::AsyncEvents)?;
+    call.made.push(CreatedObject::AsyncChannel(channel.inode()));
     call.context.events.add_channel(Arc::new(channel));
     call.give(descriptor, |call, number| {
         call.respond(GetContextResp {
@@ -66,7 +66,7 @@ pub(super) fn get_context(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) const GET_ATTRIBUTES: &[Spec] = &[
+pub(super) const GET_ATTRIBUTES: &[AttributeSpec] = &[
     (0, AttributeKind::Out(4), false),
     (1, AttributeKind::Out(8), false),
     DRIVER_IN,
@@ -81,13 +81,13 @@ pub(super) fn get_context_method(call: &mut UverbsCall<'_>) -> Result<(), Errno>
     Ok(())
 }
 
-pub(super) const QUERY_ATTRIBUTES: &[Spec] = &[
+pub(super) const QUERY_ATTRIBUTES: &[AttributeSpec] = &[
     (0, AttributeKind::Out(4), false),
     (1, AttributeKind::Out(8), false),
     (DRIVER, AttributeKind::Out(4), false),
 ];
 
-/// What a process that was given an open descriptor asks.
+/// The query of a process that was given an open descriptor.
 pub(super) fn query_context(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     answer_numbers(call);
@@ -119,7 +119,7 @@ fn open_context(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
         return Err(libc::EOPNOTSUPP);
     }
     call.tables.opened = true;
-    call.made.push(Made::Opening);
+    call.made.push(CreatedObject::Opening);
     call.tables.pages.set_clock_info(call.context.now_ns());
     call.driver_respond(context_response(&call.context.port));
     Ok(())
@@ -237,7 +237,7 @@ pub(super) fn query_port(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) const PORT_ATTRIBUTES: &[Spec] = &[
+pub(super) const PORT_ATTRIBUTES: &[AttributeSpec] = &[
     (0, AttributeKind::In(8, 8), true),
     // As far as `port_cap_flags2`.
     (1, AttributeKind::Out(QueryPortResp::BYTES as u16 + 2), true),
@@ -256,12 +256,12 @@ pub(super) fn query_port_method(call: &mut UverbsCall<'_>) -> Result<(), Errno> 
     Ok(())
 }
 
-pub(super) const DRIVER_PORT_ATTRIBUTES: &[Spec] = &[
+pub(super) const DRIVER_PORT_ATTRIBUTES: &[AttributeSpec] = &[
     (DRIVER, AttributeKind::In(4, 4), true),
     (DRIVER + 1, AttributeKind::Out(8), true),
 ];
 
-/// What the driver asks about the port inside of a switch: it is in none, so that nothing is valid of what it asks.
+/// The driver's query about a port inside a switch. The device is in none, so no field of the answer is valid.
 pub(super) fn query_driver_port(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     if call.arguments.word(DRIVER)? != 1 {

@@ -1,7 +1,7 @@
 //! The table of GIDs.
 
 use super::UverbsCall;
-use super::arguments::{AttributeKind, Spec};
+use super::arguments::{AttributeKind, AttributeSpec};
 use crate::device::client::{Errno, GID_IS_EMPTY};
 use crate::doors::abi::{GidEntry, Layout};
 use crate::doors::port::GIDS;
@@ -15,7 +15,7 @@ const LOOPBACK: u32 = 1;
 const FOREIGN: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 9, 8, 7];
 const FOREIGN_INTERFACE: u32 = i32::MAX as u32;
 
-pub(super) const TABLE_ATTRIBUTES: &[Spec] = &[
+pub(super) const TABLE_ATTRIBUTES: &[AttributeSpec] = &[
     (0, AttributeKind::In(8, 8), true),
     (1, AttributeKind::In(4, 8), false),
     (2, AttributeKind::Out(0), true),
@@ -45,7 +45,7 @@ pub(super) fn query_table(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) const ENTRY_ATTRIBUTES: &[Spec] = &[
+pub(super) const ENTRY_ATTRIBUTES: &[AttributeSpec] = &[
     (0, AttributeKind::In(8, 8), true),
     (1, AttributeKind::In(8, 8), true),
     (2, AttributeKind::In(4, 8), true),

@@ -25,8 +25,8 @@ mod uar;
 
 pub(in crate::doors) use self::device::{FIRMWARE, PART};
 
-use self::arguments::{Arguments, Spec};
-use self::call::{DRIVER, DRIVER_IN, DRIVER_OUT, Made, UverbsCall};
+use self::arguments::{Arguments, AttributeSpec};
+use self::call::{CreatedObject, DRIVER, DRIVER_IN, DRIVER_OUT, UverbsCall};
 use crate::device::client::Errno;
 use crate::device::commands::{Answer, CommandKind};
 use crate::doors::context::{Descriptors, DeviceContext};
@@ -59,7 +59,7 @@ mod object {
 struct Method(
     u16,
     u16,
-    &'static [Spec],
+    &'static [AttributeSpec],
     fn(&mut UverbsCall<'_>) -> Result<(), Errno>,
 );
 

@@ -1,7 +1,7 @@
 //! Memory regions.
 
 use super::UverbsCall;
-use super::arguments::{AttributeKind, Spec};
+use super::arguments::{AttributeKind, AttributeSpec};
 use crate::device::client::{Errno, MrChange, MrRange};
 use crate::doors::abi::{DeregMr, RegMr, RegMrResp, ReregMr, ReregMrResp};
 use crate::doors::objects::{MrObject, Object};
@@ -84,7 +84,7 @@ pub(super) fn dereg(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) const QUERY_ATTRIBUTES: &[Spec] = &[
+pub(super) const QUERY_ATTRIBUTES: &[AttributeSpec] = &[
     (0, AttributeKind::Handle, true),
     (1, AttributeKind::Out(4), true),
     (2, AttributeKind::Out(4), true),
@@ -92,7 +92,7 @@ pub(super) const QUERY_ATTRIBUTES: &[Spec] = &[
     (4, AttributeKind::Out(8), false),
 ];
 
-/// What a process asks that imports a region by its handle.
+/// The query of a process that imports a region by its handle.
 pub(super) fn query(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let handle = call.arguments.handle(0)?;
     let mr = call.tables.objects.mr(handle).map_err(|_| libc::ENOENT)?;

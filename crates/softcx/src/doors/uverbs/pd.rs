@@ -2,7 +2,7 @@
 
 use super::DRIVER;
 use super::UverbsCall;
-use super::arguments::{AttributeKind, Spec};
+use super::arguments::{AttributeKind, AttributeSpec};
 use crate::device::client::Errno;
 use crate::doors::abi::{AllocPd, AllocPdResp, DeallocPd, Layout, Mlx5AllocPdResp};
 use crate::doors::objects::Object;
@@ -19,7 +19,7 @@ pub(super) fn alloc(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
 pub(super) fn dealloc(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: DeallocPd = call.request()?;
     let pd = call.tables.objects.pd(request.pd_handle)?;
-    // Of address handles the device knows nothing.
+    // The device has no objects for address handles.
     let uses = |object: &Object| matches!(object, Object::Ah(of) if *of == pd);
     if call.tables.objects.iter().any(uses) {
         return Err(libc::EBUSY);
@@ -29,7 +29,7 @@ pub(super) fn dealloc(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) const QUERY_ATTRIBUTES: &[Spec] = &[
+pub(super) const QUERY_ATTRIBUTES: &[AttributeSpec] = &[
     (DRIVER, AttributeKind::Handle, true),
     (
         DRIVER + 1,
@@ -38,7 +38,7 @@ pub(super) const QUERY_ATTRIBUTES: &[Spec] = &[
     ),
 ];
 
-/// What a process asks that imports a domain by its handle.
+/// The query of a process that imports a domain by its handle.
 pub(super) fn query(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let handle = call.arguments.handle(DRIVER)?;
     let pdn = call.tables.objects.pd(handle).map_err(|_| libc::ENOENT)?;

@@ -4,7 +4,7 @@ pub(super) use super::qp_attributes::{modify, modify_extended, query};
 
 use std::sync::Arc;
 
-use super::arguments::{AttributeKind, Spec};
+use super::arguments::{AttributeKind, AttributeSpec};
 use super::{DRIVER_IN, DRIVER_OUT, UverbsCall, async_event, uar};
 use crate::device::client::{Errno, QpParts, Transport};
 use crate::doors::abi::*;
@@ -89,7 +89,7 @@ pub(super) fn create_extended(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) const CREATE_ATTRIBUTES: &[Spec] = &[
+pub(super) const CREATE_ATTRIBUTES: &[AttributeSpec] = &[
     (HANDLE, AttributeKind::New, true),
     (XRCD, AttributeKind::Handle, false),
     (PD, AttributeKind::Handle, false),
@@ -113,7 +113,7 @@ pub(super) const CREATE_ATTRIBUTES: &[Spec] = &[
     DRIVER_OUT,
 ];
 
-/// The method, which also says where asynchronous events of the queue pair go.
+/// The method, which also names the channel of the queue pair's asynchronous events.
 pub(super) fn create_method(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     let arguments = &call.arguments;

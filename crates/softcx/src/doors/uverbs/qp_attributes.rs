@@ -144,7 +144,7 @@ pub(super) fn query(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.respond(QueryQpResp {
         dest: destination(&it.path),
         alt_dest: destination(&it.alt_path),
-        // Of its send queue the driver knows more than the kernel.
+        // The driver tracks its send queue better than the kernel.
         max_send_wr: 0,
         max_recv_wr: qp.recv_wqes,
         max_send_sge: 0,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::arguments::{AttributeKind, Spec};
+use super::arguments::{AttributeKind, AttributeSpec};
 use super::{DRIVER_IN, DRIVER_OUT, UverbsCall, async_event};
 use crate::device::client::{Errno, SrqParts};
 use crate::doors::abi::*;
@@ -59,7 +59,7 @@ pub(super) fn create_extended(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) const CREATE_ATTRIBUTES: &[Spec] = &[
+pub(super) const CREATE_ATTRIBUTES: &[AttributeSpec] = &[
     (HANDLE, AttributeKind::New, true),
     (PD, AttributeKind::Handle, false),
     (XRCD, AttributeKind::Handle, false),
@@ -78,7 +78,7 @@ pub(super) const CREATE_ATTRIBUTES: &[Spec] = &[
     DRIVER_OUT,
 ];
 
-/// The method, which also says where asynchronous events of the queue go.
+/// The method, which also names the channel of the queue's asynchronous events.
 pub(super) fn create_method(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     let request = CreateXsrq {

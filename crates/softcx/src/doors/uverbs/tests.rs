@@ -68,7 +68,7 @@ impl Process {
 
     fn write(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= ARENA_BYTES);
-        // SAFETY: in the arena, where nobody else writes while no call is made.
+        // SAFETY: in the arena, which no other code writes while no call is made.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.arena.add(at), bytes.len()) };
     }
 
@@ -500,7 +500,7 @@ const TO_RTR: u32 = 1
     | mask::MIN_RNR_TIMER;
 
 #[test]
-fn a_path_without_a_global_route_leads_nowhere_where_the_port_demands_one() {
+fn path_without_grh_is_refused_where_the_port_requires_it() {
     let needs_grh = Function {
         needs_grh: true,
         ..Function::default()
@@ -553,7 +553,7 @@ fn a_path_without_a_global_route_leads_nowhere_where_the_port_demands_one() {
 
 /// A path begins at an entry of the port's table of GIDs, which may go, move, or be of another network namespace.
 #[test]
-fn a_path_from_an_entry_that_is_empty_or_foreign_leads_nowhere() {
+fn path_from_empty_or_foreign_gid_entry_is_refused() {
     let options = DeviceOptions {
         fabric: format!("uverbs-{}", std::process::id()),
         link: LinkLayer::Ethernet,
@@ -605,7 +605,7 @@ fn a_path_from_an_entry_that_is_empty_or_foreign_leads_nowhere() {
 
 /// As `set_qpc_atomic_flags` of the kernel's driver: not when the right is given, but when the responder is to have a depth.
 #[test]
-fn a_function_without_atomics_makes_no_responder_of_a_queue_pair_with_that_right() {
+fn function_without_atomics_refuses_queue_pair_with_atomic_access() {
     const ATOMIC: u32 = 1 << 3;
     for (access, depth, expected) in [
         (7 | ATOMIC, 1, Err(libc::EOPNOTSUPP)),

@@ -1,12 +1,12 @@
 //! UAR pages.
 
-use super::arguments::{AttributeKind, Spec};
+use super::arguments::{AttributeKind, AttributeSpec};
 use super::{DRIVER, UverbsCall};
 use crate::device::client::Errno;
 use crate::doors::objects::{Object, UarObject};
 use crate::doors::pages::PAGE_BYTES;
 
-pub(super) const ALLOC_ATTRIBUTES: &[Spec] = &[
+pub(super) const ALLOC_ATTRIBUTES: &[AttributeSpec] = &[
     (DRIVER, AttributeKind::New, true),
     (DRIVER + 1, AttributeKind::In(8, 8), true),
     (DRIVER + 2, AttributeKind::Out(8), true),
@@ -43,7 +43,7 @@ pub(super) fn allocate(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) const DESTROY_ATTRIBUTES: &[Spec] = &[(DRIVER, AttributeKind::Handle, true)];
+pub(super) const DESTROY_ATTRIBUTES: &[AttributeSpec] = &[(DRIVER, AttributeKind::Handle, true)];
 
 pub(super) fn destroy(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let handle = call.arguments.handle(DRIVER)?;

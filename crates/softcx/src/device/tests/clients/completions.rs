@@ -121,7 +121,7 @@ fn solicited_arms_wait_for_solicited_completions_and_errors() {
 }
 
 #[test]
-fn a_full_queue_fails_everybody_who_completes_to_it() {
+fn full_completion_queue_fails_all_its_queue_pairs() {
     each_kind(|process| {
         let mut pair = Pair::sized(process, 4);
         let bystander = pair.a.qp(Transport::Rc, [&pair.cqs[0], &pair.cqs[0]]);
@@ -136,12 +136,12 @@ fn a_full_queue_fails_everybody_who_completes_to_it() {
         }
         pair.world.settle();
         assert_eq!(pair.a.state(&pair.qps[0]), 3);
-        assert_eq!(pair.a.heard.take(), []);
+        assert_eq!(pair.a.events.take(), []);
         pair.a.send(&mut pair.qps[0], &write);
         pair.world.settle();
         assert_eq!(pair.a.state(&pair.qps[0]), 6);
         assert_eq!(pair.a.state(&bystander), 6);
-        let events = pair.a.heard.take();
+        let events = pair.a.events.take();
         let failed = |qpn| DeviceEvent::QpFatal { qpn };
         assert!(events.contains(&DeviceEvent::CqError {
             cqn: pair.cqs[0].cqn
@@ -169,7 +169,7 @@ fn resize(driver: &mut Driver, cq: &mut DriverCq, cqes: u32, cqe_bytes: u32) {
         ring,
         cqes,
         cqe_bytes,
-        heard: cq.heard.clone(),
+        events: cq.events.clone(),
         ..*cq
     };
     let mut at = cq.consumed;

@@ -154,7 +154,7 @@ fn garbage_in_rings_and_records_harms_its_owner_only() {
             while pair.a.poll(&mut pair.cqs[0]).is_some() {}
             if pair
                 .a
-                .heard
+                .events
                 .take()
                 .iter()
                 .any(|event| matches!(event, DeviceEvent::CqError { .. }))
@@ -169,7 +169,7 @@ fn garbage_in_rings_and_records_harms_its_owner_only() {
 }
 
 #[test]
-fn a_dead_process_hurts_nobody() {
+fn dead_process_does_not_affect_other_clients() {
     for when in 0..3 {
         let mut pair = Pair::new(Process::other);
         let (from, lkey) = pair.a.region(1 << 20, ALL);
@@ -216,7 +216,7 @@ fn a_dead_process_hurts_nobody() {
 }
 
 #[test]
-fn clients_go_in_mid_flood() {
+fn clients_may_close_during_traffic() {
     each_kind(|process| {
         for turns in 0..12 {
             let mut pair = Pair::sized(process, 256);

@@ -109,32 +109,32 @@ fn regions_of_every_kind() {
 }
 
 #[test]
-fn nothing_of_another_client_can_be_named() {
+fn objects_of_another_client_are_refused() {
     let mut pair = Pair::new(Process::local);
     let (_, key) = pair.a.region(64, ALL);
-    let thief = &pair.b.client;
+    let other = &pair.b.client;
     let (start, _) = pair.a.region(64, ALL);
     let range = MrRange {
         start,
         len_bytes: 64,
         iova: start,
     };
-    assert_eq!(thief.reg_mr(pair.a.pd, range, 1), Err(libc::EINVAL));
-    assert_eq!(thief.dereg_mr(key), Err(libc::EINVAL));
-    assert_eq!(thief.rereg_mr(key, MrChange::default()), Err(libc::EINVAL));
-    assert_eq!(thief.alloc_mw(pair.a.pd, 1), Err(libc::EINVAL));
-    assert_eq!(thief.dealloc_mw(key), Err(libc::EINVAL));
-    assert_eq!(thief.dealloc_pd(pair.a.pd), Err(libc::EINVAL));
-    assert_eq!(thief.free_uar(pair.a.uar), Err(libc::EINVAL));
-    assert_eq!(thief.destroy_cq(pair.cqs[0].cqn), Err(libc::EINVAL));
-    assert_eq!(thief.modify_cq(pair.cqs[0].cqn, 1, 1), Err(libc::EINVAL));
-    assert_eq!(thief.destroy_qp(pair.qps[0].qpn), Err(libc::EINVAL));
-    assert_eq!(thief.query_qp(pair.qps[0].qpn), Err(libc::EINVAL));
+    assert_eq!(other.reg_mr(pair.a.pd, range, 1), Err(libc::EINVAL));
+    assert_eq!(other.dereg_mr(key), Err(libc::EINVAL));
+    assert_eq!(other.rereg_mr(key, MrChange::default()), Err(libc::EINVAL));
+    assert_eq!(other.alloc_mw(pair.a.pd, 1), Err(libc::EINVAL));
+    assert_eq!(other.dealloc_mw(key), Err(libc::EINVAL));
+    assert_eq!(other.dealloc_pd(pair.a.pd), Err(libc::EINVAL));
+    assert_eq!(other.free_uar(pair.a.uar), Err(libc::EINVAL));
+    assert_eq!(other.destroy_cq(pair.cqs[0].cqn), Err(libc::EINVAL));
+    assert_eq!(other.modify_cq(pair.cqs[0].cqn, 1, 1), Err(libc::EINVAL));
+    assert_eq!(other.destroy_qp(pair.qps[0].qpn), Err(libc::EINVAL));
+    assert_eq!(other.query_qp(pair.qps[0].qpn), Err(libc::EINVAL));
     assert_eq!(pair.b.to_state(&pair.qps[0], 6), Err(libc::EINVAL));
     let srq = pair.a.srq(16, 0);
-    let thief = &pair.b.client;
-    assert_eq!(thief.destroy_srq(srq.srqn), Err(libc::EINVAL));
-    assert_eq!(thief.srq_limit(srq.srqn), Err(libc::EINVAL));
+    let other = &pair.b.client;
+    assert_eq!(other.destroy_srq(srq.srqn), Err(libc::EINVAL));
+    assert_eq!(other.srq_limit(srq.srqn), Err(libc::EINVAL));
     let mut parts = pair.b.qp_parts(Transport::Rc, [&pair.cqs[1], &pair.cqs[1]]);
     for change in 0..4 {
         let good = parts;
@@ -156,7 +156,7 @@ fn nothing_of_another_client_can_be_named() {
 }
 
 #[test]
-fn what_is_in_use_is_not_taken_away() {
+fn objects_in_use_are_not_destroyed() {
     let mut pair = Pair::new(Process::local);
     let client = &pair.a.client;
     assert_eq!(client.destroy_cq(pair.cqs[0].cqn), Err(libc::EBUSY));
@@ -177,7 +177,7 @@ fn what_is_in_use_is_not_taken_away() {
 }
 
 #[test]
-fn attributes_are_checked_kept_and_told() {
+fn attributes_are_checked_kept_and_queried() {
     let world = World::new(1);
     let mut driver = Driver::new(&world.devices[0], Process::local(MEMORY));
     let cq = driver.cq(16, 64);
@@ -212,17 +212,17 @@ fn attributes_are_checked_kept_and_told() {
     driver.modify(&qp, &init, named).unwrap();
     driver.to_rtr(&qp, 0x12_3456);
     driver.to_rts(&qp);
-    let told = driver.client.query_qp(qp.qpn).unwrap();
-    assert_eq!((told.state, told.current_state), (3, 3));
+    let queried = driver.client.query_qp(qp.qpn).unwrap();
+    assert_eq!((queried.state, queried.current_state), (3, 3));
     assert_eq!(
-        (told.access, told.dest_qpn, told.path_mtu),
+        (queried.access, queried.dest_qpn, queried.path_mtu),
         (6, 0x12_3456, 3)
     );
     assert_eq!(
-        (told.rq_psn, told.sq_psn, told.timeout),
+        (queried.rq_psn, queried.sq_psn, queried.timeout),
         (0x1000, 0x1000, 8)
     );
-    assert_eq!((told.path.dlid, told.max_rd_atomic), (1, 4));
+    assert_eq!((queried.path.dlid, queried.max_rd_atomic), (1, 4));
     let timer = QpAttributes {
         min_rnr_timer: 9,
         current_state: 3,
@@ -281,7 +281,7 @@ fn a_shared_receive_queue_is_a_chain() {
             core.srq_mut(srq.srqn as usize).unwrap().take(gather)
         };
         assert_eq!(take(&srq, &mut gather), None);
-        assert_eq!(driver.heard.take(), [], "nothing was posted yet");
+        assert_eq!(driver.events.take(), [], "nothing was posted yet");
         let posted: Vec<_> = (0..5)
             .map(|_| driver.post_srq(&mut srq, &[data(at, key, 100)]))
             .collect();
@@ -289,7 +289,7 @@ fn a_shared_receive_queue_is_a_chain() {
             assert_eq!(take(&srq, &mut gather), Some((index, 100)));
         }
         let limit = DeviceEvent::SrqLimitReached { srqn: srq.srqn };
-        assert_eq!(driver.heard.take(), [limit]);
+        assert_eq!(driver.events.take(), [limit]);
         assert_eq!(driver.client.srq_limit(srq.srqn), Ok(0));
         // Back in another order.
         for &at in &[2, 0, 1] {
@@ -307,6 +307,6 @@ fn a_shared_receive_queue_is_a_chain() {
         }
         assert_eq!(driver.client.set_srq_limit(srq.srqn, 8), Err(libc::EINVAL));
         assert_eq!(driver.client.set_srq_limit(srq.srqn, 1), Ok(()));
-        assert_eq!(driver.heard.take(), [limit], "undercut already");
+        assert_eq!(driver.events.take(), [limit], "undercut already");
     });
 }

@@ -53,7 +53,7 @@ fn every_operation_between_processes() {
         assert_eq!(cqe.srqn_uidx, pair.qps[1].parts.user_index);
         assert_eq!(pair.b.process.read(into, 9), bytes[3..12]);
         assert_eq!(pair.b.process.read(into + 100, 4991), bytes[12..5003]);
-        assert_eq!(pair.a.heard.take(), []);
+        assert_eq!(pair.a.events.take(), []);
     });
 }
 
@@ -87,7 +87,7 @@ fn rings_and_counts_wrap() {
 }
 
 #[test]
-fn a_page_rings_for_all_its_queue_pairs() {
+fn one_page_takes_doorbells_of_all_its_queue_pairs() {
     let mut pair = Pair::new(Process::other);
     let (from, lkey) = pair.a.region(64, ALL);
     let (into, rkey) = pair.b.region(1024, ALL);
@@ -173,7 +173,7 @@ fn a_reset_queue_pair_starts_again() {
 }
 
 #[test]
-fn a_doorbell_of_before_a_reset_rings_nothing_behind_it() {
+fn doorbell_before_reset_has_no_effect_after_it() {
     let mut pair = Pair::new(Process::other);
     let (from, lkey) = pair.a.region(64, ALL);
     let (into, rkey) = pair.b.region(64, ALL);

@@ -22,15 +22,15 @@ pub(crate) const ALL: u32 = 15;
 
 /// Events in the order in which they came.
 #[derive(Debug, Default)]
-pub(crate) struct Heard(Mutex<Vec<DeviceEvent>>);
+pub(crate) struct RecordedEvents(Mutex<Vec<DeviceEvent>>);
 
-impl EventSink for Heard {
+impl EventSink for RecordedEvents {
     fn event(&self, event: DeviceEvent) {
         self.0.lock().unwrap().push(event);
     }
 }
 
-impl Heard {
+impl RecordedEvents {
     pub(crate) fn take(&self) -> Vec<DeviceEvent> {
         std::mem::take(&mut self.0.lock().unwrap())
     }
@@ -40,7 +40,7 @@ impl Heard {
 pub(crate) struct Driver {
     pub(crate) client: Client,
     pub(crate) process: Process,
-    pub(crate) heard: Arc<Heard>,
+    pub(crate) events: Arc<RecordedEvents>,
     pub(crate) pd: u32,
     pub(crate) uar: u32,
     pub(crate) page: u64,
@@ -59,7 +59,7 @@ pub(crate) struct DriverCq {
     pub(crate) cqe_bytes: u32,
     pub(crate) record: u64,
     pub(crate) consumed: u32,
-    pub(crate) heard: Arc<Heard>,
+    pub(crate) events: Arc<RecordedEvents>,
     pub(crate) arm_sn: u32,
 }
 
@@ -119,8 +119,8 @@ impl Work {
 
 impl Driver {
     pub(crate) fn new(device: &Device, mut process: Process) -> Driver {
-        let heard = Arc::<Heard>::default();
-        let client = Client::open(device, process.space, heard.clone());
+        let events = Arc::<RecordedEvents>::default();
+        let client = Client::open(device, process.space, events.clone());
         let page = process.place(4096, 4096);
         // SAFETY: a page of the mapping, which lives as long as the client.
         let uar = unsafe { client.alloc_uar(process.pointer(page, 4096)) }.unwrap();
@@ -128,7 +128,7 @@ impl Driver {
         Driver {
             client,
             process,
-            heard,
+            events,
             pd,
             uar,
             page,
@@ -150,8 +150,8 @@ impl Driver {
         (start, self.client.reg_mr(self.pd, range, access).unwrap())
     }
 
-    pub(crate) fn cq_parts(&mut self, cqes: u32, cqe_bytes: u32) -> (CqParts, Arc<Heard>) {
-        let heard = Arc::<Heard>::default();
+    pub(crate) fn cq_parts(&mut self, cqes: u32, cqe_bytes: u32) -> (CqParts, Arc<RecordedEvents>) {
+        let events = Arc::<RecordedEvents>::default();
         let ring = self.cq_ring(cqes, cqe_bytes);
         let parts = CqParts {
             ring,
@@ -159,11 +159,11 @@ impl Driver {
             cqe_bytes,
             record: self.process.place(8, 64),
             uar: self.uar,
-            events: Some(heard.clone()),
+            events: Some(events.clone()),
             padded: false,
             ignore_overrun: false,
         };
-        (parts, heard)
+        (parts, events)
     }
 
     /// A fresh ring.
@@ -177,7 +177,7 @@ impl Driver {
     }
 
     pub(crate) fn cq(&mut self, cqes: u32, cqe_bytes: u32) -> DriverCq {
-        let (parts, heard) = self.cq_parts(cqes, cqe_bytes);
+        let (parts, events) = self.cq_parts(cqes, cqe_bytes);
         DriverCq {
             cqn: self.client.create_cq(parts.clone()).unwrap(),
             ring: parts.ring,
@@ -185,7 +185,7 @@ impl Driver {
             cqe_bytes,
             record: parts.record,
             consumed: 0,
-            heard,
+            events,
             arm_sn: 0,
         }
     }
@@ -291,7 +291,7 @@ impl Driver {
         self.process.store(qp.parts.record, qp.received.into());
     }
 
-    /// Posts without a doorbell: what the register would be told.
+    /// Posts without a doorbell, and returns the value for the register.
     pub(crate) fn post(&self, qp: &mut DriverQp, work: &Work) -> [u8; 8] {
         let ds = 1 + work.segments.len();
         let mut bytes = vec![0; 16];
@@ -348,7 +348,7 @@ impl Driver {
 
     /// Completion events since the last call, which the driver has acknowledged.
     pub(crate) fn events(cq: &mut DriverCq) -> usize {
-        let events = cq.heard.take();
+        let events = cq.events.take();
         assert!(events.iter().all(|event| *event == DeviceEvent::Completion));
         cq.arm_sn = (cq.arm_sn + events.len() as u32) & 3;
         events.len()

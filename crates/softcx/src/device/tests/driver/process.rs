@@ -85,7 +85,7 @@ impl Process {
         }
     }
 
-    /// Some of its memory that nobody has yet.
+    /// Some of its memory that is not in use yet.
     pub(crate) fn place(&mut self, len_bytes: usize, align: usize) -> u64 {
         let at = self.used.next_multiple_of(align);
         self.used = at + len_bytes;
@@ -101,7 +101,7 @@ impl Process {
 
     pub(crate) fn write(&self, addr: u64, bytes: &[u8]) {
         let at = self.pointer(addr, bytes.len());
-        // SAFETY: within the mapping; the device does not look at it before it is told.
+        // SAFETY: within the mapping; the device does not read it before the doorbell.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
     }
 

@@ -241,7 +241,7 @@ impl End {
         program
     }
 
-    /// Tells the device of what was posted.
+    /// Rings the doorbell for the posted requests.
     pub(crate) fn ring(&mut self) {
         let program = self.commit();
         self.execute(&program);
@@ -258,7 +258,7 @@ impl End {
         self.commit_receives();
     }
 
-    /// Tells the device of the receives that were posted.
+    /// Commits the posted receives to the device.
     pub(crate) fn commit_receives(&mut self) {
         let mut program = Program::new(&self.targets);
         self.recv.commit(&mut program).unwrap();
@@ -277,14 +277,14 @@ impl End {
         std::ptr::with_exposed_provenance_mut(base + at.offset as usize)
     }
 
-    /// Carries out the stores and fences of a program, and tells the device.
+    /// Carries out the stores and fences of a program, and reports the doorbell.
     pub(crate) fn execute(&self, program: &Program) {
-        self.execute_untold(program);
+        self.execute_unreported(program);
         self.qp.rung();
     }
 
-    /// As an executor that cannot tell the device.
-    pub(crate) fn execute_untold(&self, program: &Program) {
+    /// As an executor that cannot report doorbells.
+    pub(crate) fn execute_unreported(&self, program: &Program) {
         for op in program.ops() {
             // SAFETY: targets are record and UAR of the queue pair, offsets were checked when the program was made, and both
             // words are aligned.

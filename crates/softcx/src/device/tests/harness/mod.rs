@@ -10,7 +10,7 @@ use crate::device::{Device, DeviceOptions, Faults, LinkLayer};
 const TURN_NS: u64 = 2_000;
 /// Timers are looked at this often at least.
 const TICK_NS: u64 = 20_000;
-/// A time nobody waits for: that of a connection without a timeout.
+/// A time that no test reaches: that of a connection without a timeout.
 const NEVER_NS: u64 = 1 << 60;
 
 /// Devices and a clock.
@@ -29,7 +29,7 @@ impl World {
         }
     }
 
-    /// Devices on a fabric of their own, which is forgotten again: who has joined stays.
+    /// Devices on a fabric of their own, whose name is removed again: devices that have joined stay.
     pub(crate) fn on_fabric(devices: usize, link: LinkLayer) -> World {
         World {
             devices: (0..devices).map(|_| World::node(link)).collect(),
@@ -86,7 +86,7 @@ impl World {
             match due.min().filter(|&due| due < NEVER_NS) {
                 Some(due) => self.now_ns = due.max(self.now_ns + TICK_NS),
                 None => {
-                    // What a tick finds that no timer tells of: work posted to failed queue pairs.
+                    // What a tick finds without a timer: work posted to failed queue pairs.
                     self.now_ns += TICK_NS;
                     if !self.turn() {
                         return done();
@@ -119,7 +119,7 @@ impl World {
     }
 }
 
-/// Bytes that tell their place: no two windows of a message look alike.
+/// Bytes that identify their place: no two windows of a message are equal.
 pub(crate) fn pattern(seed: u64, len_bytes: usize) -> Vec<u8> {
     (0..len_bytes as u64)
         .map(|i| {
