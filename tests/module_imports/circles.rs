@@ -121,6 +121,11 @@ fn no_circle_is_seen_where_there_is_none() {
             ),
             ("a/b.rs", "use super::Word; pub struct B;"),
         ],
+        // Visibilities.
+        &[
+            ("a/mod.rs", "mod b; pub struct A(b::B);"),
+            ("a/b.rs", "pub(in crate::a) struct B;"),
+        ],
         // Names alone.
         &[
             (
