@@ -17,8 +17,9 @@ use std::io::Write;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use doorbell::softcx::Faults;
 use doorbell::{
-    Access, Cause, Condition, Control, Device, EndpointConfig, Error, Executor, Faults, HostStream,
+    Access, Cause, Condition, Control, Device, EndpointConfig, Error, Executor, HostStream,
     QueueKind, Region, RemoteSlice, StateKind, Status, Ticket, WcStatus, Work, WorkError,
     stream_post, stream_wait_value32,
 };

@@ -12,10 +12,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use deaf::StoreOnlyStream;
+use doorbell::__private::{StreamFailure, Submission};
+use doorbell::softcx::Faults;
 use doorbell::{
-    Cause, Control, Device, EndpointConfig, Error, Event, Executor, Faults, HostStream, Prepared,
-    QueueKind, RemoteSlice, Status, StreamFailure, Submission, Ticket, Work, stream_post,
-    stream_post_all,
+    Cause, Control, Device, EndpointConfig, Error, Event, Executor, HostStream, Prepared,
+    QueueKind, RemoteSlice, Status, Ticket, Work, stream_post, stream_post_all,
 };
 use doorbell_wire::bytecode::{At, Fence, Program, ProgramOp, Role};
 use rig::{Limit, Pair, Random, SOON, from_env};
@@ -589,7 +590,7 @@ impl Corrupting {
     }
 }
 
-impl doorbell::SealedExecutor for Corrupting {}
+impl doorbell::__private::SealedExecutor for Corrupting {}
 
 // SAFETY: what is submitted is passed on to a stream that keeps the contract, but for the values that it stores, which are this test.
 unsafe impl Executor for Corrupting {

@@ -5,7 +5,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use doorbell::{Event, Executor, HostStream, Outcome, Owner, Result, StreamFailure, Submission};
+use doorbell::__private::{Outcome, Owner, StreamFailure, Submission};
+use doorbell::{Event, Executor, HostStream, Result};
 use doorbell_wire::bytecode::{TargetId, Targets};
 
 pub struct StoreOnlyStream(pub HostStream);
@@ -40,7 +41,7 @@ fn deafen(submission: Submission) -> Submission {
     }
 }
 
-impl doorbell::SealedExecutor for StoreOnlyStream {}
+impl doorbell::__private::SealedExecutor for StoreOnlyStream {}
 
 // SAFETY: it hands everything on to a host stream, once and in order.
 unsafe impl Executor for StoreOnlyStream {
