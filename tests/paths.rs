@@ -2,16 +2,15 @@
 #![allow(unsafe_code)] // Reason: an executor of its own
 #![cfg(all(feature = "softcx", not(loom)))]
 
-#[path = "rig/deaf.rs"]
-mod deaf;
 mod rig;
+#[path = "rig/store_only.rs"]
+mod store_only;
 mod waived;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use deaf::StoreOnlyStream;
 use doorbell::__private::{StreamFailure, Submission};
 use doorbell::softcx::Faults;
 use doorbell::{
@@ -20,6 +19,7 @@ use doorbell::{
 };
 use doorbell_wire::bytecode::{At, Fence, Program, ProgramOp, Role};
 use rig::{Limit, Pair, Random, SOON, from_env};
+use store_only::StoreOnlyStream;
 
 const STEP: Duration = Duration::from_secs(120);
 

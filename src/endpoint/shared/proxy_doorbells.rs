@@ -181,7 +181,7 @@ impl EndpointShared {
         let Some(doorbells) = &self.doorbells else {
             return;
         };
-        if doorbells.served.come() {
+        if doorbells.served.join() {
             doorbells.last_work_ns.store(now_ns(), Ordering::Relaxed);
             doorbells.proxy.register(self.weak.clone());
         } else if doorbells.resting.load(Ordering::Relaxed) != ACTIVE && self.awaits_receives() {

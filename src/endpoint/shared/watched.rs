@@ -98,7 +98,7 @@ impl EndpointShared {
     /// Makes the watchdog watch this endpoint, if it does not yet.
     #[inline]
     pub(in crate::endpoint) fn activate(&self) {
-        if self.watched.come() {
+        if self.watched.join() {
             self.last_active_ns.store(now_ns(), Ordering::Relaxed);
             self.watchdog.register(self.weak.clone());
         }

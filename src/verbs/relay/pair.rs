@@ -441,8 +441,8 @@ mod tests {
     use doorbell_wire::verbs::Attributes;
 
     #[test]
-    fn who_rings_while_another_holds_the_relay_is_not_forgotten() {
-        let test = "who_rings_while_another_holds_the_relay_is_not_forgotten";
+    fn a_ring_while_another_thread_holds_the_relay_is_not_lost() {
+        let test = "a_ring_while_another_thread_holds_the_relay_is_not_lost";
         let Some(name) = device_name(test) else {
             return;
         };

@@ -837,7 +837,7 @@ fn a_provider_that_refuses_the_marker_flushes_what_it_has() {
 }
 
 #[test]
-fn a_failure_before_the_refused_one_is_the_one_that_is_told() {
+fn a_failure_before_the_refused_request_is_the_one_reported() {
     let mut rig = Rig::new(SIZES);
     rig.core.provider.refuses_remote = Some(REFUSED);
     let write = |signaled| {
