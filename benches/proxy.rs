@@ -13,9 +13,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use doorbell::__private::{StreamFailure, Submission, execute};
 use doorbell::{
     Access, Device, Endpoint, EndpointConfig, Error, Event, Executor, QueueKind, Region,
-    RemoteSlice, Result, StreamFailure, Submission, Work, execute,
+    RemoteSlice, Result, Work,
 };
 use doorbell_wire::bytecode::ProgramOp;
 
@@ -55,7 +56,7 @@ impl Calling {
     }
 }
 
-impl doorbell::SealedExecutor for Calling {}
+impl doorbell::__private::SealedExecutor for Calling {}
 
 // SAFETY: each program is executed once, in order, before the call returns.
 unsafe impl Executor for Calling {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use doorbell::{Event, Executor, HostStream, Owner, Submission};
+use doorbell::__private::{Owner, Submission};
+use doorbell::{Event, Executor, HostStream};
 use doorbell_wire::bytecode::{Program, Qword, Role, TargetId, Targets};
 
 /// Calls between two synchronizes: they fit into the queue, so no call waits for room.

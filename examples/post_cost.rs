@@ -9,7 +9,7 @@ use std::ptr::{NonNull, null_mut};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use doorbell::{Owner, execute};
+use doorbell::__private::{Owner, execute};
 use doorbell_dv_sys as dv;
 use doorbell_wire::bytecode::{Program, Role, TargetId, Targets};
 use doorbell_wire::mlx5::{

@@ -97,14 +97,7 @@ pub use endpoint::{
 #[cfg(feature = "cuda")]
 pub use graph::{GraphBuilder, GraphExec};
 #[cfg(feature = "group")]
-#[doc(hidden)]
-pub use group::Message;
-#[cfg(feature = "group")]
 pub use group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
-/// One step of a loop of puts by one thread of a GPU: for `doorbell bench` and for tests.
-#[cfg(feature = "cuda")]
-#[doc(hidden)]
-pub use kernel_queue::PutStep;
 pub use kernel_queue::{KernelQueue, QueueView};
 #[cfg(feature = "cuda")]
 pub use region::DeviceCache;
@@ -113,21 +106,36 @@ pub use region::{
     HeldRegistration, Invalidation, PageSize, ProtectionDomain, REGION_BYTES_MAX, Region,
     RegionCache, RegionKind, RegistrationReport, RemoteRegion, RemoteSlice, Slice,
 };
-#[cfg(feature = "softcx")]
-pub use region::{CommandKind, CommandKinds, Counters, Faults};
-/// What streams and queues pass to each other. It is not part of the public interface, and may change at any time.
-#[doc(hidden)]
-pub use stream::{Attachments, Outcome, Owner, SealedExecutor, StreamFailure, Submission, execute};
 pub use stream::{Event, Executor, HostStream, Spin};
 
-/// The features of this crate, and whether this build has them: for `doorbell info`. Other crates of a build may have turned some on.
+/// What only the software ConnectX has: the faults that it can inject and what it counts, for tests. See [`Device::set_faults`] and
+/// [`Device::counters`].
+#[cfg(feature = "softcx")]
+pub mod softcx {
+    pub use crate::region::{CommandKind, CommandKinds, Counters, Faults};
+}
+
+/// For the packages, tests and benchmarks of this repository. Not part of the public interface: it may change in any release.
 #[doc(hidden)]
-pub const FEATURES: [(&str, bool); 4] = [
-    ("softcx", cfg!(feature = "softcx")),
-    ("group", cfg!(feature = "group")),
-    ("verbs", cfg!(feature = "verbs")),
-    ("cuda", cfg!(feature = "cuda")),
-];
+pub mod __private {
+    #[cfg(feature = "group")]
+    pub use crate::group::Message;
+    /// One step of a loop of puts by one thread of a GPU: for `doorbell bench` and for tests.
+    #[cfg(feature = "cuda")]
+    pub use crate::kernel_queue::PutStep;
+    /// What streams and queues pass to each other.
+    pub use crate::stream::{
+        Attachments, Outcome, Owner, SealedExecutor, StreamFailure, Submission, execute,
+    };
+
+    /// The features of this crate, and whether this build has them: for `doorbell info`. Other crates of a build may have turned some on.
+    pub const FEATURES: [(&str, bool); 4] = [
+        ("softcx", cfg!(feature = "softcx")),
+        ("group", cfg!(feature = "group")),
+        ("verbs", cfg!(feature = "verbs")),
+        ("cuda", cfg!(feature = "cuda")),
+    ];
+}
 
 /// Compiles the example of the README as a documentation test.
 #[cfg(all(doctest, feature = "softcx"))]

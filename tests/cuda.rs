@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
+use doorbell::__private::{Attachments, Outcome, Owner};
 use doorbell::{
-    Access, Attachments, Cause, Condition, Control, CudaContext, CudaStream, Device,
-    EndpointConfig, Error, Event, Execution, Executor, HostStream, Outcome, Owner, QueueKind,
-    Region, StateKind, Status, Ticket, TimingEvent, Work, stream_post_all, stream_wait_value32,
-    stream_write_value32,
+    Access, Cause, Condition, Control, CudaContext, CudaStream, Device, EndpointConfig, Error,
+    Event, Execution, Executor, HostStream, QueueKind, Region, StateKind, Status, Ticket,
+    TimingEvent, Work, stream_post_all, stream_wait_value32, stream_write_value32,
 };
 use doorbell_wire::bytecode::{Program, Role, Target, TargetId, Targets};
 use rig::gpu::{Bench, alone, config, context};

@@ -4,12 +4,12 @@
 #![cfg(all(feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // calls the driver as an application does
 
-#[path = "rig/deaf.rs"]
-mod deaf;
 mod rig;
 #[cfg(feature = "cuda")]
 #[path = "rig/standin.rs"]
 mod standin;
+#[path = "rig/store_only.rs"]
+mod store_only;
 mod waived;
 
 use std::collections::BTreeMap;
@@ -17,17 +17,18 @@ use std::io::Write;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use doorbell::softcx::Faults;
 use doorbell::{
-    Access, Cause, Condition, Control, Device, EndpointConfig, Error, Executor, Faults, HostStream,
+    Access, Cause, Condition, Control, Device, EndpointConfig, Error, Executor, HostStream,
     QueueKind, Region, RemoteSlice, StateKind, Status, Ticket, WcStatus, Work, WorkError,
     stream_post, stream_wait_value32,
 };
 
-use deaf::StoreOnlyStream;
 use rig::{
     Limit, Pair, Random, SOON, Stream, by_trigger, control, from_env, has_no_queue, is_cuda,
     stream, strict, strict_device as device,
 };
+use store_only::StoreOnlyStream;
 
 const WORKERS: u64 = 6;
 /// No single fault takes this long.
@@ -143,7 +144,7 @@ struct Bench {
     hasty_region: Region,
     stream: Stream,
     /// Another one, a stream that accesses only memory.
-    deaf: Box<dyn Executor>,
+    store_only: Box<dyn Executor>,
     random: Random,
     faults: Vec<Fault>,
 }
@@ -177,7 +178,7 @@ impl Bench {
             hasty,
             device,
             stream: stream("stream"),
-            deaf: deaf("deaf"),
+            store_only: store_only("store_only"),
             random: Random(seed),
         }
     }
@@ -205,7 +206,7 @@ impl Bench {
             Fault::ReceiveIntoReadOnly => {
                 let closed = Region::alloc(&self.patient.domain, 64, Access::LOCAL_READ).unwrap();
                 let into = [closed.slice(0, 64).unwrap()];
-                let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+                let stream = executor(&self.stream, &*self.store_only, &mut self.random);
                 let error = self.patient.b.stream_queue_recv(stream, 44, &into);
                 assert!(
                     matches!(
@@ -269,14 +270,14 @@ impl Bench {
                 let work = Work::send_inline(&bytes);
                 let failure = fails(
                     &mut self.hasty,
-                    executor(&self.stream, &*self.deaf, &mut self.random),
+                    executor(&self.stream, &*self.store_only, &mut self.random),
                     &mut self.random,
                     work,
                 );
                 expect(failure, WcStatus::RnrRetryExcErr);
             }
             Fault::NoReceiveForEver => {
-                let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+                let stream = executor(&self.stream, &*self.store_only, &mut self.random);
                 let bytes = [1; 16];
                 let sent = self
                     .patient
@@ -292,7 +293,7 @@ impl Bench {
             }
             Fault::LateReceive => {
                 let bytes = [7; 16];
-                let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+                let stream = executor(&self.stream, &*self.store_only, &mut self.random);
                 let pair = &mut self.patient;
                 pair.a
                     .stream_queue_send(stream, &Work::send_inline(&bytes))
@@ -307,7 +308,7 @@ impl Bench {
                 return;
             }
             Fault::NothingToComplete => {
-                let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+                let stream = executor(&self.stream, &*self.store_only, &mut self.random);
                 let b = &mut self.patient.b;
                 let into = [self.region.slice(0, 16).unwrap()];
                 let receive = b.stream_queue_recv(stream, 5, &into).unwrap();
@@ -318,7 +319,7 @@ impl Bench {
             }
             Fault::FrozenNic => {
                 self.device.set_frozen(true);
-                let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+                let stream = executor(&self.stream, &*self.store_only, &mut self.random);
                 let a = &mut self.patient.a;
                 let sent = a.stream_queue_send(stream, &Work::nop()).unwrap();
                 let wait = a
@@ -378,7 +379,7 @@ impl Bench {
                 }
             }
             Fault::EndpointAborted => {
-                let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+                let stream = executor(&self.stream, &*self.store_only, &mut self.random);
                 let into = [self.region.slice(0, 16).unwrap()];
                 let b = &mut self.patient.b;
                 b.stream_queue_recv(stream, 5, &into).unwrap();
@@ -441,7 +442,7 @@ impl Bench {
         ];
         for (pair, region) in pairs {
             let value = self.random.next() as u8;
-            let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+            let stream = executor(&self.stream, &*self.store_only, &mut self.random);
             region.fill(0, 512, value).unwrap();
             region.fill(HALF, 1024, !value).unwrap();
             for at in [0, 256] {
@@ -475,7 +476,7 @@ impl Bench {
             seed: random.next(),
             ..strict()
         });
-        let stream = executor(&self.stream, &*self.deaf, random);
+        let stream = executor(&self.stream, &*self.store_only, random);
         let len = 1 + random.below(8000);
         let value = random.next() as u8;
         self.region.fill(0, len, value).unwrap();
@@ -547,7 +548,7 @@ impl Bench {
             }
             _ => Work::write(&near, RemoteSlice::at(addr, rkey)),
         };
-        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+        let stream = executor(&self.stream, &*self.store_only, &mut self.random);
         let failure = fails(&mut self.patient, stream, &mut self.random, work);
         expect(failure, WcStatus::RemAccessErr);
         peer_fails(&mut self.patient);
@@ -555,7 +556,7 @@ impl Bench {
 
     /// A work request that a post refuses, which leaves the endpoint as it was.
     fn refused_at_the_post(&mut self, work: &Work<'_>) -> Error {
-        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+        let stream = executor(&self.stream, &*self.store_only, &mut self.random);
         let error = self.patient.a.stream_queue_send(stream, work).unwrap_err();
         assert_eq!(self.patient.a.failure(), None);
         error
@@ -566,7 +567,7 @@ impl Bench {
         let into = [self.region.slice(HALF, 63).unwrap()];
         self.patient.b.post_recv(44, &into).unwrap();
         let data = [self.region.slice(0, 64).unwrap()];
-        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+        let stream = executor(&self.stream, &*self.store_only, &mut self.random);
         let failure = fails(
             &mut self.patient,
             stream,
@@ -586,7 +587,7 @@ impl Bench {
         let work = Work::write(&data, RemoteSlice::at(remote.addr, remote.rkey)).wr_id(9);
         let prepared = self.patient.a.prepare_send(&work).unwrap();
         gone.deregister();
-        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+        let stream = executor(&self.stream, &*self.store_only, &mut self.random);
         let ticket = stream_post(stream, prepared).unwrap();
         let failure = failure_of(&self.patient.a);
         assert_eq!(failure.wr_id, Some(9));
@@ -602,7 +603,7 @@ impl Bench {
         let (near, far) = if here { (&gone, &kept) } else { (&kept, &gone) };
         let data = [near.slice(0, 256 << 10).unwrap()];
         let remote = far.remote();
-        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+        let stream = executor(&self.stream, &*self.store_only, &mut self.random);
         let a = &mut self.patient.a;
         let ticket = a
             .stream_queue_write(stream, &data, RemoteSlice::at(remote.addr, remote.rkey))
@@ -629,7 +630,7 @@ impl Bench {
     fn frozen_two_streams(&mut self) {
         self.device.set_frozen(true);
         let word = self.patient.region(4);
-        let (first, second) = (&*self.deaf, deaf("second"));
+        let (first, second) = (&*self.store_only, store_only("second"));
         let a = &mut self.patient.a;
         let one = a.stream_queue_send(first, &Work::nop()).unwrap();
         let wait = a.stream_wait_cq_for(first, QueueKind::Send, SHORT).unwrap();
@@ -647,7 +648,7 @@ impl Bench {
     fn endpoint_dropped(&mut self) {
         let mut doomed = Pair::new(&self.device, &hasty());
         let region = doomed.region(4096);
-        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+        let stream = executor(&self.stream, &*self.store_only, &mut self.random);
         let into = [region.slice(0, 64).unwrap()];
         let data = [region.slice(64, 64).unwrap()];
         let mut tickets = Vec::new();
@@ -699,7 +700,7 @@ impl Bench {
         let mut pair = Pair::new(&self.device, &patient());
         let region = pair.region(4096);
         let remote = region.remote();
-        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+        let stream = executor(&self.stream, &*self.store_only, &mut self.random);
         let bytes = [9; 16];
         let data = [region.slice(0, 16).unwrap()];
         let refusal = standin::Fault::here(&format!("{name}:{OUT_OF_MEMORY},nth={nth}"));
@@ -742,7 +743,7 @@ impl Bench {
         let mut batch: Vec<_> = (0..300)
             .map(|_| pair.a.prepare_send(&Work::nop()).unwrap())
             .collect();
-        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+        let stream = executor(&self.stream, &*self.store_only, &mut self.random);
         let refusal = standin::Fault::here(&format!("{}:2,nth=2", rig::queueing().1));
         let tickets = doorbell::stream_post_all(stream, &mut batch).unwrap();
         drop(refusal);
@@ -810,7 +811,7 @@ impl Bench {
     /// A dropped peer still exists for a while if a GPU's stream has a handle of it.
     fn peer_gone(&mut self, dropped: bool) {
         let bytes = [1; 16];
-        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+        let stream = executor(&self.stream, &*self.store_only, &mut self.random);
         let work = Work::send_inline(&bytes);
         let failure = fails(&mut self.hasty, stream, &mut self.random, work);
         if dropped && is_cuda() && has_status(failure, WcStatus::RnrRetryExcErr) {
@@ -820,8 +821,8 @@ impl Bench {
     }
 }
 
-/// A stream that accesses only memory, as a GPU does.
-fn deaf(name: &str) -> Box<dyn Executor> {
+/// A stream that only stores and polls, as a GPU does.
+fn store_only(name: &str) -> Box<dyn Executor> {
     if is_cuda() {
         Box::new(stream(name))
     } else {
@@ -831,10 +832,14 @@ fn deaf(name: &str) -> Box<dyn Executor> {
 
 fn executor<'a>(
     stream: &'a Stream,
-    deaf: &'a dyn Executor,
+    store_only: &'a dyn Executor,
     random: &mut Random,
 ) -> &'a dyn Executor {
-    if random.below(2) == 0 { stream } else { deaf }
+    if random.below(2) == 0 {
+        stream
+    } else {
+        store_only
+    }
 }
 
 /// Asserts that everything on the stream ends; a failed wait is reported.
@@ -1013,12 +1018,16 @@ fn doorbell_behind_a_timed_out_wait_sends_nothing() {
     let region = pair.region(4096);
     let remote = region.remote();
     let stream = stream("plain");
-    let deaf = deaf("deaf");
+    let store_only = store_only("store_only");
     let data = [region.slice(0, 8).unwrap()];
     region.fill(0, 8, 7).unwrap();
     for round in 0..300 {
         limit.step(round, BOUND);
-        let stream: &dyn Executor = if round % 2 == 0 { &stream } else { &*deaf };
+        let stream: &dyn Executor = if round % 2 == 0 {
+            &stream
+        } else {
+            &*store_only
+        };
         let short = Some(Duration::from_millis(1));
         pair.a.stream_queue_recv(stream, 1, &[]).unwrap();
         pair.a

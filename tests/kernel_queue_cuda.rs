@@ -11,9 +11,10 @@ mod waived;
 
 use std::time::{Duration, Instant};
 
+use doorbell::__private::PutStep;
 use doorbell::{
-    Cause, Control, CudaContext, CudaStream, DeviceBuffer, Error, Executor, KernelQueue, PutStep,
-    QueueKind, Region, RemoteSlice, WcStatus, Work,
+    Cause, Control, CudaContext, CudaStream, DeviceBuffer, Error, Executor, KernelQueue, QueueKind,
+    Region, RemoteSlice, WcStatus, Work,
 };
 use rig::gpu::{Bench, alone, config, context};
 use rig::{Pair, SOON, control, device};

@@ -2,23 +2,24 @@
 #![allow(unsafe_code)] // Reason: an executor of its own
 #![cfg(all(feature = "softcx", not(loom)))]
 
-#[path = "rig/deaf.rs"]
-mod deaf;
 mod rig;
+#[path = "rig/store_only.rs"]
+mod store_only;
 mod waived;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use deaf::StoreOnlyStream;
+use doorbell::__private::{StreamFailure, Submission};
+use doorbell::softcx::Faults;
 use doorbell::{
-    Cause, Control, Device, EndpointConfig, Error, Event, Executor, Faults, HostStream, Prepared,
-    QueueKind, RemoteSlice, Status, StreamFailure, Submission, Ticket, Work, stream_post,
-    stream_post_all,
+    Cause, Control, Device, EndpointConfig, Error, Event, Executor, HostStream, Prepared,
+    QueueKind, RemoteSlice, Status, Ticket, Work, stream_post, stream_post_all,
 };
 use doorbell_wire::bytecode::{At, Fence, Program, ProgramOp, Role};
 use rig::{Limit, Pair, Random, SOON, from_env};
+use store_only::StoreOnlyStream;
 
 const STEP: Duration = Duration::from_secs(120);
 
@@ -590,7 +591,7 @@ impl Corrupting {
     }
 }
 
-impl doorbell::SealedExecutor for Corrupting {}
+impl doorbell::__private::SealedExecutor for Corrupting {}
 
 // SAFETY: what is submitted is passed on to a stream that keeps the contract, but for the values that it stores, which are this test.
 unsafe impl Executor for Corrupting {

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use doorbell::softcx::{CommandKind, CommandKinds, Faults};
 use doorbell::{
-    CommandKind, CommandKinds, Device, Endpoint, EndpointConfig, Error, Executor, Faults,
-    HostStream, QueueKind, Region, RemoteSlice, Status, Ticket, Work,
+    Device, Endpoint, EndpointConfig, Error, Executor, HostStream, QueueKind, Region, RemoteSlice,
+    Status, Ticket, Work,
 };
 use rig::{Limit, Pair, SOON, device, has_no_queue};
 use waived::waived;

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use doorbell::{Error, Event, Executor, HostStream, Outcome, Owner, Result, Spin, Submission};
+use doorbell::__private::{Outcome, Owner, Submission};
+use doorbell::{Error, Event, Executor, HostStream, Result, Spin};
 use doorbell_wire::bytecode::{Dword, Program, Role, Target, TargetId, Targets};
 
 /// Far more than any of this takes, even on a busy machine, so that a hang fails the test.

@@ -8,7 +8,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use doorbell::{Event, Executor, HostStream, Outcome, Owner, Submission};
+use doorbell::__private::{Outcome, Owner, Submission};
+use doorbell::{Event, Executor, HostStream};
 use doorbell_wire::bytecode::{Program, Role, TargetId, Targets};
 
 thread_local! {

@@ -1,7 +1,8 @@
 //! What ranks and the store of a group say to each other, and what launchers say of hosts.
 #![no_main]
 
-use doorbell::{Error, LaunchEnvironment, Message};
+use doorbell::__private::{Message};
+use doorbell::{Error, LaunchEnvironment};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -5,10 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use doorbell::{
-    Device, Endpoint, EndpointConfig, Error, Event, Executor, QueueKind, Region, RemoteSlice,
-    Result, StreamFailure, Submission, Work, execute,
-};
+use doorbell::__private::{StreamFailure, Submission, execute};
+use doorbell::{Device, Endpoint, EndpointConfig, Error, Event, Executor, QueueKind, Region, RemoteSlice, Result, Work};
 use doorbell_wire::bytecode::ProgramOp;
 use libfuzzer_sys::fuzz_target;
 
@@ -41,12 +39,12 @@ impl Stray {
 
     fn forget(&self) {
         for Submission { owner, cookie, .. } in self.owners.lock().unwrap().drain(..) {
-            owner.finished(cookie, doorbell::Outcome::Done);
+            owner.finished(cookie, doorbell::__private::Outcome::Done);
         }
     }
 }
 
-impl doorbell::SealedExecutor for Stray {}
+impl doorbell::__private::SealedExecutor for Stray {}
 
 // SAFETY: each program is executed at most once, in order; what else is written is what this target is for.
 unsafe impl Executor for Stray {

@@ -112,7 +112,7 @@ enum ChunkTarget {
 }
 
 impl ChunkTarget {
-    fn side(self) -> QueueKind {
+    fn queue_kind(self) -> QueueKind {
         match self {
             ChunkTarget::Recv => QueueKind::Recv,
             ChunkTarget::Write { .. } | ChunkTarget::Read { .. } | ChunkTarget::Send => {
@@ -437,7 +437,7 @@ impl<E: CopyEngine> Job<'_, E> {
     }
 
     fn is_transferred(&mut self, number: u64) -> Result<bool> {
-        let Some(completion) = self.endpoint.poll_cq(self.way.side())? else {
+        let Some(completion) = self.endpoint.poll_cq(self.way.queue_kind())? else {
             return Ok(false);
         };
         if completion.wr_id != number {
@@ -477,7 +477,7 @@ impl<E: CopyEngine> Job<'_, E> {
             if self.endpoint.failure().is_some() {
                 return false;
             }
-            match self.endpoint.poll_cq(self.way.side()) {
+            match self.endpoint.poll_cq(self.way.queue_kind()) {
                 Ok(Some(_)) => drop(self.transfers.pop_front()),
                 Ok(None) if deadline.is_none_or(|deadline| Instant::now() < deadline) => {
                     backoff.pause()

@@ -108,8 +108,8 @@ impl CudaContext {
 
     /// The known handle of a context, or a new one.
     fn adopt(raw: CUcontext, device: CUdevice, primary: bool) -> Result<CudaContext> {
-        static KNOWN: Mutex<BTreeMap<(usize, bool), WeakContext>> = Mutex::new(BTreeMap::new());
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        static CONTEXTS: Mutex<BTreeMap<(usize, bool), WeakContext>> = Mutex::new(BTreeMap::new());
+        let mut known = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (raw as usize, primary);
         if let Some(context) = known.get(&key).and_then(WeakContext::upgrade) {
             if primary {

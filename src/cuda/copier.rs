@@ -60,8 +60,8 @@ impl Copier {
     /// # Errors
     /// [`Error::Cuda`].
     pub(crate) fn of(context: &CudaContext) -> Result<Arc<Copier>> {
-        static KNOWN: Mutex<BTreeMap<u64, Weak<Copier>>> = Mutex::new(BTreeMap::new());
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        static COPIERS: Mutex<BTreeMap<u64, Weak<Copier>>> = Mutex::new(BTreeMap::new());
+        let mut known = COPIERS.lock().unwrap_or_else(PoisonError::into_inner);
         let found = known.get(&context.key()).and_then(Weak::upgrade);
         if let Some(copier) = found.filter(|it| !it.stuck.load(Ordering::Acquire)) {
             return Ok(copier);

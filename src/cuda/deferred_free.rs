@@ -124,14 +124,14 @@ fn give_all() {
 
 /// As [`free_parked`], by a thread that no other thread waits for.
 fn free_soon() {
-    struct GiveBack;
-    impl Drop for GiveBack {
+    struct FreeParked;
+    impl Drop for FreeParked {
         fn drop(&mut self) {
             give_all();
         }
     }
     if PARKED.load(Ordering::SeqCst) > 0 && BUSY.load(Ordering::SeqCst) == 0 {
-        drop_elsewhere(Box::new(GiveBack));
+        drop_elsewhere(Box::new(FreeParked));
     }
 }
 

@@ -9,7 +9,7 @@ use super::decoded::Decoded;
 use super::execution::Execution;
 use super::gpu_mapping::GpuMapping;
 use super::memops::{store_dword, translate, wait_count};
-use super::pending::{Awaited, FailureGuard, PendingEntry, PendingWork};
+use super::pending::{FailureGuard, PendingEntry, PendingWork, ReleaseMethod};
 use super::state::StreamState;
 use crate::Result;
 use crate::stream::Submission;
@@ -54,18 +54,18 @@ impl StreamState {
                 counted = true;
             }
             let locate = |at| mapping.locate(at, &**owner);
-            let awaited = match by {
+            let release_by = match by {
                 Execution::MemoryOps => {
                     let capabilities = self.context.capabilities();
                     translate(program, capabilities, locate, &mut queue.ops)?;
-                    Awaited::of(program)
+                    ReleaseMethod::of(program)
                 }
                 Execution::Kernel => {
                     // The number is that of the count behind the program, which a program that waits shares with no other.
                     queue.batch.program(program, queue.numbered + 1, locate)?;
                     queue.flush_behind |=
                         waits && self.context.capabilities().flush && !queue.for_kernels;
-                    waits.then_some(Awaited::Kernel)
+                    waits.then_some(ReleaseMethod::Kernel)
                 }
             };
             // Sends alone end no wait, so that only the status word is of interest.
@@ -83,7 +83,7 @@ impl StreamState {
                     cookie: submission.cookie,
                     has_begun: false,
                     waits,
-                    awaited,
+                    release_by,
                     released: None,
                     is_given_up: false,
                     is_behind_failed: false,

@@ -33,25 +33,25 @@ struct PinnedRun {
     pages: Range<usize>,
     /// Registered by this library, which unregisters it. The application may have registered pages of its own.
     ours: bool,
-    kept: Kept,
+    keeper: MappingKeeper,
 }
 
-/// What is known of memory that has no user any more.
-enum Kept {
-    /// Nothing: there may be other memory at its addresses.
+/// What keeps the memory mapped when the registration has no user any more.
+enum MappingKeeper {
+    /// Nothing that is known: there may be other memory at its addresses.
     Unknown,
     /// It is [held](Pages::hold).
     Held,
     /// It stays as long as this object, which the registration keeps: other memory at its addresses could not be registered before this is given back.
-    By(#[expect(dead_code, reason = "kept for its drop")] Arc<dyn Any + Send + Sync>),
+    Object(#[expect(dead_code, reason = "kept for its drop")] Arc<dyn Any + Send + Sync>),
 }
 
-impl fmt::Debug for Kept {
+impl fmt::Debug for MappingKeeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Kept::Unknown => "Unknown",
-            Kept::Held => "Held",
-            Kept::By(_) => "By",
+            MappingKeeper::Unknown => "Unknown",
+            MappingKeeper::Held => "Held",
+            MappingKeeper::Object(_) => "Object",
         })
     }
 }
@@ -62,7 +62,7 @@ pub(crate) type MappingOwner = Weak<dyn Any + Send + Sync>;
 /// The runs of the process, by their first address. The driver registers a page once, for all contexts.
 type PinnedRuns = BTreeMap<usize, Weak<PinnedRun>>;
 
-struct Known {
+struct RegistrationTable {
     runs: PinnedRuns,
     /// Runs without a handle, which are to be unregistered. Those whose memory is known to be the same are among `runs`, too, and may get handles again.
     parked: Vec<Arc<PinnedRun>>,
@@ -71,15 +71,15 @@ struct Known {
     leaving: Vec<Range<usize>>,
 }
 
-static KNOWN: Mutex<Known> = Mutex::new(Known {
+static REGISTRATIONS: Mutex<RegistrationTable> = Mutex::new(RegistrationTable {
     runs: BTreeMap::new(),
     parked: Vec::new(),
     leaving: Vec::new(),
 });
 static LEFT: Condvar = Condvar::new();
 
-fn known() -> MutexGuard<'static, Known> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+fn registrations() -> MutexGuard<'static, RegistrationTable> {
+    REGISTRATIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A span of host memory that a GPU reaches: registered as long as this lives, or by the application, which must keep it so.
@@ -125,8 +125,8 @@ impl HostRegistration {
         let _relaxed = RelaxedCapture::new();
         let end = (start + len_bytes).next_multiple_of(page_bytes());
         let mut at = start & !(page_bytes() - 1);
-        let mut known = clear(at..end)?;
-        if covering(&known.runs, at).is_none()
+        let mut table = clear(at..end)?;
+        if covering(&table.runs, at).is_none()
             && let Some(offset) = known_to_driver(context, start, len_bytes)?
         {
             return Ok(HostRegistration {
@@ -139,12 +139,12 @@ impl HostRegistration {
             if at >= end {
                 break Ok(());
             }
-            if let Some(run) = known.handle(at) {
+            if let Some(run) = table.handle(at) {
                 at = run.pages.end;
                 held.push(run);
                 continue;
             }
-            let stop = known
+            let stop = table
                 .runs
                 .range(at..end)
                 .find(|(_, run)| run.strong_count() > 0)
@@ -153,14 +153,14 @@ impl HostRegistration {
                 Ok(run) => {
                     at = run.pages.end;
                     let run = Arc::new(run);
-                    known.runs.insert(run.pages.start, Arc::downgrade(&run));
+                    table.runs.insert(run.pages.start, Arc::downgrade(&run));
                     held.push(run);
                 }
                 Err(error) => break Err(error),
             }
         };
-        known.runs.retain(|_, run| run.strong_count() > 0);
-        drop(known);
+        table.runs.retain(|_, run| run.strong_count() > 0);
+        drop(table);
         // Made before the error is returned, so that its drop unregisters what was registered.
         let mut pinned = HostRegistration {
             runs: held,
@@ -219,14 +219,14 @@ impl Drop for HostRegistration {
     fn drop(&mut self) {
         let mut is_parked = false;
         {
-            let mut known = known();
+            let mut table = registrations();
             for run in self.runs.drain(..) {
                 // Handles are cloned under the lock, so the last one stays the last.
                 if run.ours && Arc::strong_count(&run) == 1 {
                     if run.has_other_memory() {
-                        known.runs.remove(&run.pages.start);
+                        table.runs.remove(&run.pages.start);
                     }
-                    known.parked.push(run);
+                    table.parked.push(run);
                     deferred_free::count_parked();
                     is_parked = true;
                 }
@@ -241,19 +241,21 @@ impl Drop for HostRegistration {
 /// Unregisters a run that has no handle. Returns false if there is no such run.
 pub(super) fn give_one_back() -> bool {
     let run = {
-        let mut known = known();
-        let Some(run) = known.parked.pop() else {
+        let mut table = registrations();
+        let Some(run) = table.parked.pop() else {
             return false;
         };
-        known.runs.remove(&run.pages.start);
-        known.leaving.push(run.pages.clone());
+        table.runs.remove(&run.pages.start);
+        table.leaving.push(run.pages.clone());
         run
     };
     deferred_free::count_unparked();
     run.unregister();
-    known().leaving.retain(|leaving| *leaving != run.pages);
+    registrations()
+        .leaving
+        .retain(|leaving| *leaving != run.pages);
     LEFT.notify_all();
-    if matches!(run.kept, Kept::By(_)) {
+    if matches!(run.keeper, MappingKeeper::Object(_)) {
         // This may close a device, which takes its time.
         drop_elsewhere(Box::new(run));
     }
@@ -267,24 +269,24 @@ const PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// [`Error::State`] if that takes longer than [`PATIENCE`].
-fn clear(pages: Range<usize>) -> Result<MutexGuard<'static, Known>> {
+fn clear(pages: Range<usize>) -> Result<MutexGuard<'static, RegistrationTable>> {
     let deadline = Instant::now() + PATIENCE;
     let overlaps = |other: &Range<usize>| other.start < pages.end && pages.start < other.end;
     let mut has_tried = false;
     loop {
-        let known = known();
+        let table = registrations();
         let is_parked = |run: &Arc<PinnedRun>| run.has_other_memory() && overlaps(&run.pages);
-        if !known.parked.iter().any(is_parked) && !known.leaving.iter().any(overlaps) {
-            return Ok(known);
+        if !table.parked.iter().any(is_parked) && !table.leaving.iter().any(overlaps) {
+            return Ok(table);
         }
         if !std::mem::replace(&mut has_tried, true) {
-            drop(known);
+            drop(table);
             deferred_free::free_parked();
             continue;
         }
         has_tried = false;
         // There is no notification when the streams become idle.
-        let woken = LEFT.wait_timeout(known, Duration::from_millis(1));
+        let woken = LEFT.wait_timeout(table, Duration::from_millis(1));
         drop(woken.unwrap_or_else(PoisonError::into_inner));
         if Instant::now() > deadline {
             return Err(not_mappable(
@@ -297,9 +299,9 @@ fn clear(pages: Range<usize>) -> Result<MutexGuard<'static, Known>> {
 impl PinnedRun {
     /// Whether there may be other memory at its addresses than was registered, if it has no handle.
     fn has_other_memory(&self) -> bool {
-        match &self.kept {
-            Kept::Unknown => true,
-            Kept::Held | Kept::By(_) => false,
+        match &self.keeper {
+            MappingKeeper::Unknown => true,
+            MappingKeeper::Held | MappingKeeper::Object(_) => false,
         }
     }
 
@@ -313,7 +315,7 @@ impl PinnedRun {
                 })
             });
         }
-        if matches!(self.kept, Kept::Held) {
+        if matches!(self.keeper, MappingKeeper::Held) {
             Pages::release(self.pages.start);
         }
     }
@@ -374,12 +376,12 @@ fn not_mappable(reason: &str) -> Error {
 }
 
 /// The run with the page at that address.
-fn covering(known: &PinnedRuns, at: usize) -> Option<Arc<PinnedRun>> {
-    let (_, run) = known.range(..=at).next_back()?;
+fn covering(runs: &PinnedRuns, at: usize) -> Option<Arc<PinnedRun>> {
+    let (_, run) = runs.range(..=at).next_back()?;
     run.upgrade().filter(|run| run.pages.contains(&at))
 }
 
-impl Known {
+impl RegistrationTable {
     /// A handle of the run with the page at that address.
     fn handle(&mut self, at: usize) -> Option<Arc<PinnedRun>> {
         let run = covering(&self.runs, at)?;
@@ -404,12 +406,12 @@ fn register(
     let _entered = context.enter()?;
     let run = |pages: Range<usize>, ours: bool| PinnedRun {
         context: context.clone(),
-        kept: match keeper {
-            _ if !ours => Kept::Unknown,
-            _ if Pages::hold(pages.start) => Kept::Held,
+        keeper: match keeper {
+            _ if !ours => MappingKeeper::Unknown,
+            _ if Pages::hold(pages.start) => MappingKeeper::Held,
             keeper => keeper
                 .and_then(Weak::upgrade)
-                .map_or(Kept::Unknown, Kept::By),
+                .map_or(MappingKeeper::Unknown, MappingKeeper::Object),
         },
         pages,
         ours,

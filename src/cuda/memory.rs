@@ -62,10 +62,11 @@ struct GpuAllocation {
     owner: FreedBy,
 }
 
-/// Which side frees the memory.
+/// What frees the memory.
 enum FreedBy {
     Library,
-    Somebody,
+    /// The application or another library.
+    Elsewhere,
     /// Dropping this frees it.
     Checkpoint(Box<dyn Any + Send + Sync>),
 }
@@ -74,7 +75,7 @@ impl Drop for GpuAllocation {
     fn drop(&mut self) {
         match &self.owner {
             FreedBy::Library => deferred_free::free(&self.context, self.start),
-            FreedBy::Somebody | FreedBy::Checkpoint(_) => {}
+            FreedBy::Elsewhere | FreedBy::Checkpoint(_) => {}
         }
     }
 }
@@ -144,7 +145,7 @@ impl DeviceBuffer {
         ptr: CUdeviceptr,
         len_bytes: u64,
     ) -> Result<DeviceBuffer> {
-        Self::found(context, ptr, len_bytes, FreedBy::Somebody)
+        Self::found(context, ptr, len_bytes, FreedBy::Elsewhere)
     }
 
     /// As [`DeviceBuffer::from_raw`], for memory that dropping `owner` frees. `owner` is dropped with the last handle.
@@ -322,7 +323,7 @@ impl DeviceBuffer {
             return Err(again(memory));
         }
         let mut memory = Arc::try_unwrap(memory).map_err(again)?;
-        match std::mem::replace(&mut memory.owner, FreedBy::Somebody) {
+        match std::mem::replace(&mut memory.owner, FreedBy::Elsewhere) {
             FreedBy::Checkpoint(owner) => match owner.downcast() {
                 Ok(owner) => Ok(*owner),
                 Err(owner) => {
@@ -351,7 +352,7 @@ impl DeviceBuffer {
         } = self;
         match Arc::try_unwrap(memory) {
             Ok(mut memory) => {
-                memory.owner = FreedBy::Somebody;
+                memory.owner = FreedBy::Elsewhere;
                 Ok((ptr, len_bytes))
             }
             Err(memory) => Err(DeviceBuffer {
@@ -380,7 +381,7 @@ pub(crate) struct HeldBuffer(Option<DeviceBuffer>);
 impl HeldBuffer {
     /// Whether the memory stays until this is dropped. Otherwise its owner may free it when the last handle is gone.
     pub(crate) fn is_of_library(&self) -> bool {
-        (self.0.as_ref()).is_some_and(|buffer| !matches!(buffer.memory.owner, FreedBy::Somebody))
+        (self.0.as_ref()).is_some_and(|buffer| !matches!(buffer.memory.owner, FreedBy::Elsewhere))
     }
 
     /// As [`DeviceBuffer::copy_failure`].

@@ -22,7 +22,7 @@ pub(crate) struct RegistersFound {
 
 /// Whether GPUs can store to a card's registers, which are mapped at that address, or why not: `Ok` also if this process has no CUDA context. It is tried
 /// once, in a context that the library knows or in the one that is current in this thread: privilege is the process's, and the driver's option the machine's.
-/// If the driver maps them, `ring` tries in the same context whether a store arrives, and returns what it found or why the path is of no use.
+/// If the driver maps them, `probe` tries in the same context whether a store arrives, and returns what it found or why the path is of no use.
 ///
 /// To give the registration back may take until the GPU has done its work, so the caller keeps it as long as the registers.
 ///
@@ -32,7 +32,7 @@ pub(crate) unsafe fn check_registers(
     device: MappingOwner,
     start: usize,
     len_bytes: usize,
-    ring: impl FnOnce(&CudaContext) -> std::result::Result<String, String>,
+    probe: impl FnOnce(&CudaContext) -> std::result::Result<String, String>,
 ) -> std::result::Result<RegistersFound, String> {
     static TRIED: Mutex<Option<std::result::Result<String, String>>> = Mutex::new(None);
     let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -50,7 +50,7 @@ pub(crate) unsafe fn check_registers(
     // SAFETY: the caller's promise.
     match unsafe { HostRegistration::new_kept(&context, start, len_bytes, Some(device)) } {
         Ok(pinned) => {
-            let arrives = ring(&context);
+            let arrives = probe(&context);
             *tried = Some(arrives.clone());
             arrives.map(|finding| RegistersFound {
                 finding,

@@ -58,7 +58,7 @@ pub(super) enum PendingWork {
         has_begun: bool,
         waits: bool,
         /// How this process can end its wait, if it has one.
-        awaited: Option<Awaited>,
+        release_by: Option<ReleaseMethod>,
         released: Option<Released>,
         /// It was decided that its wait fails, whatever its word becomes meanwhile.
         is_given_up: bool,
@@ -77,11 +77,11 @@ pub(super) enum PendingWork {
         is_settled: bool,
         /// The threads that ask it.
         settling: Vec<ThreadId>,
-        /// A kernel waits, which can be told to stop.
+        /// A kernel waits, which can be notified to stop.
         by_kernel: bool,
         /// The application has given it up.
         given_up: bool,
-        was_told: bool,
+        was_notified: bool,
     },
     /// A launch of a graph, which it keeps.
     Launched {
@@ -98,7 +98,7 @@ impl PendingWork {
             settling: Vec::new(),
             by_kernel,
             given_up: false,
-            was_told: false,
+            was_notified: false,
         }
     }
 }
@@ -132,60 +132,61 @@ impl Drop for FailureGuard {
 
 /// How this process can end a wait.
 #[derive(Clone, Copy)]
-pub(super) enum Awaited {
+pub(super) enum ReleaseMethod {
     /// A memory operation reads nothing but its word: a store to that ends the wait. Only the program's first wait for a word of memory is ended so.
-    Word(Word),
-    /// A kernel also reads the stream's own words, by which it is told.
+    Word(PolledWord),
+    /// A kernel also reads the stream's own words, by which it is notified.
     Kernel,
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Word {
+pub(super) struct PolledWord {
     at: At,
-    satisfying: Satisfying,
+    condition: PollCondition,
 }
 
 #[derive(Clone, Copy)]
-enum Satisfying {
-    Value(u32),
-    /// The word with these bits.
-    With(u32),
-    /// The word without any bit but these.
-    Only(u32),
+enum PollCondition {
+    /// At least this, as a running count.
+    Geq(u32),
+    /// One of these bits is set.
+    And(u32),
+    /// A bit other than these is clear.
+    Nor(u32),
 }
 
 /// How a wait was ended.
 pub(super) enum Released {
     Stored(Substitute),
-    /// The kernel was told.
-    Told,
+    /// The kernel was notified.
+    Notified,
 }
 
-impl Awaited {
+impl ReleaseMethod {
     /// The wait of a program that memory operations execute.
-    pub(super) fn of(program: &Decoded<'_>) -> Option<Awaited> {
+    pub(super) fn of(program: &Decoded<'_>) -> Option<ReleaseMethod> {
         program.ops().iter().find_map(|op| {
-            let (at, satisfying) = match *op {
-                ProgramOp::PollGeq { at, value } => (at, Satisfying::Value(value)),
-                ProgramOp::PollAnd { at, value } => (at, Satisfying::With(value)),
-                ProgramOp::PollNor { at, value } => (at, Satisfying::Only(value)),
+            let (at, condition) = match *op {
+                ProgramOp::PollGeq { at, value } => (at, PollCondition::Geq(value)),
+                ProgramOp::PollAnd { at, value } => (at, PollCondition::And(value)),
+                ProgramOp::PollNor { at, value } => (at, PollCondition::Nor(value)),
                 _ => return None,
             };
-            (at.role == Role::Memory).then_some(Awaited::Word(Word { at, satisfying }))
+            (at.role == Role::Memory).then_some(ReleaseMethod::Word(PolledWord { at, condition }))
         })
     }
 }
 
-impl Satisfying {
+impl PollCondition {
     /// The value itself if it ends the wait, otherwise one that does.
-    fn of(self, found: u32) -> u32 {
+    fn satisfying_value(self, found: u32) -> u32 {
         match self {
-            Satisfying::Value(value) if found.wrapping_sub(value).cast_signed() >= 0 => found,
-            Satisfying::Value(value) => value,
-            Satisfying::With(bits) if found & bits != 0 => found,
-            Satisfying::With(bits) => found | bits,
-            Satisfying::Only(bits) if !(found | bits) != 0 => found,
-            Satisfying::Only(bits) => found & bits,
+            PollCondition::Geq(value) if found.wrapping_sub(value).cast_signed() >= 0 => found,
+            PollCondition::Geq(value) => value,
+            PollCondition::And(bits) if found & bits != 0 => found,
+            PollCondition::And(bits) => found | bits,
+            PollCondition::Nor(bits) if !(found | bits) != 0 => found,
+            PollCondition::Nor(bits) => found & bits,
         }
     }
 }
@@ -203,9 +204,10 @@ fn word(owner: &dyn Owner, at: At) -> Option<&AtomicU32> {
 }
 
 /// Restores the word of a wait that was ended by a store.
-fn restore(owner: &dyn Owner, awaited: Option<&Awaited>, released: Option<Released>) {
-    if let (Some(Awaited::Word(awaited)), Some(Released::Stored(substitute))) = (awaited, released)
-        && let Some(word) = word(owner, awaited.at)
+fn restore(owner: &dyn Owner, release_by: Option<&ReleaseMethod>, released: Option<Released>) {
+    if let (Some(ReleaseMethod::Word(polled)), Some(Released::Stored(substitute))) =
+        (release_by, released)
+        && let Some(word) = word(owner, polled.at)
     {
         substitute.restore(word);
     }
@@ -356,48 +358,48 @@ impl PendingEntry {
     /// The stream has begun the entry. Ends its wait if its owner or the application wants that, or returns what must happen before.
     fn begin(&mut self, words: &StreamWords, aborted: bool) -> Option<Next> {
         self.start();
-        let (owner, cookie, awaited, released, is_given_up, is_behind_failed) = match &mut self.what
-        {
-            PendingWork::Program {
-                owner,
-                cookie,
-                awaited,
-                released,
-                is_given_up,
-                is_behind_failed,
-                ..
-            } => (
-                owner,
-                cookie,
-                awaited,
-                released,
-                is_given_up,
-                is_behind_failed,
-            ),
-            PendingWork::Event {
-                by_kernel: true,
-                given_up,
-                was_told,
-                ..
-            } => {
-                if (aborted || *given_up) && !std::mem::replace(was_told, true) {
-                    words.note(STATUS_WORK);
-                    words.release(self.done);
+        let (owner, cookie, release_by, released, is_given_up, is_behind_failed) =
+            match &mut self.what {
+                PendingWork::Program {
+                    owner,
+                    cookie,
+                    release_by,
+                    released,
+                    is_given_up,
+                    is_behind_failed,
+                    ..
+                } => (
+                    owner,
+                    cookie,
+                    release_by,
+                    released,
+                    is_given_up,
+                    is_behind_failed,
+                ),
+                PendingWork::Event {
+                    by_kernel: true,
+                    given_up,
+                    was_notified,
+                    ..
+                } => {
+                    if (aborted || *given_up) && !std::mem::replace(was_notified, true) {
+                        words.note(STATUS_WORK);
+                        words.release(self.done);
+                    }
+                    return None;
                 }
-                return None;
-            }
-            PendingWork::Event { .. }
-            | PendingWork::Record(_)
-            | PendingWork::Count
-            | PendingWork::Launched { .. } => return None,
-        };
-        let awaited = awaited.as_mut()?;
+                PendingWork::Event { .. }
+                | PendingWork::Record(_)
+                | PendingWork::Count
+                | PendingWork::Launched { .. } => return None,
+            };
+        let release_by = release_by.as_mut()?;
         let ends = || !owner.ends_waits() && owner.released(*cookie);
-        if let (Some(Released::Stored(substitute)), Awaited::Word(awaited)) =
-            (&*released, &*awaited)
+        if let (Some(Released::Stored(substitute)), ReleaseMethod::Word(polled)) =
+            (&*released, &*release_by)
         {
-            if let Some(word) = word(&**owner, awaited.at) {
-                substitute.store_again(word, |found| awaited.satisfying.of(found));
+            if let Some(word) = word(&**owner, polled.at) {
+                substitute.store_again(word, |found| polled.condition.satisfying_value(found));
             }
             return None;
         }
@@ -410,15 +412,15 @@ impl PendingEntry {
         }
         // The status comes before the end of the wait, so that kernels behind the wait see it.
         words.note(STATUS_WORK);
-        *released = match awaited {
-            Awaited::Word(awaited) => word(&**owner, awaited.at).map(|word| {
+        *released = match release_by {
+            ReleaseMethod::Word(polled) => word(&**owner, polled.at).map(|word| {
                 Released::Stored(Substitute::store(word, |found| {
-                    awaited.satisfying.of(found)
+                    polled.condition.satisfying_value(found)
                 }))
             }),
-            Awaited::Kernel => {
+            ReleaseMethod::Kernel => {
                 words.release(self.done);
-                Some(Released::Told)
+                Some(Released::Notified)
             }
         };
         None
@@ -441,8 +443,8 @@ impl PendingEntry {
             ) if from <= self.done => Outcome::Discarded,
             _ if *is_given_up => Outcome::Released,
             (_, Some(Released::Stored(_))) => Outcome::Released,
-            // The condition may have held just before the kernel was told.
-            (_, Some(Released::Told)) if words.was_released(self.done) => Outcome::Released,
+            // The condition may have held just before the kernel was notified.
+            (_, Some(Released::Notified)) if words.was_released(self.done) => Outcome::Released,
             _ => Outcome::Done,
         }
     }
@@ -465,14 +467,14 @@ impl PendingEntry {
             PendingWork::Program {
                 owner,
                 cookie,
-                awaited,
+                release_by,
                 released,
                 failure_notifier,
                 ..
             } => {
                 // A later failure of the owner does not concern the stream.
                 *failure_notifier = None;
-                restore(&**owner, awaited.as_ref(), released.take());
+                restore(&**owner, release_by.as_ref(), released.take());
                 owner.finished(*cookie, outcome);
             }
             PendingWork::Record(record) => {
@@ -510,7 +512,7 @@ impl PendingEntry {
             PendingWork::Program {
                 owner,
                 cookie,
-                awaited,
+                release_by,
                 released,
                 ..
             } => {
@@ -518,7 +520,7 @@ impl PendingEntry {
                     true => Outcome::Lost,
                     false => Outcome::Discarded,
                 };
-                restore(&**owner, awaited.as_ref(), released.take());
+                restore(&**owner, release_by.as_ref(), released.take());
                 owner.finished(*cookie, outcome);
             }
             PendingWork::Record(record) => record.fire(Some(reason.clone())),

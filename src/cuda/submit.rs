@@ -487,8 +487,8 @@ mod tests {
 
     /// A thread may be about to call the driver, or blocked in that call, when another one finds a failure.
     #[test]
-    fn who_queues_while_a_failure_is_found_is_refused_or_given_up() {
-        let test = "who_queues_while_a_failure_is_found";
+    fn an_operation_queued_while_a_failure_is_found_is_refused_or_given_up() {
+        let test = "an_operation_queued_while_a_failure_is_found";
         if counter(test).is_none() {
             return;
         }

@@ -109,14 +109,14 @@ fn says_nothing(error: &Error) -> bool {
 
 impl StreamState {
     pub(super) fn ensure_watched(&self) {
-        if self.watched.come() {
+        if self.watched.join() {
             self.busy.fetch_add(1, Ordering::Relaxed);
             deferred_free::stream_gets_work(&self.count);
             if let Ok(watcher) = watcher() {
                 watcher.register(self.weak.clone());
             }
         }
-        if self.asked.come()
+        if self.asked.join()
             && let Ok(querier) = querier()
         {
             querier.register(self.weak.clone());

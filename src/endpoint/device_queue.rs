@@ -59,7 +59,7 @@ impl DeviceQueue {
         if state.host_rings() {
             // From here on the trigger counts slots; before the proxy looks at marks, which it compares with that.
             queue.queued.store(state.first().0, Ordering::Release);
-            shared.set_rung(queue.side, state.first().0);
+            shared.set_rung(queue.kind, state.first().0);
         }
         let alarmed = Arc::clone(state);
         shared

@@ -1,15 +1,44 @@
 //! Endpoints: a queue pair with its completions, its peer, and its operations on streams.
 //!
-//! - [`Endpoint`] prepares and queues operations; [`Prepared`] is one that is ready, [`Ticket`] tells what became of it.
-//! - `post` is the endpoint as applications use it; `prepare` inside it is what all its operations begin with, `flow` is the room in its queues.
-//! - `queue` is the state of one queue, send or receive, with its completions: `completions` reaps them, `status` says what became of
-//!   an operation, `ownership` whether the host or kernels post, `held_regions` keeps the memory of work in flight.
-//! - `outstanding` is the ring of work requests in flight, which the poster fills and the reaper empties.
-//! - `shared` is what the endpoint, its tickets, programs on streams and the watchdog hold together. `proxy_doorbells` stores doorbells for
-//!   streams that cannot. `failure` records a failure; `stopping` and `stop_state` then stop the device, and `release_waits` ends the waits.
-//!   `reset` and `generation` end one generation of the endpoint and start the next. `in_flight` counts programs that streams have.
-//! - `device_queue` is a send queue that kernels own. `watchdog` looks after deadlines and failures.
-//! - [`Address`] is what two endpoints exchange, [`Listener`] and [`Channel`] a way to do so.
+//! The calls:
+//! - `post`: [`Endpoint`] as applications use it; inside it, `prepare` makes operations and `flow` finds room in the queues.
+//! - `work`: [`Work`], what a send or an RDMA operation transfers.
+//! - `prepared`: [`Prepared`], an operation that is ready; gives its program to a stream.
+//! - `sync_path`: executes a program in the calling thread, on the path `sync`.
+//! - `ticket`: [`Ticket`], the handle of a queued operation.
+//! - `outcome`: [`Status`], and what a completion proves about operations.
+//! - `value`: programs that write and wait for words in memory.
+//! - `operation_template` (feature `cuda`): an operation that a CUDA graph prepares anew for each launch.
+//! - `config`: [`EndpointConfig`], [`QueueKind`] and [`Completion`].
+//! - `path`: [`PathReport`], the choice of the control path.
+//!
+//! The connection:
+//! - `connection`: connect, abort and reset.
+//! - `address`: [`Address`], what two endpoints exchange.
+//! - `rendezvous`: [`Listener`] and [`Channel`], a way to exchange it.
+//! - `deadline`: the deadline of a call that uses a socket.
+//! - `clock`: time as a number that fits an atomic.
+//! - `poll_until`: waits in the calling thread for something that the device does.
+//!
+//! The state:
+//! - `shared`: what the endpoint, its tickets, programs on streams and the watchdog share.
+//! - `shared/owner`: the endpoint as streams see it, the owner of programs.
+//! - `shared/proxy_doorbells`: stores doorbells for streams that cannot.
+//! - `shared/in_flight`: counts the programs that streams have.
+//! - `shared/status`: the status of an operation, in this generation of the endpoint or an earlier one.
+//! - `shared/watched`: what the watchdog does at each visit.
+//! - `shared/recovery`: everything from a failure to the next generation.
+//! - `queue`: the state of one queue, send or receive.
+//! - `queue/completions`: processes completions.
+//! - `queue/status`, `queue/wait_word`: the statuses of the operations of a queue, and of one wait.
+//! - `queue/ownership`: whether the host or kernels post.
+//! - `queue/held_regions`: keeps the memory of work in flight.
+//! - `queue/turn_waits`: the streams that wait for their turn behind another stream.
+//! - `outstanding`: the ring of work requests in flight, which the poster fills and the thread that processes completions empties.
+//! - `words`: the words by which streams and the library's threads report progress.
+//! - `device_queue`: a send queue that kernels own.
+//! - `device_queue_state`: the words that it shares with these kernels.
+//! - `watchdog`: the thread that looks for failures and missed deadlines.
 
 mod address;
 mod clock;

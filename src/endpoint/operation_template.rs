@@ -17,7 +17,7 @@ pub(crate) enum OperationTemplate {
         parts: Vec<Part>,
     },
     Wait {
-        side: QueueKind,
+        kind: QueueKind,
         timeout: Option<Duration>,
     },
 }
@@ -91,8 +91,8 @@ impl OperationTemplate {
             OperationTemplate::Recv { wr_id, parts } => {
                 with_slices(parts, |slices| endpoint.prepare_recv(*wr_id, slices))
             }
-            OperationTemplate::Wait { side, timeout } => {
-                endpoint.prepare_wait_cq_for(*side, *timeout)
+            OperationTemplate::Wait { kind, timeout } => {
+                endpoint.prepare_wait_cq_for(*kind, *timeout)
             }
         }
     }

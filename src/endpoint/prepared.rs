@@ -29,7 +29,7 @@ pub(super) enum OperationKind {
 /// An operation without its endpoint and its program, which is expensive to move.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PreparedOperation {
-    pub(super) side: QueueKind,
+    pub(super) queue_kind: QueueKind,
     pub(super) kind: OperationKind,
     /// Running count of the work request, or running index of the completion.
     pub(super) count: u32,
@@ -77,7 +77,7 @@ impl Prepared {
     /// Cancels the operation. Returns whether it was cancelled: on an endpoint that has failed, the operation has failed and stays failed.
     pub(super) fn mark_cancelled(&mut self) -> bool {
         let PreparedOperation { count, epoch, .. } = self.operation;
-        let queue = self.shared.queue(self.operation.side);
+        let queue = self.shared.queue(self.operation.queue_kind);
         let cancelled = self.shared.if_alive(epoch, || {
             if self.operation.is_wait() {
                 queue.set_wait(count, Wait::Cancelled);
@@ -172,7 +172,7 @@ pub(super) struct PreparedRef<'a> {
 
 impl PreparedRef<'_> {
     fn queue(&self) -> &QueueState {
-        self.shared.queue(self.operation.side)
+        self.shared.queue(self.operation.queue_kind)
     }
 
     fn is_wait(&self) -> bool {
@@ -183,7 +183,10 @@ impl PreparedRef<'_> {
     pub(super) fn check_turn(&self) -> Result<()> {
         self.shared.check_alive()?;
         let PreparedOperation {
-            side, count, epoch, ..
+            queue_kind,
+            count,
+            epoch,
+            ..
         } = self.operation;
         let no = |kind, reason: String| Err(Error::state(kind, "stream_post", reason));
         if self.shared.epoch.load(Ordering::Acquire) != epoch {
@@ -207,11 +210,11 @@ impl PreparedRef<'_> {
                 StateKind::OutOfOrder,
                 format!(
                     "operations that were prepared before this one on the {} queue ({waiting}) are not given to a stream yet; give or drop them first",
-                    side.name()
+                    queue_kind.name()
                 ),
             );
         }
-        if side == QueueKind::Recv && next != count {
+        if queue_kind == QueueKind::Recv && next != count {
             return no(StateKind::OutOfOrder, "a receive that was prepared before this one was dropped, and the device would take it; drop this one, too".into());
         }
         Ok(())
@@ -312,13 +315,13 @@ impl PreparedRef<'_> {
         let queue = self.queue();
         let before = queue.queued.load(Ordering::Relaxed);
         let is_done = queue.last_stream.load(Ordering::Relaxed) == stream
-            || self.shared.rung(self.operation.side) == before;
+            || self.shared.rung(self.operation.queue_kind) == before;
         (!is_done).then_some(before)
     }
 
     pub(super) fn cookie(&self, waits_turn: bool) -> u64 {
         let cookie = Cookie {
-            side: self.operation.side,
+            kind: self.operation.queue_kind,
             is_wait: self.is_wait(),
             waits_turn,
             count: self.operation.count,
@@ -362,7 +365,7 @@ impl PreparedRef<'_> {
     fn wait_until_executed(&self, before: u32) -> Result<Program> {
         let mut program = Program::for_targets(self.shared.targets_id());
         program.poll_geq(
-            self.shared.progress_words[self.operation.side as usize],
+            self.shared.progress_words[self.operation.queue_kind as usize],
             before,
         )?;
         Ok(program)
@@ -541,7 +544,7 @@ fn hand_over<B>(
     let result = (|| {
         for (prepared, shared) in prepared.iter_mut().zip(&shareds) {
             let operation = prepared.parts();
-            let queue = shared.queue(operation.operation.side);
+            let queue = shared.queue(operation.operation.queue_kind);
             if !operation.is_wait() {
                 postings.extend(queue.begin_posting(call)?);
             }

@@ -1,4 +1,4 @@
-//! Meeting a peer at a TCP address, to exchange addresses and to agree that both are ready.
+//! Connects to a peer at a TCP address, to exchange addresses and to wait until both are ready.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_a_stranger_and_another_version_are_told_apart() {
+    fn no_listener_a_stranger_and_another_version_give_different_errors() {
         let soon = Duration::from_millis(50);
         let listener = Listener::bind("127.0.0.1:0").unwrap();
         assert!(matches!(listener.accept(soon), Err(Error::Timeout { .. })));
@@ -272,21 +272,21 @@ mod tests {
         };
         // If this thread gets no processor for the whole timeout, it does not look at the stranger. That does not happen with all of
         // these timeouts.
-        let told = |hello: &[u8]| {
+        let error_after = |hello: &[u8]| {
             let times = [300, 3_000, 20_000].map(Duration::from_millis);
             let answers = times.into_iter().map(|timeout| greet(hello, timeout));
             let answer = answers.into_iter().find(|it| !is_timeout(it));
-            answer.expect("it is told who came").to_string()
+            answer.expect("the error names the stranger").to_string()
         };
-        assert!(told(b"GET / HTTP").contains("no peer"));
-        assert!(told(b"DBRV\x09\x00").contains("version 9"));
+        assert!(error_after(b"GET / HTTP").contains("no peer"));
+        assert!(error_after(b"DBRV\x09\x00").contains("version 9"));
         assert!(is_timeout(&greet(b"DBR", soon)));
-        // A port that is taken and on which nobody listens any more. Another process could take a free port at any moment.
-        let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = nobody.local_addr().unwrap();
+        // A port that is taken and has no listener any more. Another process could take a free port at any moment.
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = closed.local_addr().unwrap();
         let _caller = TcpStream::connect(address).unwrap();
-        let _called = nobody.accept().unwrap();
-        drop(nobody);
+        let _called = closed.accept().unwrap();
+        drop(closed);
         assert!(matches!(
             Channel::connect(&address.to_string(), soon),
             Err(Error::Timeout { .. })

@@ -18,7 +18,7 @@ use crate::{Error, Result, StateKind};
 enum Subject {
     Operation {
         shared: Arc<EndpointShared>,
-        side: QueueKind,
+        kind: QueueKind,
         is_wait: bool,
         count: u32,
         serial: u32,
@@ -45,7 +45,7 @@ impl Ticket {
         Ticket {
             subject: Subject::Operation {
                 shared: Arc::clone(shared),
-                side: operation.side,
+                kind: operation.queue_kind,
                 is_wait: operation.is_wait(),
                 count: operation.count,
                 serial: operation.serial,
@@ -77,24 +77,24 @@ impl Ticket {
     /// The current status. Processes new completions first, without waiting. If the endpoint has failed just now, it first stops the device,
     /// which takes up to 20 ms: only then is it known which operations were carried out.
     pub fn status(&self) -> Status {
-        let (shared, side, is_wait, count, serial, epoch, cancelled) = match &self.subject {
+        let (shared, kind, is_wait, count, serial, epoch, cancelled) = match &self.subject {
             Subject::Operation {
                 shared,
-                side,
+                kind,
                 is_wait,
                 count,
                 serial,
                 epoch,
                 cancelled,
-            } => (shared, *side, *is_wait, *count, *serial, *epoch, cancelled),
+            } => (shared, *kind, *is_wait, *count, *serial, *epoch, cancelled),
             Subject::Value(wait) => return wait.status(),
         };
         let (status, failure) = shared
             .is_in(epoch)
-            .then(|| shared.status_now(epoch, side, is_wait, count, serial))
+            .then(|| shared.status_now(epoch, kind, is_wait, count, serial))
             // If a reset came meanwhile, that has seen a mixture.
             .filter(|_| shared.is_in(epoch))
-            .unwrap_or_else(|| shared.status_in_generation(epoch, side, is_wait, count));
+            .unwrap_or_else(|| shared.status_in_generation(epoch, kind, is_wait, count));
         // After the look at the failure: on an endpoint that has failed nothing is cancelled.
         match cancelled {
             Some(cancelled) if cancelled.load(Ordering::Acquire) => Status::Cancelled,
@@ -134,7 +134,7 @@ impl Ticket {
         match &self.subject {
             Subject::Operation {
                 shared,
-                side,
+                kind,
                 is_wait: false,
                 count,
                 serial,
@@ -143,7 +143,7 @@ impl Ticket {
             } if shared.epoch.load(Ordering::Acquire) == *epoch => {
                 shared.reap_fully();
                 shared
-                    .queue(*side)
+                    .queue(*kind)
                     .details(*count, *serial)
                     .map(|(_, len_bytes, imm)| (len_bytes, imm))
             }

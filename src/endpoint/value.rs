@@ -1,4 +1,4 @@
-//! ProgressWords of memory as signals on a stream: waiting for one, and storing one.
+//! Words of memory as signals on a stream: waiting for one, and storing one.
 #![allow(unsafe_code)] // promises the memory behind a region's target to executors
 
 use std::ptr::NonNull;

@@ -116,9 +116,9 @@ impl GraphBuilder {
     ///
     /// # Errors
     /// As [`GraphBuilder::send`], with those of [`Endpoint::prepare_wait_cq`].
-    pub fn wait_cq(&mut self, endpoint: &mut Endpoint, side: QueueKind) -> Result<()> {
+    pub fn wait_cq(&mut self, endpoint: &mut Endpoint, kind: QueueKind) -> Result<()> {
         let timeout = endpoint.config().wait_timeout;
-        self.wait_cq_for(endpoint, side, timeout)
+        self.wait_cq_for(endpoint, kind, timeout)
     }
 
     /// [`GraphBuilder::wait_cq`] with its own deadline, which counts from when the graph reaches the wait; `None` means no deadline.
@@ -128,10 +128,10 @@ impl GraphBuilder {
     pub fn wait_cq_for(
         &mut self,
         endpoint: &mut Endpoint,
-        side: QueueKind,
+        kind: QueueKind,
         timeout: Option<Duration>,
     ) -> Result<()> {
-        self.post(endpoint, OperationTemplate::Wait { side, timeout })
+        self.post(endpoint, OperationTemplate::Wait { kind, timeout })
     }
 
     /// Adds a wait for a word: [`stream_wait_value32`](crate::stream_wait_value32). The value is the same with each launch.

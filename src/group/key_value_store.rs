@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_ends_is_told_to_all_and_to_who_comes_later() {
+    fn the_end_of_a_rank_is_sent_to_all_and_to_later_ranks() {
         let mut store = KeyValueStore::new(4);
         (0..3).for_each(|rank| store.join(rank));
         assert!(store.end(1));
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_left_is_no_failure_and_is_not_waited_for() {
+    fn a_rank_that_has_left_is_no_failure_and_is_not_waited_for() {
         let mut store = store(3);
         answers(&mut store, 1, &Message::Barrier { id: 5 });
         assert_eq!(

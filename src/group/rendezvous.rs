@@ -210,8 +210,8 @@ mod tests {
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
         let rendezvous = Rendezvous::File(folder.join("file"));
         let unused = Token::new("unused");
-        let nobody = Ok((Vec::new(), unused.clone()));
-        assert_eq!(rendezvous.find(&unused), nobody);
+        let none_found = Ok((Vec::new(), unused.clone()));
+        assert_eq!(rendezvous.find(&unused), none_found);
         let (listener, token, file) = rendezvous.listen(&unused).unwrap();
         let address = listener.local_addr().unwrap();
         assert_ne!(token, unused);
@@ -219,7 +219,7 @@ mod tests {
         let mode = fs::metadata(folder.join("file")).unwrap().mode();
         assert_eq!(mode & 0o777, 0o600);
         drop(file);
-        assert_eq!(rendezvous.find(&unused), nobody);
+        assert_eq!(rendezvous.find(&unused), none_found);
         fs::write(folder.join("file"), "127.0.0.1:1\nshort\n").unwrap();
         assert!(matches!(
             rendezvous.find(&unused),

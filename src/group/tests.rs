@@ -161,7 +161,7 @@ fn the_end_of_a_rank_reaches_every_wait() {
 }
 
 #[test]
-fn who_has_left_is_named_where_it_is_needed() {
+fn an_error_names_the_rank_that_has_left() {
     ranks(3, |store| {
         store.barrier(SOON).unwrap();
         if store.rank() != 2 {
@@ -200,7 +200,7 @@ fn joins_with_wrong_token_size_or_rank_are_refused() {
 }
 
 #[test]
-fn strangers_learn_nothing_and_keep_nobody_out() {
+fn strangers_learn_nothing_and_block_no_rank() {
     let address = free();
     let store = join(0, 2, address);
     let said = |bytes: &[u8]| {
@@ -247,7 +247,7 @@ fn strangers_learn_nothing_and_keep_nobody_out() {
 }
 
 #[test]
-fn a_rank_that_talks_nonsense_is_lost_and_nobody_else() {
+fn a_malformed_message_loses_only_its_rank() {
     let address = free();
     let store = join(0, 3, address);
     let third = join(2, 3, address);
@@ -391,7 +391,7 @@ fn an_endpoint_of_the_group_needs_no_repetition() {
 }
 
 #[test]
-fn who_cannot_connect_says_so_to_who_waits_for_it() {
+fn a_rank_that_cannot_connect_reports_it_to_the_waiting_rank() {
     let address = free();
     let one = move |rank| {
         let domain = Device::open("softcx").unwrap().protection_domain();
@@ -417,7 +417,7 @@ fn who_cannot_connect_says_so_to_who_waits_for_it() {
 
 /// A thread that hears of the failure may reset its endpoint, and no abort of the old generation may reach the new one.
 #[test]
-fn endpoints_are_aborted_before_anybody_hears_of_the_failure() {
+fn endpoints_are_aborted_before_the_failure_is_reported() {
     struct Order(mpsc::Sender<(&'static str, Option<Error>)>);
     impl Watcher for Order {
         fn message(&self, _: &StoreClient, _: u32, _: &[u8]) {}
@@ -432,11 +432,11 @@ fn endpoints_are_aborted_before_anybody_hears_of_the_failure() {
         }
     }
     let address = free();
-    let (order, told) = mpsc::channel();
+    let (order, events) = mpsc::channel();
     let watched = Store::join_with(&environment(0, 2, address), SOON, Box::new(Order(order)));
     drop(join(1, 2, address));
-    assert_eq!(told.recv_timeout(SOON).unwrap(), ("failing", None));
-    let (last, failure) = told.recv_timeout(SOON).unwrap();
+    assert_eq!(events.recv_timeout(SOON).unwrap(), ("failing", None));
+    let (last, failure) = events.recv_timeout(SOON).unwrap();
     assert!(
         matches!(failure, Some(Error::Rank { rank: 1, .. })),
         "{failure:?}"
@@ -444,7 +444,7 @@ fn endpoints_are_aborted_before_anybody_hears_of_the_failure() {
     assert_eq!(last, "failed");
     // Only the first failure counts.
     drop(watched.unwrap());
-    assert!(told.recv_timeout(SOON).is_err());
+    assert!(events.recv_timeout(SOON).is_err());
 }
 
 #[test]

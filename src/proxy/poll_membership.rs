@@ -17,7 +17,7 @@ impl PollMembership {
     /// The progress thread is needed from now on, and the need was published. Returns whether the caller has to register the object with
     /// it.
     #[inline]
-    pub(crate) fn come(&self) -> bool {
+    pub(crate) fn join(&self) -> bool {
         among_others();
         !self.0.load(Ordering::SeqCst) && !self.0.swap(true, Ordering::SeqCst)
     }
@@ -26,7 +26,7 @@ impl PollMembership {
     pub(crate) fn leave(&self, is_needed: impl FnOnce() -> bool) -> PollResult {
         self.0.store(false, Ordering::SeqCst);
         among_others();
-        // A thread that came just before the store found the flag set and did not register the object, so look once more.
+        // A thread that joined just before the store found the flag set and did not register the object, so look once more.
         if is_needed() && !self.0.swap(true, Ordering::SeqCst) {
             PollResult::Waiting
         } else {
@@ -49,7 +49,7 @@ mod loom_tests {
     use loom::sync::{Arc, atomic::AtomicU32};
     use loom::thread;
 
-    /// Served, with nothing under way, while `users` come: afterwards exactly one poll is to come.
+    /// Served, with nothing under way, while `users` join: afterwards exactly one poll is due.
     fn is_served_once(users: u32) {
         loom::model(move || {
             let shared = Arc::new((
@@ -57,14 +57,14 @@ mod loom_tests {
                 AtomicU32::new(0),
                 AtomicU32::new(1),
             ));
-            assert!(shared.0.come());
+            assert!(shared.0.join());
             let threads: Vec<_> = (0..users)
                 .map(|_| {
                     let shared = Arc::clone(&shared);
                     thread::spawn(move || {
                         let (registration, under_way, polls) = &*shared;
                         under_way.fetch_add(1, Ordering::SeqCst);
-                        if registration.come() {
+                        if registration.join() {
                             polls.fetch_add(1, Ordering::Relaxed);
                         }
                     })
@@ -82,12 +82,12 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_who_comes_while_the_thread_leaves_is_served() {
+    fn loom_a_join_while_the_thread_leaves_is_served() {
         is_served_once(1);
     }
 
     #[test]
-    fn loom_two_who_come_while_the_thread_leaves_are_served_once() {
+    fn loom_two_joins_while_the_thread_leaves_are_served_once() {
         is_served_once(2);
     }
 }
@@ -97,32 +97,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_that_comes_registers() {
+    fn the_first_join_registers() {
         let registration = PollMembership::default();
-        assert!(registration.come());
-        assert!(!registration.come());
+        assert!(registration.join());
+        assert!(!registration.join());
         assert_eq!(registration.leave(|| false), PollResult::Over);
-        assert!(registration.come());
+        assert!(registration.join());
     }
 
-    /// The need is told of before [`PollMembership::come`], so there are three moments to come at.
+    /// The need is published before [`PollMembership::join`], so there are three moments to join at.
     #[test]
-    fn who_comes_while_the_thread_leaves_is_served_once() {
+    fn a_join_while_the_thread_leaves_is_served_once() {
         // After its last look and before its store: no thread registers the object, so the progress thread stays.
         let registration = PollMembership::default();
-        assert!(registration.come());
-        assert!(!registration.come());
+        assert!(registration.join());
+        assert!(!registration.join());
         assert_eq!(registration.leave(|| true), PollResult::Waiting);
-        assert!(!registration.come(), "served twice");
-        // Between the store and the second look, a thread came and registered the object, so the progress thread stops.
+        assert!(!registration.join(), "served twice");
+        // Between the store and the second look, a thread joined and registered the object, so the progress thread stops.
         let poll = registration.leave(|| {
-            assert!(registration.come());
+            assert!(registration.join());
             true
         });
         assert_eq!(poll, PollResult::Over);
-        assert!(!registration.come(), "served twice");
-        // The progress thread sees the need before the thread that published it comes.
+        assert!(!registration.join(), "served twice");
+        // The progress thread sees the need before the thread that published it joins.
         assert_eq!(registration.leave(|| true), PollResult::Waiting);
-        assert!(!registration.come(), "served twice");
+        assert!(!registration.join(), "served twice");
     }
 }

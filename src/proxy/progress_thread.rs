@@ -276,17 +276,17 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
     }
 
     fn run(&self, mut pace: Pace) {
-        let mut serves_nobody = true;
+        let mut serves_none = true;
         let mut rounds = 0u32;
         let mut arrived = Vec::new();
         loop {
-            if serves_nobody
+            if serves_none
                 || self.any_arrived.load(Ordering::Acquire)
                 || self.stalled.load(Ordering::Acquire)
             {
                 // This may wait.
                 self.between_polls(|| ());
-                self.take_arrivals(serves_nobody, &mut arrived);
+                self.take_arrivals(serves_none, &mut arrived);
                 let mut polled = self.lock_polled();
                 arrived.drain(..).for_each(|weak| polled.add(weak));
                 drop(polled);
@@ -295,8 +295,8 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
             rounds = rounds.wrapping_add(1);
             let keeps = pace.spins() && !rounds.is_multiple_of(KEPT_ROUNDS);
             let worked;
-            (worked, serves_nobody) = self.round(&pace, keeps);
-            if !serves_nobody {
+            (worked, serves_none) = self.round(&pace, keeps);
+            if !serves_none {
                 pace.pause(worked);
             }
         }
@@ -461,9 +461,9 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
     }
 
     /// Takes the new arrivals. Waits for some while there is no object to serve, and while the thread is stalled.
-    fn take_arrivals(&self, serves_nobody: bool, arrived: &mut Vec<Weak<T>>) {
+    fn take_arrivals(&self, serves_none: bool, arrived: &mut Vec<Weak<T>>) {
         let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
-        while self.stalled.load(Ordering::Acquire) || (serves_nobody && arrivals.is_empty()) {
+        while self.stalled.load(Ordering::Acquire) || (serves_none && arrivals.is_empty()) {
             arrivals = self
                 .arrived
                 .wait(arrivals)
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_dropped_between_polls_is_gone_at_once() {
+    fn an_object_dropped_between_polls_is_freed_at_once() {
         let thread = thread(Pace::default());
         for _ in 0..200 {
             let served = Counter::new(u32::MAX);
@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn while_it_is_stalled_nobody_has_a_turn_and_nobody_is_forgotten() {
+    fn a_stalled_thread_polls_nothing_and_forgets_nothing() {
         let thread = thread(Pace::default());
         let (early, late) = (Counter::new(u32::MAX), Counter::new(1));
         thread.register(Arc::downgrade(&early));
@@ -679,7 +679,7 @@ mod tests {
     }
 
     #[test]
-    fn who_rests_and_is_gone_is_kept_by_nobody() {
+    fn a_resting_object_that_is_dropped_is_freed() {
         let thread = Sleeper::thread();
         let all: Vec<Arc<Sleeper>> = (0..50).map(|_| Arc::default()).collect();
         for sleeper in &all {
@@ -693,7 +693,7 @@ mod tests {
         until("their memory is free", || {
             last.iter().all(|it| it.strong_count() == 0)
         });
-        until("nobody is served", || {
+        until("none is served", || {
             thread.between_polls(|| ());
             thread.lock_polled().count() == 0
         });

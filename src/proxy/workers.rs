@@ -129,10 +129,10 @@ mod tests {
         WORKERS.run(Box::new(move || {
             let _ = held.recv();
         }));
-        let (told, done) = channel();
+        let (sender, done) = channel();
         for number in 0..100 {
-            let told = told.clone();
-            WORKERS.run(Box::new(move || told.send(number).unwrap()));
+            let sender = sender.clone();
+            WORKERS.run(Box::new(move || sender.send(number).unwrap()));
         }
         for number in 0..100 {
             assert_eq!(done.recv_timeout(SOON), Ok(number));
@@ -143,12 +143,12 @@ mod tests {
     #[test]
     fn threads_are_no_more_than_allowed_go_when_idle_and_survive_a_panic() {
         static WORKERS: Workers = Workers::new("few", 3);
-        let (told, done) = channel();
+        let (sender, done) = channel();
         for number in 0..50 {
-            let told = told.clone();
+            let sender = sender.clone();
             WORKERS.run(Box::new(move || {
                 let threads = WORKERS.lock().threads;
-                told.send(threads).unwrap();
+                sender.send(threads).unwrap();
                 assert!(number % 10 != 0, "on purpose");
             }));
         }

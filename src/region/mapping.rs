@@ -290,7 +290,7 @@ this is no line
     }
 
     #[test]
-    fn memory_of_a_process_is_told_from_that_of_files() {
+    fn private_memory_is_distinguished_from_files() {
         let backing = |addr, len_bytes| judged(addr, len_bytes, true).map(|found| found.backing);
         let private = |start, end| Ok(Backing::Private { start, end });
         let heap = private(0x55d0_c000_3000, 0x55d0_c002_4000);

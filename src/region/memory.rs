@@ -783,7 +783,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_are_told_of_where_they_are() {
+    fn a_region_reports_the_size_of_its_pages() {
         let domain = Device::open("softcx").unwrap().protection_domain();
         for len_bytes in [1, 4096, (2 << 20) + 1] {
             let region = Region::alloc_huge(&domain, len_bytes, Access::ALL).unwrap();
@@ -830,7 +830,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_that_a_key_has_ended_before_it_has() {
+    fn deregister_returns_only_after_the_key_has_ended() {
         static HAS_BEGUN: Barrier = Barrier::new(2);
         static HAS_ENDED: AtomicBool = AtomicBool::new(false);
         let domain = Device::open("softcx").unwrap().protection_domain();

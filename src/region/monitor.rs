@@ -84,8 +84,8 @@ const _: () = assert!(size_of::<UffdMessage>() == 32);
 #[derive(Debug)]
 struct MonitorShared {
     uffd: OwnedFd,
-    /// The descriptor failed: what happens to memory is no longer known.
-    deaf: AtomicBool,
+    /// The descriptor has failed: the kernel no longer reports changes of memory.
+    has_failed: AtomicBool,
     /// Never grown beyond its first allocation, as the lock is one that the reading thread waits for.
     tables: Mutex<Vec<SharedTable>>,
     parent: ForkGuard,
@@ -131,7 +131,7 @@ impl Monitor {
         let parent = ForkGuard::new().map_err(|error| error.to_string())?;
         let watch = Arc::new(MonitorShared {
             uffd,
-            deaf: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
             tables: Mutex::new(Vec::with_capacity(MAX_TABLES)),
             parent,
         });
@@ -157,7 +157,7 @@ impl Monitor {
         self.watch.parent.is_here()
     }
 
-    /// From now on the table hears of memory.
+    /// From now on the table receives the events of memory.
     ///
     /// # Errors
     /// [`Error::State`] if there are too many.
@@ -196,7 +196,7 @@ impl Monitor {
     /// Waits until every change of memory that this thread can know of is in the tables. Whether it came to that.
     pub(super) fn settled(&self) -> bool {
         for _ in 0..PATIENCE {
-            if self.watch.deaf.load(Ordering::Acquire) {
+            if self.watch.has_failed.load(Ordering::Acquire) {
                 return false;
             }
             if !self.watch.is_changing() {
@@ -237,7 +237,7 @@ impl MonitorShared {
             }
             let failed = ready < 0 || event.revents & !libc::POLLIN != 0;
             if failed || !self.read_once() {
-                self.deaf.store(true, Ordering::Release);
+                self.has_failed.store(true, Ordering::Release);
                 self.with_tables(|table| table.invalidate(0, u64::MAX));
                 sweeper.unpark();
                 return;

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_spins_as_long_as_it_is_told() {
+    fn a_wait_spins_as_long_as_configured() {
         let long = Duration::from_millis(3);
         let spins = |policy, most| {
             let mut backoff = Backoff::of(policy);

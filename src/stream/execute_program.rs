@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_lets_the_nic_move_and_hears_of_the_stores_first() {
+    fn a_wait_reports_its_stores_before_it_lets_the_nic_progress() {
         let words = TestWords::new();
         let mut program = Program::new(&words.targets);
         program
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_that_holds_asks_nobody() {
+    fn a_condition_that_holds_calls_no_owner() {
         let words = TestWords::new();
         let mut program = Program::new(&words.targets);
         program

@@ -206,14 +206,14 @@ mod tests {
     }
 
     #[test]
-    fn streams_hear_of_a_failure_while_they_have_programs() {
+    fn streams_are_notified_of_a_failure_while_they_have_programs() {
         let failure_notifier = FailureNotifier::default();
-        let heard = [(); 2].map(|()| Arc::new(AtomicU32::new(0)));
+        let notified = [(); 2].map(|()| Arc::new(AtomicU32::new(0)));
         let enter = |stream: usize| {
-            let heard = Arc::clone(&heard[stream]);
-            failure_notifier.enter(stream as u64, || Arc::new(Counts(heard)));
+            let notified = Arc::clone(&notified[stream]);
+            failure_notifier.enter(stream as u64, || Arc::new(Counts(notified)));
         };
-        let counts = || [0, 1].map(|at: usize| heard[at].load(Ordering::SeqCst));
+        let counts = || [0, 1].map(|at: usize| notified[at].load(Ordering::SeqCst));
         enter(0);
         enter(0);
         enter(1);
@@ -230,9 +230,9 @@ mod tests {
         failure_notifier.leave(0);
         enter(0);
         assert_eq!(counts(), [1, 1]);
-        assert_eq!(Arc::strong_count(&heard[0]), 2);
+        assert_eq!(Arc::strong_count(&notified[0]), 2);
         failure_notifier.leave(0);
         failure_notifier.leave(1);
-        assert_eq!(heard.each_ref().map(Arc::strong_count), [1, 1]);
+        assert_eq!(notified.each_ref().map(Arc::strong_count), [1, 1]);
     }
 }

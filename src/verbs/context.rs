@@ -58,15 +58,15 @@ impl Context {
         &self.name
     }
 
-    /// The address of the port that a peer is told: chosen when it is needed first, because the table changes. One that is gone is
+    /// The address of the port that is given to a peer: chosen when it is needed first, because the table changes. One that is gone is
     /// replaced. If the table cannot be read, it is the one of before.
-    pub(super) fn address(&self, told: &mut Option<Gid>) -> PortAddress {
-        let known = told.unwrap_or(self.port.gid);
+    pub(super) fn address(&self, reported: &mut Option<Gid>) -> PortAddress {
+        let known = reported.unwrap_or(self.port.gid);
         let found = self.port.gids.find(self.raw(), known);
         let gid = found
             .or_else(|_| self.port.gids.choose(self.raw()))
             .unwrap_or(known);
-        *told = Some(gid);
+        *reported = Some(gid);
         self.port.address_at(gid)
     }
 

@@ -279,14 +279,14 @@ fn a_queue_pair_connects_from_where_its_address_stands_by_then() {
     let device = VerbsDevice::open(&name).unwrap().unwrap();
     let domain = Arc::new(Domain::new(&device).unwrap());
     let [a, b, c, d] = std::array::from_fn(|_| Made::new(&domain).unwrap());
-    let told = a.states().local();
+    let reported = a.states().local();
     std::thread::sleep(std::time::Duration::from_millis(300));
     for pair in [&a, &b, &c, &d] {
         pair.states().init(Attributes::default()).unwrap();
     }
-    // One that has told its address, and those that have not.
+    // One that has reported its address, and those that have not.
     for (one, other) in [(&a, &b), (&b, &a), (&c, &d), (&d, &c)] {
         one.connect(other).unwrap();
     }
-    assert_eq!(a.states().local(), told);
+    assert_eq!(a.states().local(), reported);
 }

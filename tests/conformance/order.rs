@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use doorbell::softcx::Faults;
 use doorbell::{
-    Cause, Condition, Control, EndpointConfig, Event, Executor, Faults, HostStream, Prepared,
-    QueueKind, Region, Status, Work, stream_post, stream_post_all, stream_wait_value32,
-    stream_write_value32, wait_value32,
+    Cause, Condition, Control, EndpointConfig, Event, Executor, HostStream, Prepared, QueueKind,
+    Region, Status, Work, stream_post, stream_post_all, stream_wait_value32, stream_write_value32,
+    wait_value32,
 };
 
 use crate::rig::{

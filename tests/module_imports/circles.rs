@@ -121,6 +121,11 @@ fn no_false_import_circle_is_detected() {
             ),
             ("a/b.rs", "use super::Word; pub struct B;"),
         ],
+        // Visibilities.
+        &[
+            ("a/mod.rs", "mod b; pub struct A(b::B);"),
+            ("a/b.rs", "pub(in crate::a) struct B;"),
+        ],
         // Names in comments and strings only.
         &[
             (

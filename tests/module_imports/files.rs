@@ -410,7 +410,7 @@ impl File {
         }
     }
 
-    /// Every path in the file that does not stand in a use statement.
+    /// Every path in the file that does not stand in a use statement or a visibility, such as `pub(in crate::a)`.
     fn each_path(&self, mut each: impl FnMut(&[String], &[String])) {
         self.walk(|at, inline| {
             if text(&self.tokens, at) == "use" {
@@ -428,7 +428,9 @@ impl File {
                 path.push(self.tokens[end + 1].text.clone());
                 end += 2;
             }
-            each(inline, &path);
+            if text(&self.tokens, at.wrapping_sub(2)) != "(" || text(&self.tokens, at - 1) != "in" {
+                each(inline, &path);
+            }
             end
         });
     }

@@ -16,9 +16,10 @@ use crate::waived::waived;
 #[allow(unused_imports)] // Reason: each test uses a part.
 pub use stream::{Stream, by_kernel, by_trigger, is_cuda, queueing, stream};
 
+use doorbell::softcx::Faults;
 use doorbell::{
-    Access, Control, Device, Endpoint, EndpointConfig, Error, Faults, ProtectionDomain, Region,
-    StateKind, Work,
+    Access, Control, Device, Endpoint, EndpointConfig, Error, ProtectionDomain, Region, StateKind,
+    Work,
 };
 
 /// Longer than any successful operation takes, even under emulation.

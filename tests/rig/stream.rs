@@ -5,10 +5,10 @@
 
 use std::time::Duration;
 
+use doorbell::__private::{StreamFailure, Submission};
 #[cfg(feature = "cuda")]
 use doorbell::{CudaContext, CudaStream, Execution, KernelStream};
 use doorbell::{Error, Event, Executor, HostStream, Result};
-use doorbell::{StreamFailure, Submission};
 
 pub enum Stream {
     Host(HostStream),
@@ -165,7 +165,7 @@ impl Stream {
     }
 }
 
-impl doorbell::SealedExecutor for Stream {}
+impl doorbell::__private::SealedExecutor for Stream {}
 
 // SAFETY: all of it is done by an executor of the library.
 unsafe impl Executor for Stream {

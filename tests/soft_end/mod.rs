@@ -4,7 +4,7 @@
 
 use std::ptr::NonNull;
 
-use doorbell::{Outcome, Owner, execute};
+use doorbell::__private::{Outcome, Owner, execute};
 use doorbell_softcx::device::{Access, Attributes, Device, Pages, QueuePair, QueuePairSizes};
 use doorbell_wire::bytecode::{Program, Role, TargetId, Targets};
 use doorbell_wire::mlx5::{

@@ -4,7 +4,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use doorbell::{EndpointConfig, Faults, QueueKind};
+use doorbell::softcx::Faults;
+use doorbell::{EndpointConfig, QueueKind};
 
 use crate::rig::{Random, strict};
 

@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use doorbell::softcx::Faults;
 use doorbell::{
-    AbortHandle, Condition, Control, Device, Endpoint, Error, Event, Executor, Faults, Prepared,
-    QueueKind, Result, Slice, Status, Ticket, Work, stream_post, stream_post_all,
-    stream_wait_value32, stream_write_value32,
+    AbortHandle, Condition, Control, Device, Endpoint, Error, Event, Executor, Prepared, QueueKind,
+    Result, Slice, Status, Ticket, Work, stream_post, stream_post_all, stream_wait_value32,
+    stream_write_value32,
 };
 
 use crate::memory::{Memory, place, swapped, word};

@@ -280,11 +280,11 @@ pub(super) fn finite_timeout(timeout_ms: i64) -> Result<Duration, Failure> {
 }
 
 /// One of the two queues.
-pub(super) fn side(side: u32) -> Result<QueueKind, Failure> {
-    match side {
+pub(super) fn queue_kind_of(number: u32) -> Result<QueueKind, Failure> {
+    match number {
         DOORBELL_QUEUE_SEND => Ok(QueueKind::Send),
         DOORBELL_QUEUE_RECV => Ok(QueueKind::Recv),
-        _ => Err(choice("side", side, 1)),
+        _ => Err(choice("side", number, 1)),
     }
 }
 

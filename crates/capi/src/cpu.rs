@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 
-use crate::argument::{DOORBELL_DEFAULT_TIMEOUT, out, side, timeout};
+use crate::argument::{DOORBELL_DEFAULT_TIMEOUT, out, queue_kind_of, timeout};
 use crate::boundary::{call, guard};
 use crate::endpoint::doorbell_endpoint;
 use crate::handle::get;
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn doorbell_poll_cq(
     completion: *mut doorbell_completion,
 ) -> c_int {
     call!(place = out(completion), endpoint = get(endpoint), || {
-        match endpoint.lock()?.poll_cq(side(queue_kind)?)? {
+        match endpoint.lock()?.poll_cq(queue_kind_of(queue_kind)?)? {
             Some(completion) => {
                 place.write(completion.into());
                 Ok(1)
@@ -95,7 +95,11 @@ pub unsafe extern "C" fn doorbell_wait_cq(
             DOORBELL_DEFAULT_TIMEOUT => endpoint.config().wait_timeout,
             _ => timeout(timeout_ms)?,
         };
-        place.write(endpoint.wait_cq(side(queue_kind)?, timeout)?.into());
+        place.write(
+            endpoint
+                .wait_cq(queue_kind_of(queue_kind)?, timeout)?
+                .into(),
+        );
         Ok(0)
     })
 }

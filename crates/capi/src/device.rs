@@ -9,7 +9,8 @@ use crate::boundary::{call, guard};
 use crate::handle::{CObject, destroy, get};
 #[cfg(feature = "cuda")]
 use doorbell_rs::CudaContext;
-use doorbell_rs::{Control, Counters, Device, Endpoint, EndpointConfig, ProtectionDomain};
+use doorbell_rs::softcx::Counters;
+use doorbell_rs::{Control, Device, Endpoint, EndpointConfig, ProtectionDomain};
 
 /// A NIC.
 pub struct doorbell_device {

@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use crate::argument::{
-    DOORBELL_NO_TIMEOUT, VersionedStruct, choice, out, out_handle, out_optional, read_struct, side,
-    text, timeout, write_struct, write_text,
+    DOORBELL_NO_TIMEOUT, VersionedStruct, choice, out, out_handle, out_optional, queue_kind_of,
+    read_struct, text, timeout, write_struct, write_text,
 };
 use crate::boundary::{call, guard, guard_or};
 use crate::device::doorbell_domain;
@@ -406,7 +406,7 @@ pub unsafe extern "C" fn doorbell_endpoint_room(
     queue_kind: u32,
 ) -> c_int {
     call!(endpoint = get(endpoint), || {
-        let room = endpoint.lock()?.room(side(queue_kind)?);
+        let room = endpoint.lock()?.room(queue_kind_of(queue_kind)?);
         // At most the depth of a queue.
         Ok(room.min(c_int::MAX as u32) as c_int)
     })
@@ -424,8 +424,8 @@ pub unsafe extern "C" fn doorbell_endpoint_wait_room(
     timeout_ms: i64,
 ) -> c_int {
     call!(endpoint = get(endpoint), || {
-        let (side, timeout) = (side(queue_kind)?, timeout(timeout_ms)?);
-        endpoint.lock()?.wait_room(side, count, timeout)?;
+        let (kind, timeout) = (queue_kind_of(queue_kind)?, timeout(timeout_ms)?);
+        endpoint.lock()?.wait_room(kind, count, timeout)?;
         Ok(0)
     })
 }

@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard};
 use std::thread::ThreadId;
 
-use crate::argument::{array, out, out_handle, side, timeout};
+use crate::argument::{array, out, out_handle, queue_kind_of, timeout};
 use crate::boundary::{call, guard};
 use crate::endpoint::{doorbell_endpoint, try_lock};
 use crate::failure::Failure;
@@ -223,8 +223,8 @@ pub unsafe extern "C" fn doorbell_graph_builder_wait_cq(
     call!(builder = get(builder), endpoint = get(endpoint), || {
         let mut endpoint = endpoint.lock()?;
         let timeout = wait_timeout(&endpoint, timeout_ms)?;
-        let side = side(queue_kind)?;
-        builder.lock()?.wait_cq_for(&mut endpoint, side, timeout)?;
+        let kind = queue_kind_of(queue_kind)?;
+        builder.lock()?.wait_cq_for(&mut endpoint, kind, timeout)?;
         Ok(0)
     })
 }

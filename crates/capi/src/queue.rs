@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::argument::{
-    DOORBELL_DEFAULT_TIMEOUT, array, out_handle, side, timeout, write_bytes, write_text,
+    DOORBELL_DEFAULT_TIMEOUT, array, out_handle, queue_kind_of, timeout, write_bytes, write_text,
 };
 use crate::boundary::{call, guard};
 use crate::endpoint::{doorbell_endpoint, try_lock};
@@ -194,7 +194,8 @@ pub unsafe extern "C" fn doorbell_stream_wait_cq(
         };
         let mut endpoint = endpoint.lock()?;
         let timeout = wait_timeout(&endpoint, timeout_ms)?;
-        let ticket = endpoint.stream_wait_cq_for(stream.executor(), side(queue_kind)?, timeout)?;
+        let ticket =
+            endpoint.stream_wait_cq_for(stream.executor(), queue_kind_of(queue_kind)?, timeout)?;
         Ok(place.set(ticket))
     })
 }
@@ -264,7 +265,7 @@ pub unsafe extern "C" fn doorbell_prepare_wait_cq(
         || {
             let mut endpoint = endpoint.lock()?;
             let timeout = wait_timeout(&endpoint, timeout_ms)?;
-            let prepared = endpoint.prepare_wait_cq_for(side(queue_kind)?, timeout)?;
+            let prepared = endpoint.prepare_wait_cq_for(queue_kind_of(queue_kind)?, timeout)?;
             Ok(place.set(doorbell_prepared::new(prepared)))
         }
     )

@@ -1,4 +1,4 @@
-//! Meeting a peer at a TCP address.
+//! Connects to a peer at a TCP address.
 #![allow(unsafe_code)] // exports functions to C, and takes its pointers
 #![allow(non_camel_case_types)] // the names are the header's
 

@@ -34,7 +34,7 @@ pub fn run(options: &InfoOptions) -> Result<()> {
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
     writeln!(out, "doorbell {} ({os}, {arch})", env!("CARGO_PKG_VERSION"))?;
     writeln!(out, "features")?;
-    for (name, compiled) in doorbell::FEATURES {
+    for (name, compiled) in doorbell::__private::FEATURES {
         let state = if compiled {
             "compiled in"
         } else {

@@ -107,19 +107,19 @@ impl RunOptions {
         if let Some(list) = &self.fault {
             faults.set_all(list).context("--fault")?;
         }
-        Ok(device::DeviceOptions {
-            fabric: match &self.fabric {
-                Some(fabric) => fabric.clone(),
-                None => outer("fabric").unwrap_or_else(|| "default".into()),
-            },
-            link: match self.link() {
-                LinkOption::Ib => device::LinkLayer::InfiniBand,
-                LinkOption::Eth => device::LinkLayer::Ethernet,
-            },
-            function: function_of(&self.function().unwrap_or_default())?,
-            faults,
-            trace: self.trace()?,
-        })
+        let mut options = device::DeviceOptions::default();
+        options.fabric = match &self.fabric {
+            Some(fabric) => fabric.clone(),
+            None => outer("fabric").unwrap_or_else(|| "default".into()),
+        };
+        options.link = match self.link() {
+            LinkOption::Ib => device::LinkLayer::InfiniBand,
+            LinkOption::Eth => device::LinkLayer::Ethernet,
+        };
+        options.function = function_of(&self.function().unwrap_or_default())?;
+        options.faults = faults;
+        options.trace = self.trace()?;
+        Ok(options)
     }
 
     fn function(&self) -> Option<String> {

@@ -15,9 +15,9 @@ impl Endpoint {
     ///
     /// A work request takes a place in its queue until its completion, or that of a later signaled one, has arrived. Its completion then takes a
     /// place in the completion queue until a wait or a poll has taken it.
-    pub fn room(&mut self, side: QueueKind) -> u32 {
-        let looked = self.roll_back_cancelled(side).and_then(|()| self.reap());
-        looked.map_or(0, |()| self.shared.queue(side).free_places())
+    pub fn room(&mut self, kind: QueueKind) -> u32 {
+        let looked = self.roll_back_cancelled(kind).and_then(|()| self.reap());
+        looked.map_or(0, |()| self.shared.queue(kind).free_places())
     }
 
     /// Waits in this thread until `count` further work requests can be posted to a queue; `None` waits for ever. Makes progress on a device that
@@ -29,11 +29,11 @@ impl Endpoint {
     /// unsignaled work requests without a signaled one behind them.
     pub fn wait_room(
         &mut self,
-        side: QueueKind,
+        kind: QueueKind,
         count: u32,
         timeout: Option<Duration>,
     ) -> Result<()> {
-        let depth = self.shared.queue(side).depth;
+        let depth = self.shared.queue(kind).depth;
         if count > depth {
             return Err(Error::Range {
                 argument: "count",
@@ -48,13 +48,13 @@ impl Endpoint {
             timeout,
             || shared.qp.progress(),
             || {
-                self.roll_back_cancelled(side)?;
+                self.roll_back_cancelled(kind)?;
                 self.shared.look_for_failure();
                 self.reap()?;
-                let queue = self.shared.queue(side);
+                let queue = self.shared.queue(kind);
                 queue.check_host_owned("wait_room")?;
                 if queue.free_places() >= count {
-                    return self.check_room(side).map(Some);
+                    return self.check_room(kind).map(Some);
                 }
                 if queue.room_to_come() < count {
                     return Err(queue.full());
@@ -65,26 +65,26 @@ impl Endpoint {
     }
 
     /// Sees to room for a further work request and its completion.
-    pub(super) fn make_room(&mut self, side: QueueKind) -> Result<()> {
-        if self.shared.queue(side).take_known_room() {
+    pub(super) fn make_room(&mut self, kind: QueueKind) -> Result<()> {
+        if self.shared.queue(kind).take_known_room() {
             return Ok(());
         }
         self.release()?;
-        if self.shared.queue(side).has_room() {
-            return self.check_room(side);
+        if self.shared.queue(kind).has_room() {
+            return self.check_room(kind);
         }
         self.reap()?;
-        let queue = self.shared.queue(side);
+        let queue = self.shared.queue(kind);
         if queue.has_room() {
-            self.check_room(side)
+            self.check_room(kind)
         } else {
             queue.check_host_owned("prepare_send")?;
             match self.config.room_timeout {
                 None => Err(queue.full()),
                 timeout => {
-                    self.wait_room(side, 1, timeout)?;
+                    self.wait_room(kind, 1, timeout)?;
                     // Takes the place.
-                    self.shared.queue(side).has_room();
+                    self.shared.queue(kind).has_room();
                     Ok(())
                 }
             }
@@ -93,8 +93,8 @@ impl Endpoint {
 
     /// Places of requests that have failed are not used again: their tickets tell of success when the place is another one's. The caller has
     /// found room, and the reaper records an error before it makes room.
-    fn check_room(&self, side: QueueKind) -> Result<()> {
-        if !self.shared.queue(side).has_error() {
+    fn check_room(&self, kind: QueueKind) -> Result<()> {
+        if !self.shared.queue(kind).has_error() {
             return Ok(());
         }
         self.shared.reap_fully();
@@ -114,7 +114,7 @@ impl Endpoint {
     /// Gives the ring entries of completed work back to the queues.
     #[inline]
     fn release(&mut self) -> Result<()> {
-        let consumed = |side| self.shared.queue(side).consumed.load(Ordering::Acquire);
+        let consumed = |kind| self.shared.queue(kind).consumed.load(Ordering::Acquire);
         self.send.release(consumed(QueueKind::Send))?;
         self.recv.release(consumed(QueueKind::Recv))
     }

@@ -102,8 +102,8 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Endpoint::prepare_wait_cq`] and [`stream_post`](crate::stream_post). Nothing has changed then.
-    pub fn stream_wait_cq(&mut self, stream: &dyn Executor, side: QueueKind) -> Result<Ticket> {
-        self.stream_wait_cq_for(stream, side, self.config.wait_timeout)
+    pub fn stream_wait_cq(&mut self, stream: &dyn Executor, kind: QueueKind) -> Result<Ticket> {
+        self.stream_wait_cq_for(stream, kind, self.config.wait_timeout)
     }
 
     /// [`Endpoint::stream_wait_cq`] with a deadline of its own; `None` waits for ever.
@@ -113,10 +113,10 @@ impl Endpoint {
     pub fn stream_wait_cq_for(
         &mut self,
         stream: &dyn Executor,
-        side: QueueKind,
+        kind: QueueKind,
         timeout: Option<Duration>,
     ) -> Result<Ticket> {
-        self.make_and_give(stream, |endpoint| endpoint.make_wait_cq(side, timeout))
+        self.make_and_give(stream, |endpoint| endpoint.make_wait_cq(kind, timeout))
     }
 
     /// Posts a send, write, read or atomic now, from this thread.
@@ -142,22 +142,22 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Error::Work`] for a completion in error, and for an endpoint that failed without one.
-    pub fn poll_cq(&mut self, side: QueueKind) -> Result<Option<Completion>> {
-        if let Some(completion) = self.take_completion(side)? {
+    pub fn poll_cq(&mut self, kind: QueueKind) -> Result<Option<Completion>> {
+        if let Some(completion) = self.take_completion(kind)? {
             return Ok(Some(completion));
         }
         self.shared.qp.progress();
-        if let Some(completion) = self.take_completion(side)? {
+        if let Some(completion) = self.take_completion(kind)? {
             return Ok(Some(completion));
         }
         self.shared.look_for_failure();
-        self.take_completion(side)
+        self.take_completion(kind)
     }
 
     /// The next completion that the device has written; the failure of the endpoint, if there is one and none before it.
-    fn take_completion(&mut self, side: QueueKind) -> Result<Option<Completion>> {
+    fn take_completion(&mut self, kind: QueueKind) -> Result<Option<Completion>> {
         self.shared.reap();
-        let queue = self.shared.queue(side);
+        let queue = self.shared.queue(kind);
         let mut taken = queue.poll();
         if taken.is_none()
             && let Err(failure) = self.shared.check_alive()
@@ -180,12 +180,12 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Endpoint::poll_cq`]; [`Error::Timeout`], after which the endpoint is as it was.
-    pub fn wait_cq(&mut self, side: QueueKind, timeout: Option<Duration>) -> Result<Completion> {
+    pub fn wait_cq(&mut self, kind: QueueKind, timeout: Option<Duration>) -> Result<Completion> {
         let mut deadline = None;
         let mut backoff = Backoff::new();
         let mut turns = 0u32;
         loop {
-            if let Some(completion) = self.take_completion(side)? {
+            if let Some(completion) = self.take_completion(kind)? {
                 return Ok(completion);
             }
             turns = turns.wrapping_add(1);
@@ -209,10 +209,10 @@ impl Endpoint {
             }
             // Another thread that reaps may have found a completion after this thread's last look and before the deadline.
             self.shared.reap_fully();
-            return match self.take_completion(side)? {
+            return match self.take_completion(kind)? {
                 Some(completion) => Ok(completion),
                 None => Err(Error::Timeout {
-                    operation: match self.shared.queue(side).expects_completions() {
+                    operation: match self.shared.queue(kind).expects_completions() {
                         true => "wait_cq",
                         false => "wait_cq (no posted operation can complete it)",
                     },
@@ -249,13 +249,13 @@ impl Endpoint {
 
     fn execute_or_roll_back(&mut self, mut prepared: Prepared) -> Result<Ticket> {
         let shared = Arc::clone(&self.shared);
-        let side = prepared.operation.side;
-        let queue = shared.queue(side);
+        let kind = prepared.operation.queue_kind;
+        let queue = shared.queue(kind);
         let ready = queue.begin_posting_alone().and_then(|posting| {
             prepared.parts().check_turn()?;
-            let waiting = queue.queued.load(Ordering::Relaxed).wrapping_sub(shared.rung(side));
+            let waiting = queue.queued.load(Ordering::Relaxed).wrapping_sub(shared.rung(kind));
             if waiting != 0 {
-                let reason = format!("earlier operations of the {} queue ({waiting}) are still on a stream; this one would overtake them", side.name());
+                let reason = format!("earlier operations of the {} queue ({waiting}) are still on a stream; this one would overtake them", kind.name());
                 return Err(Error::state(StateKind::OutOfOrder, "post", reason));
             }
             Ok(posting)
@@ -277,7 +277,7 @@ impl Endpoint {
         // Balanced by `finished`, which the interpreter does not call: there is no stream that could be done with it.
         let _ = execute(&prepared.program, &*shared, cookie);
         // On the proxy path that was a trigger. This thread need not wait for another one to see it.
-        shared.ring_now(side);
+        shared.ring_now(kind);
         if shared.qp.holds_work() {
             // No stream makes it go out, and the caller may never look here again.
             shared.activate();

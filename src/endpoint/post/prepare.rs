@@ -206,8 +206,8 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Work`] if the endpoint has failed; [`Error::State`] if there is no further completion to come: each signaled
     /// send and each receive makes one.
-    pub fn prepare_wait_cq(&mut self, side: QueueKind) -> Result<Prepared> {
-        self.prepare_wait_cq_for(side, self.config.wait_timeout)
+    pub fn prepare_wait_cq(&mut self, kind: QueueKind) -> Result<Prepared> {
+        self.prepare_wait_cq_for(kind, self.config.wait_timeout)
     }
 
     /// [`Endpoint::prepare_wait_cq`] with a deadline of its own; `None` waits for ever.
@@ -216,28 +216,28 @@ impl Endpoint {
     /// As [`Endpoint::prepare_wait_cq`].
     pub fn prepare_wait_cq_for(
         &mut self,
-        side: QueueKind,
+        kind: QueueKind,
         timeout: Option<Duration>,
     ) -> Result<Prepared> {
-        let operation = self.make_wait_cq(side, timeout)?;
+        let operation = self.make_wait_cq(kind, timeout)?;
         Ok(self.prepared(operation))
     }
 
     /// [`Endpoint::prepare_wait_cq_for`], with the program in the endpoint's own place.
     pub(super) fn make_wait_cq(
         &mut self,
-        side: QueueKind,
+        kind: QueueKind,
         timeout: Option<Duration>,
     ) -> Result<PreparedOperation> {
         self.program.clear();
         self.shared.check_alive()?;
-        self.roll_back_cancelled(side)?;
-        let queue = self.shared.queue(side);
+        self.roll_back_cancelled(kind)?;
+        let queue = self.shared.queue(kind);
         let index = queue.taken.load(Ordering::Relaxed);
         let expected = queue.expected.load(Ordering::Relaxed);
         // There may be fewer than were taken: one was taken, and then the send that it was expected of was taken back.
         if expected.wrapping_sub(index) as i32 <= 0 {
-            let (what, posted) = match side {
+            let (what, posted) = match kind {
                 QueueKind::Send => ("signaled send", "sends"),
                 QueueKind::Recv => ("receive", "receives"),
             };
@@ -251,7 +251,7 @@ impl Endpoint {
             return Err(Error::state(StateKind::NothingPosted, "wait_cq", reason));
         }
         if self.shared.doorbells().is_some() {
-            let seen = self.shared.seen_words[side as usize];
+            let seen = self.shared.seen_words[kind as usize];
             queue.cq.peek_count(index, seen, &mut self.program)?;
         } else {
             queue.cq.peek(index, &mut self.program)?;
@@ -259,7 +259,7 @@ impl Endpoint {
         let serial = queue.enter_wait(index, timeout_ns(timeout));
         // Release: the reaper that sees the count sees the mark, and does not give the completion back before it is cleared.
         queue.taken.store(index.wrapping_add(1), Ordering::Release);
-        Ok(self.operation(side, OperationKind::Wait, index, serial))
+        Ok(self.operation(kind, OperationKind::Wait, index, serial))
     }
 
     /// Takes a prepared operation back. The newest of its queue leaves no trace; another one is cancelled as by dropping it.
@@ -272,9 +272,12 @@ impl Endpoint {
         }
         let shared = Arc::clone(&self.shared);
         let PreparedOperation {
-            side, kind, count, ..
+            queue_kind,
+            kind,
+            count,
+            ..
         } = prepared.operation;
-        let queue = shared.queue(side);
+        let queue = shared.queue(queue_kind);
         let newest = match kind {
             OperationKind::Send { .. } | OperationKind::Recv => {
                 queue.outstanding.posted().wrapping_sub(1) == count
@@ -289,7 +292,7 @@ impl Endpoint {
         let is_cancelled = prepared.mark_cancelled();
         match kind {
             OperationKind::Send { .. } | OperationKind::Recv if is_cancelled => {
-                self.roll_back_newest(side);
+                self.roll_back_newest(queue_kind);
             }
             // On an endpoint that has failed the operation has failed, and its ticket keeps reporting that. Without a ticket, a completion that
             // came before the failure goes to the next wait or poll.
@@ -342,13 +345,13 @@ impl Endpoint {
     #[inline]
     fn operation(
         &self,
-        side: QueueKind,
+        queue_kind: QueueKind,
         kind: OperationKind,
         count: u32,
         serial: u32,
     ) -> PreparedOperation {
         PreparedOperation {
-            side,
+            queue_kind,
             kind,
             count,
             serial,
@@ -461,8 +464,8 @@ impl Endpoint {
 
     /// Takes back the newest work request of a queue, which was not given to a stream. Returns whether it is gone. This fails
     /// only if the commit is not one of this queue; then the work request stays, as a no-operation.
-    fn roll_back_newest(&mut self, side: QueueKind) -> bool {
-        let signaled = match side {
+    fn roll_back_newest(&mut self, kind: QueueKind) -> bool {
+        let signaled = match kind {
             QueueKind::Send => self
                 .send_commits
                 .pop_back()
@@ -477,7 +480,7 @@ impl Endpoint {
         let Some(signaled) = signaled else {
             return false;
         };
-        let queue = self.shared.queue(side);
+        let queue = self.shared.queue(kind);
         queue.expect(-i32::from(signaled));
         queue.take_back();
         queue.return_unexpected();
@@ -487,9 +490,9 @@ impl Endpoint {
     /// Work requests that were prepared and dropped, and have nothing behind them, never were: they take no room, and no completion
     /// of theirs is to be waited for.
     #[inline]
-    pub(super) fn roll_back_cancelled(&mut self, side: QueueKind) -> Result<()> {
+    pub(super) fn roll_back_cancelled(&mut self, kind: QueueKind) -> Result<()> {
         loop {
-            let queue = self.shared.queue(side);
+            let queue = self.shared.queue(kind);
             let newest = queue.outstanding.posted().wrapping_sub(1);
             let dropped = queue.outstanding.in_flight() > 0
                 && queue.is_cancelled(newest)
@@ -497,7 +500,7 @@ impl Endpoint {
             if !dropped {
                 return Ok(());
             }
-            if !self.roll_back_newest(side) {
+            if !self.roll_back_newest(kind) {
                 return Err(Error::state(
                     StateKind::OutOfOrder,
                     "prepare",
@@ -515,7 +518,7 @@ impl Endpoint {
 fn announce(
     shared: &EndpointShared,
     program: &mut Program,
-    side: QueueKind,
+    kind: QueueKind,
     count: u32,
     is_flushed: bool,
 ) -> Result<()> {
@@ -524,7 +527,7 @@ fn announce(
     } else if !(is_flushed && program.ends_with(Fence::BLUEFLAME_FLUSH)) {
         program.fence(Fence::DOORBELL_BEFORE_FLAG)?;
     }
-    program.store_dword(shared.progress_words[side as usize], count.wrapping_add(1))
+    program.store_dword(shared.progress_words[kind as usize], count.wrapping_add(1))
 }
 
 /// What an atomic operates on, and the alignment of its remote address.

@@ -74,7 +74,7 @@ pub(super) struct CompletionRecord {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct QueueState {
-    pub(super) side: QueueKind,
+    pub(super) kind: QueueKind,
     pub(super) depth: u32,
     pub(super) cq: CqRing,
     pub(super) turn_timeout_ns: u64,
@@ -124,7 +124,7 @@ pub(super) struct QueueState {
 
 impl QueueState {
     pub(super) fn new(
-        side: QueueKind,
+        kind: QueueKind,
         depth: u32,
         turn_timeout_ns: u64,
         cq: CqRing,
@@ -148,7 +148,7 @@ impl QueueState {
         };
         let slots = depth.next_power_of_two();
         QueueState {
-            side,
+            kind,
             depth,
             outstanding: OutstandingWork::new(depth),
             queued: AtomicU32::new(0),
@@ -187,7 +187,7 @@ impl QueueState {
     /// The count of completions that streams poll.
     #[inline]
     fn shown(&self) -> &AtomicU32 {
-        &self.words.seen[self.side as usize]
+        &self.words.seen[self.kind as usize]
     }
 
     #[inline]
@@ -274,7 +274,7 @@ impl QueueState {
     pub(super) fn full(&self) -> Error {
         if self.outstanding.in_flight() < self.depth {
             // The completion queue is full: completions of signaled requests are neither waited for nor polled.
-            let queue = if self.side == QueueKind::Send {
+            let queue = if self.kind == QueueKind::Send {
                 "send completion"
             } else {
                 "receive completion"
@@ -285,7 +285,7 @@ impl QueueState {
             };
         }
         Error::QueueFull {
-            queue: self.side.name(),
+            queue: self.kind.name(),
             depth: self.depth,
         }
     }
@@ -384,7 +384,7 @@ impl QueueState {
     fn posted_by_another(&self) -> Error {
         let reason = format!(
             "another thread hands work to the {} queue of this endpoint right now",
-            self.side.name()
+            self.kind.name()
         );
         Error::state(StateKind::Busy, "stream_post", reason)
     }

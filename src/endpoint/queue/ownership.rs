@@ -135,7 +135,7 @@ impl QueueState {
             let next = index.wrapping_add(1);
             // No other code collects it.
             self.taken.store(next, Ordering::Release);
-            // Before the kernels are told that their slot is free: the request that they put there may complete, and need the place, before this
+            // Before the kernels see that their slot is free: the request that they put there may complete, and need the place, before this
             // round ends.
             self.cq.set_consumer_index(next);
             if !cqe.opcode.is_error() {
@@ -144,7 +144,7 @@ impl QueueState {
         }
     }
 
-    /// Moves the cursor to where the kernels, which read completions themselves, have come, by the index that the device was told.
+    /// Moves the cursor to where the kernels, which read completions themselves, have come, by the consumer index that was given to the device.
     pub(super) fn catch_up(&self, cursor: &mut Cursor) {
         if self
             .ownership()
@@ -183,7 +183,7 @@ mod tests {
     /// A completion queue with a place for each slot is full when all slots are in use: kernels may use the slot again when the device may use the
     /// place.
     #[test]
-    fn kernels_hear_of_a_slot_when_its_completion_is_given_back() {
+    fn a_slot_is_announced_to_kernels_when_its_completion_is_given_back() {
         let domain = Device::open("softcx").unwrap().protection_domain();
         let config = EndpointConfig::default().control(Some(Control::Proxy));
         let mut a = Endpoint::new(&domain, &config).unwrap();
@@ -198,8 +198,8 @@ mod tests {
             cqe.wqe_counter = index as u16;
             queue.count_for_kernels(index, &cqe);
             assert_eq!(queue.cq.consumer_index(), index + 1);
-            let told = &lent.state().control().completed;
-            assert_eq!(told.load(Ordering::Acquire), index + 1);
+            let completed = &lent.state().control().completed;
+            assert_eq!(completed.load(Ordering::Acquire), index + 1);
         }
     }
 }

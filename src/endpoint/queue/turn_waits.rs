@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clock_runs_as_long_as_anybody_waits() {
+    fn the_clock_runs_while_a_stream_waits() {
         let waits = TurnWaits::default();
         assert_eq!(waits.since_ns(), None);
         waits.begin(10);

@@ -60,7 +60,7 @@ mod loom_tests {
     /// Two threads enter, unless it is closed, and one of them leaves again; a third closes, and looks whether any is inside. The thread
     /// that stays must have seen that it is closed, or the third must have seen it inside.
     #[test]
-    fn loom_who_comes_in_and_who_closes_see_one_another() {
+    fn loom_an_entry_and_a_close_see_each_other() {
         loom::model(|| {
             let shared = Arc::new((
                 InFlight::default(),
@@ -84,11 +84,11 @@ mod loom_tests {
                 .collect();
             let (in_flight, closed, inside) = &*shared;
             closed.store(true, Ordering::SeqCst);
-            let anybody = in_flight.any();
+            let any = in_flight.any();
             for guest in guests {
                 guest.join().unwrap();
             }
-            assert!(anybody || !inside.load(Ordering::Relaxed));
+            assert!(any || !inside.load(Ordering::Relaxed));
         });
     }
 }

@@ -1,16 +1,11 @@
 //! What an endpoint shares with its tickets, with the programs on streams, and with the watchdog.
 #![allow(unsafe_code)] // promises the memory behind the targets to executors
 
-mod failure;
-mod generation;
 mod in_flight;
 mod owner;
 mod proxy_doorbells;
-mod release_waits;
-mod reset;
+mod recovery;
 mod status;
-mod stop_state;
-mod stopping;
 mod watched;
 
 use std::fmt;
@@ -33,12 +28,12 @@ use crate::region::ProtectionDomain;
 use crate::stream::Attachments;
 use crate::{Error, Result, WorkError};
 
-pub(super) use generation::Entered;
 use in_flight::InFlight;
 pub(super) use owner::Cookie;
 pub(super) use proxy_doorbells::DoorbellTable;
+use recovery::DeviceStop;
+pub(super) use recovery::Entered;
 use status::GenerationEnd;
-use stop_state::DeviceStop;
 
 pub(super) struct EndpointShared {
     /// Before the memory that it is about.
@@ -210,15 +205,15 @@ impl EndpointShared {
         };
         let rung = count("progress", &words.rung)?;
         let seen = count("completed", &words.seen)?;
-        let cq_config = |side: QueueKind| {
-            let side = side as usize;
+        let cq_config = |kind: QueueKind| {
+            let kind = kind as usize;
             CqRingConfig {
-                ring: memory.cqs[side],
-                cqe_count: memory.sizes.cqes[side],
-                record: memory.cq_records[side],
-                marks: memory.cq_marks[side],
-                completions: cqs[side],
-                marks_target: marks[side],
+                ring: memory.cqs[kind],
+                cqe_count: memory.sizes.cqes[kind],
+                record: memory.cq_records[kind],
+                marks: memory.cq_marks[kind],
+                completions: cqs[kind],
+                marks_target: marks[kind],
             }
         };
         // SAFETY: all of it is memory of `qp`, sized as given here, and `qp` lives in the same object as the rings.
@@ -294,8 +289,8 @@ impl EndpointShared {
     }
 
     #[inline]
-    pub(super) fn queue(&self, side: QueueKind) -> &QueueState {
-        &self.queues[side as usize]
+    pub(super) fn queue(&self, kind: QueueKind) -> &QueueState {
+        &self.queues[kind as usize]
     }
 
     pub(super) fn attachments(&self) -> &Attachments {
@@ -312,8 +307,8 @@ impl EndpointShared {
 
     /// Running count of work requests that were executed, as the programs themselves left it.
     #[inline]
-    pub(super) fn rung(&self, side: QueueKind) -> u32 {
-        self.words.rung[side as usize].load(Ordering::Acquire)
+    pub(super) fn rung(&self, kind: QueueKind) -> u32 {
+        self.words.rung[kind as usize].load(Ordering::Acquire)
     }
 
     /// Makes a NOP of a send that was prepared and is dropped while later ones stand behind it.

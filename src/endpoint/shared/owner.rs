@@ -10,7 +10,7 @@ use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
 use super::EndpointShared;
-use super::stop_state::DeviceStop;
+use super::recovery::DeviceStop;
 use crate::Cause;
 #[cfg(feature = "cuda")]
 use crate::bytecode::Role;
@@ -23,7 +23,7 @@ use crate::stream::{Attachments, Outcome, Owner, StreamFailure, await_or_defer};
 /// The cookie that an executor hands back: it names the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::endpoint) struct Cookie {
-    pub(in crate::endpoint) side: QueueKind,
+    pub(in crate::endpoint) kind: QueueKind,
     pub(in crate::endpoint) is_wait: bool,
     /// The program begins with a wait for its turn behind another stream.
     pub(in crate::endpoint) waits_turn: bool,
@@ -34,14 +34,14 @@ pub(in crate::endpoint) struct Cookie {
 impl Cookie {
     pub(in crate::endpoint) fn to_bits(self) -> u64 {
         u64::from(self.count)
-            | (self.side as u64) << 32
+            | (self.kind as u64) << 32
             | u64::from(self.is_wait) << 33
             | u64::from(self.waits_turn) << 34
     }
 
     fn from_bits(bits: u64) -> Cookie {
         Cookie {
-            side: if bits & 1 << 32 == 0 {
+            kind: if bits & 1 << 32 == 0 {
                 QueueKind::Send
             } else {
                 QueueKind::Recv
@@ -96,7 +96,7 @@ unsafe impl Owner for EndpointShared {
 
     fn started(&self, cookie: u64) {
         let cookie = Cookie::from_bits(cookie);
-        let queue = self.queue(cookie.side);
+        let queue = self.queue(cookie.kind);
         if cookie.is_wait {
             queue
                 .record(cookie.count)
@@ -117,7 +117,7 @@ unsafe impl Owner for EndpointShared {
 
     fn finished(&self, cookie: u64, outcome: Outcome) {
         let cookie = Cookie::from_bits(cookie);
-        let queue = self.queue(cookie.side);
+        let queue = self.queue(cookie.kind);
         if cookie.waits_turn {
             queue.turn_waits.end(now_ns());
         }
@@ -163,13 +163,13 @@ unsafe impl Owner for EndpointShared {
     #[inline]
     fn failure_of(&self, cookie: u64, outcome: Outcome) -> Option<StreamFailure> {
         let cookie = Cookie::from_bits(cookie);
-        let queue = self.queue(cookie.side);
+        let queue = self.queue(cookie.kind);
         let is_well = if cookie.is_wait {
             // Its ticket reports the same, whatever comes next: a deadline, or a late completion.
             queue.decide_wait(cookie.count)
         } else {
             // The wait for its turn ends by the count, which a breakdown moves.
-            let is_due = self.rung(cookie.side).wrapping_sub(cookie.count) as i32 >= 0;
+            let is_due = self.rung(cookie.kind).wrapping_sub(cookie.count) as i32 >= 0;
             let is_released = outcome == Outcome::Released && !is_due;
             !(cookie.waits_turn && (is_released || self.is_shut_down.load(Ordering::Acquire)))
         };

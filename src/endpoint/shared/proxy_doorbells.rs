@@ -133,8 +133,8 @@ impl DoorbellTable {
 
     /// Enters the doorbell stores for the work request with that running count.
     #[inline]
-    pub(in crate::endpoint) fn enter(&self, side: QueueKind, count: u32, stores: DoorbellStores) {
-        let queue_doorbells = &self.doorbells[side as usize];
+    pub(in crate::endpoint) fn enter(&self, kind: QueueKind, count: u32, stores: DoorbellStores) {
+        let queue_doorbells = &self.doorbells[kind as usize];
         let at = queue_doorbells.place(count);
         // Published with the program by the hand-over to the stream, and to the proxy by the trigger.
         queue_doorbells.records[at].store(stores.record, Ordering::Relaxed);
@@ -181,7 +181,7 @@ impl EndpointShared {
         let Some(doorbells) = &self.doorbells else {
             return;
         };
-        if doorbells.served.come() {
+        if doorbells.served.join() {
             doorbells.last_work_ns.store(now_ns(), Ordering::Relaxed);
             doorbells.proxy.register(self.weak.clone());
         } else if doorbells.resting.load(Ordering::Relaxed) != ACTIVE && self.awaits_receives() {
@@ -207,11 +207,11 @@ impl EndpointShared {
     }
 
     /// Sets the count of executed programs for which no doorbell has to be rung any more: when a generation ends, or before one begins.
-    pub(in crate::endpoint) fn set_rung(&self, side: QueueKind, count: u32) {
+    pub(in crate::endpoint) fn set_rung(&self, kind: QueueKind, count: u32) {
         let queue_doorbells = self
             .doorbells
             .as_ref()
-            .map(|doorbells| &doorbells.doorbells[side as usize]);
+            .map(|doorbells| &doorbells.doorbells[kind as usize]);
         // Held, so that the proxy finds nothing between the two.
         let _ringing = queue_doorbells.map(QueueDoorbells::lock);
         if let Some(queue_doorbells) = queue_doorbells {
@@ -219,57 +219,57 @@ impl EndpointShared {
                 .doorbells_stored
                 .store(count, Ordering::Relaxed);
         }
-        self.words.rung[side as usize].store(count, Ordering::Release);
+        self.words.rung[kind as usize].store(count, Ordering::Release);
     }
 
     /// Running count of work requests whose doorbell was stored: on the proxy path by the proxy, elsewhere by the program that counts.
-    pub(in crate::endpoint) fn doorbells_stored(&self, side: QueueKind) -> u32 {
+    pub(in crate::endpoint) fn doorbells_stored(&self, kind: QueueKind) -> u32 {
         let Some(doorbells) = &self.doorbells else {
-            return self.rung(side);
+            return self.rung(kind);
         };
-        let queue_doorbells = &doorbells.doorbells[side as usize];
+        let queue_doorbells = &doorbells.doorbells[kind as usize];
         let _ringing = queue_doorbells.lock();
         queue_doorbells.doorbells_stored.load(Ordering::Relaxed)
     }
 
     /// Tells the device what was triggered, unless another thread is doing so. Returns whether there was anything.
     #[inline]
-    pub(in crate::endpoint) fn ring_triggered(&self, side: QueueKind) -> bool {
+    pub(in crate::endpoint) fn ring_triggered(&self, kind: QueueKind) -> bool {
         let Some(doorbells) = &self.doorbells else {
             return false;
         };
-        let queue_doorbells = &doorbells.doorbells[side as usize];
-        if self.queue(side).is_device_owned()
+        let queue_doorbells = &doorbells.doorbells[kind as usize];
+        if self.queue(kind).is_device_owned()
             && let Ok(_ringing) = queue_doorbells.ringing.try_lock()
         {
-            self.trigger_for_kernels(side, queue_doorbells);
+            self.trigger_for_kernels(kind, queue_doorbells);
         }
-        if self.rung(side) == queue_doorbells.doorbells_stored.load(Ordering::Relaxed) {
+        if self.rung(kind) == queue_doorbells.doorbells_stored.load(Ordering::Relaxed) {
             return false;
         }
         match queue_doorbells.ringing.try_lock() {
-            Ok(_ringing) => self.ring(side, queue_doorbells),
-            Err(TryLockError::Poisoned(_ringing)) => self.ring(side, queue_doorbells),
+            Ok(_ringing) => self.ring(kind, queue_doorbells),
+            Err(TryLockError::Poisoned(_ringing)) => self.ring(kind, queue_doorbells),
             Err(TryLockError::WouldBlock) => false,
         }
     }
 
     /// Tells the device of all that kernels have submitted. If another thread is ringing, waits for it first.
-    pub(in crate::endpoint) fn ring_submitted(&self, side: QueueKind) {
+    pub(in crate::endpoint) fn ring_submitted(&self, kind: QueueKind) {
         if let Some(doorbells) = &self.doorbells {
-            let queue_doorbells = &doorbells.doorbells[side as usize];
+            let queue_doorbells = &doorbells.doorbells[kind as usize];
             let _ringing = queue_doorbells.lock();
             // Once is enough, because no more than that is in flight. This also rings for what the proxy has triggered and not rung for yet.
-            self.trigger_for_kernels(side, queue_doorbells);
-            self.ring(side, queue_doorbells);
+            self.trigger_for_kernels(kind, queue_doorbells);
+            self.ring(kind, queue_doorbells);
         }
     }
 
     /// Triggers what kernels have submitted, as a stream would: sets the count, and the doorbell stores of the last request.
     /// The caller holds `ringing` of the bell.
     #[cold]
-    fn trigger_for_kernels(&self, side: QueueKind, queue_doorbells: &QueueDoorbells) {
-        let Some((upto, doorbell)) = self.queue(side).submitted(self.rung(side)) else {
+    fn trigger_for_kernels(&self, kind: QueueKind, queue_doorbells: &QueueDoorbells) {
+        let Some((upto, doorbell)) = self.queue(kind).submitted(self.rung(kind)) else {
             return;
         };
         let at = queue_doorbells.place(upto.wrapping_sub(1));
@@ -277,18 +277,18 @@ impl EndpointShared {
         if let Some(uar) = queue_doorbells.uars.get(at) {
             uar.store(doorbell, Ordering::Relaxed);
         }
-        self.queue(side).queued.store(upto, Ordering::Release);
-        self.words.rung[side as usize].store(upto, Ordering::Release);
+        self.queue(kind).queued.store(upto, Ordering::Release);
+        self.words.rung[kind as usize].store(upto, Ordering::Release);
     }
 
     /// Tells the device what was triggered. If another thread is ringing, waits for it first.
     #[inline]
-    pub(in crate::endpoint) fn ring_now(&self, side: QueueKind) {
+    pub(in crate::endpoint) fn ring_now(&self, kind: QueueKind) {
         if let Some(doorbells) = &self.doorbells {
-            let queue_doorbells = &doorbells.doorbells[side as usize];
+            let queue_doorbells = &doorbells.doorbells[kind as usize];
             let _ringing = queue_doorbells.lock();
-            self.ring(side, queue_doorbells);
-            if side == QueueKind::Recv {
+            self.ring(kind, queue_doorbells);
+            if kind == QueueKind::Recv {
                 // The peer may send as soon as it is told that the caller has posted the receive.
                 self.qp.wait_receives_posted();
             }
@@ -296,16 +296,16 @@ impl EndpointShared {
     }
 
     /// The caller holds `ringing` of the bell.
-    fn ring(&self, side: QueueKind, queue_doorbells: &QueueDoorbells) -> bool {
+    fn ring(&self, kind: QueueKind, queue_doorbells: &QueueDoorbells) -> bool {
         // Acquire, inside: after what the stream did before it triggered.
-        let triggered = self.rung(side);
+        let triggered = self.rung(kind);
         let doorbells_stored = queue_doorbells.doorbells_stored.load(Ordering::Relaxed);
         if triggered == doorbells_stored {
             return false;
         }
-        self.prefetch_for_ring(side, queue_doorbells, triggered);
+        self.prefetch_for_ring(kind, queue_doorbells, triggered);
         // The word is memory that streams and kernels write. A work request that was never handed to a stream has no doorbell here.
-        let handed = self.queue(side).queued.load(Ordering::Acquire);
+        let handed = self.queue(kind).queued.load(Ordering::Acquire);
         if triggered.wrapping_sub(doorbells_stored) > handed.wrapping_sub(doorbells_stored) {
             self.fail(None, Cause::Trigger(triggered));
             return false;
@@ -313,7 +313,7 @@ impl EndpointShared {
         // A record is a count: the last one covers all before it.
         let at = queue_doorbells.place(triggered.wrapping_sub(1));
         let Queues::Mlx5(memory) = self.qp.queues();
-        let record_word = if side == QueueKind::Send { 1 } else { 0 };
+        let record_word = if kind == QueueKind::Send { 1 } else { 0 };
         let record = queue_doorbells.records[at].load(Ordering::Relaxed);
         // SAFETY: the record has two words, which live as long as `qp`; any other thread that stores to them holds `ringing`, or has the
         // endpoint to itself. Release: the work requests before it, which were written before the trigger was stored.
@@ -341,10 +341,10 @@ impl EndpointShared {
     /// Asks for the memory that ringing and the completion will need, all of which the poster's core wrote last: the work request itself, which
     /// a device of software reads, and what the reaper looks at. To get one after the other from there would take several times as long.
     #[inline]
-    fn prefetch_for_ring(&self, side: QueueKind, queue_doorbells: &QueueDoorbells, triggered: u32) {
-        let queue = self.queue(side);
+    fn prefetch_for_ring(&self, kind: QueueKind, queue_doorbells: &QueueDoorbells, triggered: u32) {
+        let queue = self.queue(kind);
         let Queues::Mlx5(memory) = self.qp.queues();
-        if side == QueueKind::Send {
+        if kind == QueueKind::Send {
             // Of several, only the first one's place is known without a look.
             let first = u32::from_be(queue_doorbells.stored_record.load(Ordering::Relaxed));
             let at = first as usize & (self.send_wqebbs as usize - 1);
@@ -369,9 +369,9 @@ impl EndpointShared {
     /// Whether there are triggers that the device was not told of, or may be some.
     fn expects_triggers(&self, doorbells: &DoorbellTable) -> bool {
         self.on_streams.any()
-            || [QueueKind::Send, QueueKind::Recv].into_iter().any(|side| {
-                self.rung(side)
-                    != doorbells.doorbells[side as usize]
+            || [QueueKind::Send, QueueKind::Recv].into_iter().any(|kind| {
+                self.rung(kind)
+                    != doorbells.doorbells[kind as usize]
                         .doorbells_stored
                         .load(Ordering::Relaxed)
             })

@@ -22,19 +22,19 @@ impl EndpointShared {
     pub(in crate::endpoint) fn status_now(
         &self,
         epoch: u32,
-        side: QueueKind,
+        kind: QueueKind,
         is_wait: bool,
         count: u32,
         serial: u32,
     ) -> (OpStatus, Option<WorkError>) {
-        let queue = self.queue(side);
+        let queue = self.queue(kind);
         let look = || {
             // The caller may know that it is done, from the stream or the peer, while another thread is about to look.
             self.reap_fully();
             if is_wait {
                 queue.wait_status(count, serial)
             } else {
-                queue.op_status(count, serial, self.rung(side))
+                queue.op_status(count, serial, self.rung(kind))
             }
         };
         self.look_for_failure();
@@ -67,7 +67,7 @@ impl EndpointShared {
     pub(in crate::endpoint) fn status_in_generation(
         &self,
         epoch: u32,
-        side: QueueKind,
+        kind: QueueKind,
         is_wait: bool,
         count: u32,
     ) -> (OpStatus, Option<WorkError>) {
@@ -79,7 +79,7 @@ impl EndpointShared {
         let Some(past) = generations.iter().find(|past| past.epoch == epoch) else {
             return (OpStatus::Unknown, Some(aborted));
         };
-        let (requests, waits) = &past.ends[side as usize];
+        let (requests, waits) = &past.ends[kind as usize];
         let op_status = if is_wait { waits } else { requests }.of(count);
         (op_status, past.failure.or(Some(aborted)))
     }

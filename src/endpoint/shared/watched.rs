@@ -98,7 +98,7 @@ impl EndpointShared {
     /// Makes the watchdog watch this endpoint, if it does not yet.
     #[inline]
     pub(in crate::endpoint) fn activate(&self) {
-        if self.watched.come() {
+        if self.watched.join() {
             self.last_active_ns.store(now_ns(), Ordering::Relaxed);
             self.watchdog.register(self.weak.clone());
         }
@@ -108,7 +108,7 @@ impl EndpointShared {
     /// Fails the endpoint if a deadline has passed, with the number of the oldest work request in its queue.
     fn fail_overdue(&self, now_ns: u64) {
         for queue in &self.queues {
-            let wr_id = || queue.oldest_wr_id(self.doorbells_stored(queue.side));
+            let wr_id = || queue.oldest_wr_id(self.doorbells_stored(queue.kind));
             let cause = |timeout_ns| Cause::Deadline(Duration::from_nanos(timeout_ns));
             for index in queue.under_way() {
                 let record = queue.record(index);

@@ -22,7 +22,7 @@ struct Rules {
     discard_stops: bool,
     /// The device is silent once the endpoint is broken down.
     quiesces: bool,
-    /// Rung and not rung are told apart by the count at the breakdown, and not by the one of the moment.
+    /// Rung and not rung are distinguished by the count at the breakdown, and not by the one of the moment.
     remembers_rung: bool,
     /// A doorbell that the stream has begun to store counts as rung, though the stream has not counted it.
     counts_begun: bool,
@@ -82,7 +82,7 @@ struct World {
     /// The stream has stored the doorbell of its entry, and not its count.
     in_doorbell: bool,
     stream_failed: bool,
-    /// Requests that the device was told of, and that were counted.
+    /// Requests whose doorbell reached the device, and that were counted.
     rung: usize,
     counted: usize,
     /// Where the device is, and what it has completed.
@@ -96,7 +96,7 @@ struct World {
     reaped: usize,
     failure: Option<End>,
     rung_in_all: Option<usize>,
-    told: [Option<OpKind>; REQUESTS],
+    reported: [Option<OpKind>; REQUESTS],
 }
 
 /// A final status, without the cause.
@@ -133,7 +133,7 @@ impl World {
             reaped: 0,
             failure: None,
             rung_in_all: None,
-            told: [None; REQUESTS],
+            reported: [None; REQUESTS],
         }
     }
 
@@ -341,12 +341,12 @@ impl World {
         for at in 0..REQUESTS {
             let fate = self.fates[at];
             if let Some(now) = self.look(at, rules) {
-                let first = *self.told[at].get_or_insert(now);
+                let first = *self.reported[at].get_or_insert(now);
                 if first != now {
                     return Err(format!("request {at}: {first:?}, then {now:?}"));
                 }
             }
-            let lies = match self.told[at] {
+            let lies = match self.reported[at] {
                 None | Some(OpKind::Unknown) => false,
                 Some(OpKind::Complete) => fate != Fate::Executed,
                 // The device says so, or it never came to it.
@@ -356,7 +356,7 @@ impl World {
                 }
             };
             if lies {
-                return Err(format!("request {at}: {:?} of {fate:?}", self.told[at]));
+                return Err(format!("request {at}: {:?} of {fate:?}", self.reported[at]));
             }
         }
         Ok(())
@@ -392,12 +392,12 @@ fn explore(rules: &Rules) -> Result<usize, String> {
                 continue;
             }
             let next = world.steps(&plan, rules);
-            // Nothing is left to do but to fail the stream and to take its fault: all that is over is told as that.
+            // Nothing is left to do but to fail the stream and to take its fault: all that is over is reported as that.
             let is_over = world.rung_in_all.is_some()
                 && (world.completions.is_empty() || world.given_up)
                 && world.passed == world.queued
                 && (world.is_quiesced || world.next >= world.rung);
-            if is_over && world.told.iter().any(Option::is_none) {
+            if is_over && world.reported.iter().any(Option::is_none) {
                 return Err("a ticket that never ends".into());
             }
             ahead.extend(next);
@@ -438,7 +438,7 @@ fn mistakes_in_the_transitions_are_noticed() {
             },
         ),
         (
-            "a discarded request is told as that before the device is stopped",
+            "a discarded request is reported as that before the device is stopped",
             Rules {
                 status: |state, end, is_rung, is_queued| match state {
                     RequestState::Discarded => OpStatus::Discarded,

@@ -63,7 +63,7 @@ enum Stage {
 
 /// [`Status`], without the cause.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Told {
+enum Reported {
     Complete,
     Failed,
     Discarded,
@@ -89,7 +89,7 @@ struct World {
     failure: Option<End>,
     is_quiesced: bool,
     is_shut_down: bool,
-    told: Option<Told>,
+    reported: Option<Reported>,
 }
 
 /// Takes the change that a step makes.
@@ -105,7 +105,7 @@ impl World {
             failure: None,
             is_quiesced: false,
             is_shut_down: false,
-            told: None,
+            reported: None,
         }
     }
 
@@ -242,7 +242,7 @@ impl World {
     }
 
     /// What the ticket says, if it is final; as `EndpointShared::status_now`.
-    fn look(&self, rules: &Rules) -> Option<Told> {
+    fn look(&self, rules: &Rules) -> Option<Reported> {
         if self.completion == Some(false) && self.failure.is_none() {
             // A look reaps first.
             return None;
@@ -263,9 +263,9 @@ impl World {
             WorkError::new(1, None, cause)
         });
         match status.report(true, failure) {
-            Status::Complete => Some(Told::Complete),
-            Status::Failed(_) => Some(Told::Failed),
-            Status::Discarded => Some(Told::Discarded),
+            Status::Complete => Some(Reported::Complete),
+            Status::Failed(_) => Some(Reported::Failed),
+            Status::Discarded => Some(Reported::Discarded),
             _ => None,
         }
     }
@@ -273,21 +273,21 @@ impl World {
     /// Gives the first contradiction.
     fn check(&mut self, rules: &Rules) -> Result<(), String> {
         if let Some(now) = self.look(rules) {
-            let first = *self.told.get_or_insert(now);
+            let first = *self.reported.get_or_insert(now);
             if first != now {
                 return Err(format!("{first:?}, then {now:?}"));
             }
         }
-        if self.told == Some(Told::Complete) && !self.has_succeeded() {
+        if self.reported == Some(Reported::Complete) && !self.has_succeeded() {
             return Err(format!("complete of {:?}", self.completion));
         }
-        match (self.stage, self.told) {
-            (Stage::Over { well: true }, Some(Told::Complete))
-            | (Stage::Over { well: false }, Some(Told::Failed | Told::Discarded))
-            | (Stage::Discarded, Some(Told::Failed | Told::Discarded)) => Ok(()),
+        match (self.stage, self.reported) {
+            (Stage::Over { well: true }, Some(Reported::Complete))
+            | (Stage::Over { well: false }, Some(Reported::Failed | Reported::Discarded))
+            | (Stage::Discarded, Some(Reported::Failed | Reported::Discarded)) => Ok(()),
             (Stage::Over { .. } | Stage::Discarded, None) if !self.is_shut_down => Ok(()),
-            (Stage::Over { .. } | Stage::Discarded, told) => Err(format!(
-                "the stream is {:?}, and the ticket {told:?}",
+            (Stage::Over { .. } | Stage::Discarded, reported) => Err(format!(
+                "the stream is {:?}, and the ticket {reported:?}",
                 self.stage
             )),
             (Stage::Decided { well: true, .. }, _) if !self.has_succeeded() => {

@@ -83,12 +83,12 @@ impl Relay {
         let qpn = states.qpn();
         // SAFETY: all of it lies in `pages`, which go after the core, and is as long as it was laid out.
         let (send, recv) = unsafe {
-            let completions = |side: usize| {
-                let count = sizes.cqes[side];
+            let completions = |queue: usize| {
+                let count = sizes.cqes[queue];
                 CompletionRing::new(
-                    RingCells::new(memory.cqs[side], count as usize * 64),
+                    RingCells::new(memory.cqs[queue], count as usize * 64),
                     count,
-                    RecordCell::new(memory.cq_records[side]),
+                    RecordCell::new(memory.cq_records[queue]),
                 )
             };
             let send = SendParts {
@@ -441,8 +441,8 @@ mod tests {
     use doorbell_wire::verbs::Attributes;
 
     #[test]
-    fn who_rings_while_another_holds_the_relay_is_not_forgotten() {
-        let test = "who_rings_while_another_holds_the_relay_is_not_forgotten";
+    fn a_ring_while_another_thread_holds_the_relay_is_not_lost() {
+        let test = "a_ring_while_another_thread_holds_the_relay_is_not_lost";
         let Some(name) = device_name(test) else {
             return;
         };

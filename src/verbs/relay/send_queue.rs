@@ -86,7 +86,7 @@ pub(super) struct RelaySendQueue {
     /// By position; a power of two.
     entries: Box<[Entry]>,
     /// Behind the newest posted request that is signaled, and behind the newest of all.
-    told: u32,
+    signaled_end: u32,
     posted: u32,
     /// The oldest request that was refused, while no completion will show when its turn has come.
     unmarked: Option<u32>,
@@ -122,7 +122,7 @@ impl RelaySendQueue {
             head: 0,
             tail: 0,
             entries: vec![blank; places].into_boxed_slice(),
-            told: 0,
+            signaled_end: 0,
             posted: 0,
             unmarked: None,
             cannot_mark: false,
@@ -144,7 +144,7 @@ impl RelaySendQueue {
         self.life = life;
         self.read = 0;
         (self.head, self.tail) = (0, 0);
-        (self.told, self.posted) = (0, 0);
+        (self.signaled_end, self.posted) = (0, 0);
         (self.unmarked, self.cannot_mark) = (None, false);
         (self.has_failed, self.is_closed, self.has_refused) = (false, false, false);
         self.found.clear();
@@ -208,8 +208,8 @@ impl RelaySendQueue {
     }
 
     /// Whether a completion will come that frees places.
-    fn is_told_of(&self) -> bool {
-        self.told.wrapping_sub(self.head).cast_signed() > 0
+    fn expects_completion(&self) -> bool {
+        self.signaled_end.wrapping_sub(self.head).cast_signed() > 0
     }
 
     /// Posts a marker, a write of no bytes, which accesses no memory: its completion shows when all requests before the refused one are
@@ -219,9 +219,9 @@ impl RelaySendQueue {
         let Some(position) = self.unmarked else {
             return;
         };
-        let is_told = self.posted.wrapping_sub(self.told).cast_signed() <= 0;
+        let is_signaled = self.posted.wrapping_sub(self.signaled_end).cast_signed() <= 0;
         let is_done = self.posted.wrapping_sub(self.head).cast_signed() <= 0;
-        if is_told || is_done {
+        if is_signaled || is_done {
             self.unmarked = None;
             return;
         }
@@ -238,7 +238,7 @@ impl RelaySendQueue {
         let posted = provider.post_send(&[marker], &[]);
         if posted.count == 1 {
             self.unmarked = None;
-        } else if !(posted.is_full() && self.is_told_of()) {
+        } else if !(posted.is_full() && self.expects_completion()) {
             self.unmarked = None;
             self.cannot_mark = true;
         }
@@ -374,7 +374,7 @@ impl RelaySendQueue {
         let count = posted.count.min(self.batch.requests.len());
         let signaled = |request: &Send| request.flags & SIGNALED != 0;
         if let Some(newest) = self.batch.requests[..count].iter().rposition(signaled) {
-            self.told = self.batch.memos[newest].position.wrapping_add(1);
+            self.signaled_end = self.batch.memos[newest].position.wrapping_add(1);
         }
         if let Some(newest) = self.batch.memos[..count].last() {
             self.posted = newest.position.wrapping_add(1);
@@ -388,7 +388,7 @@ impl RelaySendQueue {
         // A refused request behind them is refused again.
         (self.is_closed, self.has_refused) = (false, false);
         self.unmarked = None;
-        if posted.is_full() && self.is_told_of() {
+        if posted.is_full() && self.expects_completion() {
             return false;
         }
         // The device does not take it, and nothing is under way that would change its mind.

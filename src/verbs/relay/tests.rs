@@ -90,19 +90,19 @@ impl Rig {
         }
         // SAFETY: all of it lies in the pages, which the rig holds.
         unsafe {
-            let completions = |side: usize| {
+            let completions = |queue: usize| {
                 CompletionRing::new(
-                    RingCells::new(memory.cqs[side], sizes.cqes as usize * 64),
+                    RingCells::new(memory.cqs[queue], sizes.cqes as usize * 64),
                     sizes.cqes,
-                    RecordCell::new(memory.cq_records[side]),
+                    RecordCell::new(memory.cq_records[queue]),
                 )
             };
-            let cq = |side: usize| {
+            let cq = |queue: usize| {
                 let cq = CqRing::new(CqRingConfig {
-                    ring: memory.cqs[side],
+                    ring: memory.cqs[queue],
                     cqe_count: sizes.cqes,
-                    record: memory.cq_records[side],
-                    marks: memory.cq_marks[side],
+                    record: memory.cq_records[queue],
+                    marks: memory.cq_marks[queue],
                     completions: ring_target,
                     marks_target: marks,
                 })
@@ -837,7 +837,7 @@ fn a_provider_that_refuses_the_marker_flushes_what_it_has() {
 }
 
 #[test]
-fn a_failure_before_the_refused_one_is_the_one_that_is_told() {
+fn a_failure_before_the_refused_request_is_the_one_reported() {
     let mut rig = Rig::new(SIZES);
     rig.core.provider.refuses_remote = Some(REFUSED);
     let write = |signaled| {

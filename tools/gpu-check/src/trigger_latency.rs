@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use doorbell::{Attachments, CudaStream, Executor, KernelStream, Outcome, Owner, Submission};
+use doorbell::__private::{Attachments, Outcome, Owner, Submission};
+use doorbell::{CudaStream, Executor, KernelStream};
 use doorbell_wire::bytecode::{Fence, Program, Role, Target, TargetId, Targets};
 use serde_json::{Value, json};
 

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+#[cfg(feature = "cuda")]
+use doorbell::__private::PutStep;
 use doorbell::{
     Access, Address, Control, Endpoint, EndpointConfig, Error, Executor, ProtectionDomain,
     QueueKind, Region, RemoteRegion, Result, StateKind, Work,
 };
-#[cfg(feature = "cuda")]
-use doorbell::{GraphBuilder, GraphExec, KernelQueue, PutStep};
+use doorbell::{GraphBuilder, GraphExec, KernelQueue};
 
 use super::backend::{Backend, BenchStream};
 use super::kinds::Loop;

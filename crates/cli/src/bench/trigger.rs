@@ -5,11 +5,12 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use doorbell::Result;
 #[cfg(feature = "cuda")]
+use doorbell::__private::PutStep;
+use doorbell::Result;
 use doorbell::{
     CudaContext, CudaStream, DeviceBuffer, Endpoint, Error, Executor, KernelQueue, KernelStream,
-    PutStep, StateKind,
+    StateKind,
 };
 
 /// What rings the doorbell of a step.

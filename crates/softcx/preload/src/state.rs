@@ -114,14 +114,14 @@ fn options() -> DeviceOptions {
     for word in text("FUNCTION").unwrap_or_default().split(',') {
         let _ = function.set(word);
     }
-    DeviceOptions {
-        fabric: text("FABRIC").unwrap_or_else(|| "default".into()),
-        link: match text("LINK").as_deref() {
-            Some("eth") => LinkLayer::Ethernet,
-            _ => LinkLayer::InfiniBand,
-        },
-        function,
-        faults,
-        trace: option("TRACE").map(PathBuf::from),
-    }
+    let mut options = DeviceOptions::default();
+    options.fabric = text("FABRIC").unwrap_or_else(|| "default".into());
+    options.link = match text("LINK").as_deref() {
+        Some("eth") => LinkLayer::Ethernet,
+        _ => LinkLayer::InfiniBand,
+    };
+    options.function = function;
+    options.faults = faults;
+    options.trace = option("TRACE").map(PathBuf::from);
+    options
 }

@@ -47,8 +47,9 @@ impl Function {
     }
 }
 
-/// A device on a named fabric.
+/// A device on a named fabric. Other packages start with the default and set fields.
 #[derive(Debug, Clone, PartialEq, Default)]
+#[non_exhaustive]
 pub struct DeviceOptions {
     /// The fabric: devices with the same name, of the same user on the same host, reach each other. At most 64 bytes of
     /// letters, digits, `-`, `_` and `.`.

@@ -3,8 +3,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use super::EndpointShared;
-use super::owner::Cookie;
+use crate::endpoint::shared::{Cookie, EndpointShared};
 use crate::{Cause, Error, Result, WorkError};
 
 impl EndpointShared {
@@ -37,7 +36,7 @@ impl EndpointShared {
 
     /// Calls `what`, unless the endpoint has failed for another reason than a discarded operation: then its operations have failed with it, and stay
     /// failed.
-    pub(super) fn unless_failed(&self, what: impl FnOnce()) {
+    pub(in crate::endpoint::shared) fn unless_failed(&self, what: impl FnOnce()) {
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if failure.is_none_or(|failure| failure.cause == Cause::Discarded) {
             what();
@@ -45,11 +44,11 @@ impl EndpointShared {
     }
 
     /// The stream that had this send or receive has not executed its doorbell.
-    pub(super) fn mark_discarded(&self, cookie: Cookie) {
-        let queue = self.queue(cookie.side);
+    pub(in crate::endpoint::shared) fn mark_discarded(&self, cookie: Cookie) {
+        let queue = self.queue(cookie.kind);
         self.unless_failed(|| {
             // A request that counted as rung when the device was stopped was reported as rung, though the stream had only begun it.
-            let rung = queue.rung_in_all().unwrap_or(self.rung(cookie.side));
+            let rung = queue.rung_in_all().unwrap_or(self.rung(cookie.kind));
             if rung.wrapping_sub(cookie.count).cast_signed() <= 0 {
                 queue.discard(cookie.count);
             }
@@ -67,7 +66,7 @@ impl EndpointShared {
     }
 
     /// Records a failure if `decide` says so. Returns whether it did. A thread that sees what `decide` has changed finds the failure.
-    pub(super) fn fail_if(
+    pub(in crate::endpoint::shared) fn fail_if(
         &self,
         wr_id: Option<u64>,
         cause: Cause,
@@ -90,7 +89,7 @@ impl EndpointShared {
     }
 
     /// Records the failure that a flush of that generation reports. The caller has reaped fully.
-    pub(super) fn record_flush_failure(&self, epoch: u32) {
+    pub(in crate::endpoint::shared) fn record_flush_failure(&self, epoch: u32) {
         self.check_kernel_completions(epoch);
         self.fail_in(epoch, None, Cause::QueuePair);
     }
@@ -106,7 +105,7 @@ impl EndpointShared {
 
     /// Why a wait on a stream ended without success.
     #[cold]
-    pub(super) fn wait_failure(&self) -> WorkError {
+    pub(in crate::endpoint::shared) fn wait_failure(&self) -> WorkError {
         let epoch = self.epoch.load(Ordering::Acquire);
         self.reap_fully();
         self.failure().unwrap_or_else(|| self.flush_failure(epoch))

@@ -12,8 +12,8 @@ use std::time::Duration;
 use super::stop_state::{
     Phase, Quiesced, RetainedEndpoint, STOP_NS, StopState, Stopped, StreamsStop,
 };
-use super::{EndpointShared, end_elsewhere};
 use crate::endpoint::clock::now_ns;
+use crate::endpoint::shared::{EndpointShared, end_elsewhere};
 use crate::proxy::Workers;
 use crate::stream::EndingDevice;
 use crate::{Error, Result, StateKind};
@@ -118,7 +118,7 @@ impl EndpointShared {
     }
 
     /// The first half of [`EndpointShared::stop_transmitting`], of that generation: issues the command. Returns whether the device is still to answer.
-    pub(super) fn begin_error(&self, generation: u32) -> bool {
+    pub(in crate::endpoint::shared) fn begin_error(&self, generation: u32) -> bool {
         // This takes no generation lock: a caller may hold a stream's locks, and the watchdog waits for these under the generation lock.
         let mut state = self.stop_state.lock();
         if !self.is_in(generation) {
@@ -271,7 +271,7 @@ impl EndpointShared {
     }
 
     /// Waits until no thread has a handle for a command, as long as a device may take.
-    pub(super) fn await_orders(&self) {
+    pub(in crate::endpoint::shared) fn await_orders(&self) {
         let state = self.stop_state.lock();
         let until_ns = state.asked_ns.saturating_add(STOP_NS);
         drop(state);

@@ -1,19 +1,20 @@
-//! A stream that has nothing but memory: what programs belong to cannot tell it that a wait is to be given up. As on a GPU.
+//! A stream that only stores and polls, as a GPU does: the owner of a program cannot tell it to give a wait up.
 #![allow(dead_code, unsafe_code)] // Reason: each test uses a part; `Owner` is an unsafe trait.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use doorbell::{Event, Executor, HostStream, Outcome, Owner, Result, StreamFailure, Submission};
+use doorbell::__private::{Outcome, Owner, StreamFailure, Submission};
+use doorbell::{Event, Executor, HostStream, Result};
 use doorbell_wire::bytecode::{TargetId, Targets};
 
 pub struct StoreOnlyStream(pub HostStream);
 
-struct Deaf(Arc<dyn Owner>);
+struct StoreOnlyOwner(Arc<dyn Owner>);
 
 // SAFETY: targets and memory are those of the owner inside, which lives as long.
-unsafe impl Owner for Deaf {
+unsafe impl Owner for StoreOnlyOwner {
     fn targets(&self) -> &Targets {
         self.0.targets()
     }
@@ -33,14 +34,14 @@ unsafe impl Owner for Deaf {
     }
 }
 
-fn deafen(submission: Submission) -> Submission {
+fn wrap(submission: Submission) -> Submission {
     Submission {
-        owner: Arc::new(Deaf(submission.owner)),
+        owner: Arc::new(StoreOnlyOwner(submission.owner)),
         ..submission
     }
 }
 
-impl doorbell::SealedExecutor for StoreOnlyStream {}
+impl doorbell::__private::SealedExecutor for StoreOnlyStream {}
 
 // SAFETY: it hands everything on to a host stream, once and in order.
 unsafe impl Executor for StoreOnlyStream {
@@ -53,7 +54,7 @@ unsafe impl Executor for StoreOnlyStream {
     }
 
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
-        let mut wrapped = batch.iter().cloned().map(deafen).collect();
+        let mut wrapped = batch.iter().cloned().map(wrap).collect();
         self.0.submit(&mut wrapped)?;
         batch.clear();
         Ok(())
@@ -65,7 +66,7 @@ unsafe impl Executor for StoreOnlyStream {
         submission: Submission,
     ) -> std::result::Result<(), (Submission, doorbell::Error)> {
         self.0
-            .submit_one(deafen(submission.clone()))
+            .submit_one(wrap(submission.clone()))
             .map_err(|(_, error)| (submission, error))
     }
 

@@ -3,17 +3,17 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use super::EndpointShared;
 use super::stop_state::{DeviceStop, POLL_INTERVAL, Quiesced, Stopped};
 use crate::Cause;
 use crate::endpoint::QueueKind;
 use crate::endpoint::queue::QueueState;
+use crate::endpoint::shared::EndpointShared;
 use crate::proxy::drop_elsewhere;
 use crate::stream::{await_ending, await_or_defer, ending, stopping};
 
 impl EndpointShared {
     /// The endpoint was dropped, and tickets or streams still have handles. Nothing is received any more, and every ticket ends.
-    pub(super) fn end_endpoint(&self) {
+    pub(in crate::endpoint::shared) fn end_endpoint(&self) {
         self.is_dropped.store(true, Ordering::SeqCst);
         if self.on_streams.any() || self.queue(QueueKind::Send).is_device_owned() {
             // The watchdog fails it when the streams are done with it.
@@ -26,7 +26,7 @@ impl EndpointShared {
 
     /// After a failure of that generation, and before any wait of this endpoint ends: moves the queue pair to error, so that doorbells transmit nothing.
     /// Streams that cannot skip what is queued have the endpoints behind these waits given up first, since the flush of the queue pair may end a wait.
-    pub(super) fn stop(&self, generation: u32) {
+    pub(in crate::endpoint::shared) fn stop(&self, generation: u32) {
         stopping(|| {
             if self.is_stopping.swap(true, Ordering::Relaxed) {
                 // A stream of these waits for this endpoint, too. The first call goes on.
@@ -48,7 +48,7 @@ impl EndpointShared {
 
     /// After a failure: ends everything that waits for the endpoint. Goes as far as possible without waiting, and returns whether it is done. The
     /// caller holds the generation, and calls again until it is.
-    pub(super) fn shut_down(&self) -> bool {
+    pub(in crate::endpoint::shared) fn shut_down(&self) -> bool {
         if !self.is_shut_down.load(Ordering::Relaxed) {
             match self.stop_device() {
                 Stopped::NotYet => return false,
@@ -71,7 +71,7 @@ impl EndpointShared {
         }
         for queue in &self.queues {
             // No stream has to wait for its turn any more.
-            self.set_rung(queue.side, queue.queued.load(Ordering::Acquire));
+            self.set_rung(queue.kind, queue.queued.load(Ordering::Acquire));
         }
         true
     }
@@ -105,7 +105,7 @@ impl EndpointShared {
 
     /// Running count of work requests whose doorbell may have been stored. A program counts its doorbell after it has stored it.
     pub(super) fn may_be_rung(&self, queue: &QueueState) -> u32 {
-        let doorbells_stored = self.doorbells_stored(queue.side);
+        let doorbells_stored = self.doorbells_stored(queue.kind);
         if self.doorbells().is_some() {
             return doorbells_stored;
         }
@@ -149,7 +149,7 @@ impl EndpointShared {
     pub(super) fn has_flushed(&self) -> bool {
         // Requests that were triggered and not rung are flushed as well, once the device is told of them.
         for queue in &self.queues {
-            self.ring_triggered(queue.side);
+            self.ring_triggered(queue.kind);
         }
         self.qp.progress();
         self.reap_fully();
@@ -158,7 +158,7 @@ impl EndpointShared {
                 // Nothing of it is outstanding; kernels learn of the failure, not of each request's end.
                 return true;
             }
-            let left = self.rung(queue.side).wrapping_sub(queue.outstanding.done());
+            let left = self.rung(queue.kind).wrapping_sub(queue.outstanding.done());
             left.cast_signed() <= 0
         })
     }

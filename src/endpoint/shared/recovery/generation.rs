@@ -4,8 +4,8 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use super::EndpointShared;
 use crate::endpoint::clock::now_ns;
+use crate::endpoint::shared::EndpointShared;
 use crate::{Error, Result, StateKind};
 
 /// An operation that counts as one on a stream. The drop takes it off the count, unless [`Entered::stay`] was called.

@@ -4,11 +4,11 @@
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use super::EndpointShared;
-use super::status::GenerationEnd;
 use super::stop_state::{POLL_INTERVAL, STOP};
 use crate::endpoint::QueueKind;
 use crate::endpoint::queue::QueueState;
+use crate::endpoint::shared::EndpointShared;
+use crate::endpoint::shared::status::GenerationEnd;
 use crate::nic::Queues;
 use crate::proxy::await_executed;
 use crate::{Cause, Error, Result, StateKind};
@@ -44,7 +44,7 @@ impl EndpointShared {
         let past = GenerationEnd {
             epoch: self.epoch.load(Ordering::Relaxed),
             ends: [QueueKind::Send, QueueKind::Recv]
-                .map(|side| self.queue(side).ends(self.doorbells_stored(side))),
+                .map(|kind| self.queue(kind).ends(self.doorbells_stored(kind))),
             failure: self.failure(),
         };
         let mut generations = self

@@ -113,7 +113,7 @@ impl StopState {
 
 /// How far the device is stopped, in this generation of its endpoint.
 #[derive(Debug)]
-pub(super) struct DeviceStop {
+pub(in crate::endpoint::shared) struct DeviceStop {
     state: Mutex<StopState>,
     pub(super) changed: Condvar,
     /// Threads with a handle of the endpoint for a command.
@@ -131,7 +131,7 @@ pub(super) enum Stopped {
 }
 
 impl DeviceStop {
-    pub(super) fn new() -> DeviceStop {
+    pub(in crate::endpoint::shared) fn new() -> DeviceStop {
         DeviceStop {
             state: Mutex::new(StopState::new()),
             changed: Condvar::new(),
