@@ -10,6 +10,7 @@ use doorbell::{
     Access, Address, Control, Endpoint, EndpointConfig, Error, Executor, ProtectionDomain,
     QueueKind, Region, RemoteRegion, Result, StateKind, Work,
 };
+#[cfg(feature = "cuda")]
 use doorbell::{GraphBuilder, GraphExec, KernelQueue};
 
 use super::backend::{Backend, BenchStream};

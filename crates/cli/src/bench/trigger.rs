@@ -8,6 +8,7 @@ use clap::ValueEnum;
 #[cfg(feature = "cuda")]
 use doorbell::__private::PutStep;
 use doorbell::Result;
+#[cfg(feature = "cuda")]
 use doorbell::{
     CudaContext, CudaStream, DeviceBuffer, Endpoint, Error, Executor, KernelQueue, KernelStream,
     StateKind,
