@@ -1576,9 +1576,9 @@ fn capture_beside_the_legacy_default_stream_stays_valid() {
 
 /// A capture may begin between two calls of the library that are about the same stream.
 #[test]
-fn a_capture_of_a_stream_with_work_is_left_alone() {
+fn capture_of_a_stream_with_work_stays_valid() {
     let _alone = alone();
-    let test = "a_capture_of_a_stream_with_work_is_left_alone";
+    let test = "capture_of_a_stream_with_work_stays_valid";
     let Some(context) = context(test) else {
         return;
     };

@@ -201,8 +201,8 @@ fn endpoints_behind_a_failed_wait_are_stopped_together() {
 /// A GPU cannot skip what is queued behind a wait. So an abort ends the wait after the devices behind it have stopped, also where the wait's own device
 /// stops sooner.
 #[test]
-fn an_abort_transmits_nothing_that_is_queued_behind_a_wait() {
-    let test = "an_abort_transmits_nothing_that_is_queued_behind_a_wait";
+fn abort_transmits_nothing_queued_behind_a_wait() {
+    let test = "abort_transmits_nothing_queued_behind_a_wait";
     let Some(fast) = faulty(test) else { return };
     let Some(slow) = faulty(test) else { return };
     let _limit = Limit::new(test, STEP);

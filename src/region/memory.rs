@@ -711,7 +711,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_accessed_in_place_only_where_they_are_aligned_and_inside() {
+    fn values_in_place_are_aligned_and_inside_the_region() {
         let domain = Device::open("softcx").unwrap().protection_domain();
         let region = Region::alloc(&domain, 64, Access::ALL).unwrap();
         // SAFETY: no work request uses the region, and one slice is used at a time.
