@@ -1,7 +1,7 @@
 //! What ranks and the store of a group say to each other, and what launchers say of hosts.
 #![no_main]
 
-use doorbell::__private::{Message};
+use doorbell::__private::Message;
 use doorbell::{Error, LaunchEnvironment};
 use libfuzzer_sys::fuzz_target;
 

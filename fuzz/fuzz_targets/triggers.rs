@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use doorbell::__private::{StreamFailure, Submission, execute};
-use doorbell::{Device, Endpoint, EndpointConfig, Error, Event, Executor, QueueKind, Region, RemoteSlice, Result, Work};
+use doorbell::{
+    Device, Endpoint, EndpointConfig, Error, Event, Executor, QueueKind, Region, RemoteSlice,
+    Result, Work,
+};
 use doorbell_wire::bytecode::ProgramOp;
 use libfuzzer_sys::fuzz_target;
 
