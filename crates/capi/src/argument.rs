@@ -284,7 +284,7 @@ pub(super) fn queue_kind_of(number: u32) -> Result<QueueKind, Failure> {
     match number {
         DOORBELL_QUEUE_SEND => Ok(QueueKind::Send),
         DOORBELL_QUEUE_RECV => Ok(QueueKind::Recv),
-        _ => Err(choice("side", number, 1)),
+        _ => Err(choice("queue_kind", number, 1)),
     }
 }
 

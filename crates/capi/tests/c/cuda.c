@@ -367,7 +367,7 @@ static void graphs(const struct driver *driver, struct rig *rig)
 	WORKS(doorbell_graph_builder_write_value32(builder, rig->region, 8192, 9));
 	WORKS(doorbell_graph_builder_wait_value32(builder, rig->region, 8192, DOORBELL_WAIT_GEQ, 9, SOON_MS));
 	FAILS(DOORBELL_ESTATE, "order", doorbell_graph_builder_after(builder, &node, 1));
-	FAILS(DOORBELL_ERANGE, "`side`", doorbell_graph_builder_wait_cq(builder, rig->a, 3, 0));
+	FAILS(DOORBELL_ERANGE, "`queue_kind`", doorbell_graph_builder_wait_cq(builder, rig->a, 3, 0));
 	GIVES(1, doorbell_graph_builder_last_node(builder, &node));
 	EXPECT(node != NULL);
 	WORKS(doorbell_graph_builder_instantiate(builder, &graph));

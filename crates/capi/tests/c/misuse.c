@@ -76,8 +76,8 @@ static void invalid_numbers(struct rig *rig)
 	FAILS(DOORBELL_EINVAL, "UTF-8", doorbell_device_open("\xff\xfe", &(doorbell_device *){NULL}));
 	FAILS(DOORBELL_ERANGE, "`capacity`", doorbell_stream_create_host("s", UINT32_MAX, &stream));
 	FAILS(DOORBELL_EINVAL, "`flags`", doorbell_event_create(4, &event));
-	FAILS(DOORBELL_ERANGE, "`side`", doorbell_poll_cq(rig->a, 2, &completion));
-	FAILS(DOORBELL_ERANGE, "`side`", doorbell_stream_wait_cq(rig->stream, rig->a, 7, 0, NULL));
+	FAILS(DOORBELL_ERANGE, "`queue_kind`", doorbell_poll_cq(rig->a, 2, &completion));
+	FAILS(DOORBELL_ERANGE, "`queue_kind`", doorbell_stream_wait_cq(rig->stream, rig->a, 7, 0, NULL));
 	FAILS(DOORBELL_EINVAL, "`timeout_ms`", doorbell_stream_synchronize(rig->stream, -3));
 	FAILS(DOORBELL_EINVAL, "`timeout_ms`", doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, INT64_MIN, &completion));
 	WORKS(doorbell_stream_synchronize(rig->stream, INT64_MAX));
