@@ -2,7 +2,7 @@
 //!
 //! In plain GPUDirect RDMA the data goes straight between GPU and NIC, but a CPU waits for each kernel, posts each transfer and polls for its
 //! completion. Here the CPU prepares the work request in advance. The stores that ring its doorbell and the poll that waits for its
-//! completion are a short [program](bytecode::Program), which the stream executes in order.
+//! completion are a short program, which the stream executes in order.
 //!
 //! | you want to | use |
 //! |---|---|

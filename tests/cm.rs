@@ -281,7 +281,7 @@ fn absent_peer_is_reported_within_the_deadline() {
         .find(|it| !matches!(it, Error::Timeout { .. }))
         .expect("an error for the missing listener");
     assert!(
-        matches!(&closed, Error::Refused { reason, .. } if reason.contains("nobody listens")),
+        matches!(&closed, Error::Refused { reason, .. } if reason.contains("no process listens")),
         "{closed}"
     );
     // No host, and no RDMA device on the way.

@@ -165,7 +165,7 @@ int doorbell_endpoint_failure(const doorbell_endpoint *endpoint, doorbell_failur
  * An operation takes a slot of its queue when it is queued or prepared, not when the stream executes it. The slot is
  * free when the completion of the operation, or of a later signaled one of the same queue, has arrived. A completion
  * then stays in the completion queue, which holds at least twice the depth, until a wait on a stream, doorbell_poll_cq or
- * doorbell_wait_cq has taken it: completions that nobody takes fill the queue.
+ * doorbell_wait_cq has taken it. Completions that are not taken fill the queue.
  */
 
 /*

@@ -16,13 +16,13 @@ pub struct CopyTicket(pub u64);
 ///
 /// # Safety
 /// An engine touches the memory of a copy only between the call that begins it and the [`CopyEngine::is_copy_done`] that says `true`, or an
-/// error, for its ticket; then all of it has been copied, or there was an error. Each ticket is one that no other copy under way has.
+/// error, for its ticket; then all of it has been copied, or there was an error. A ticket is unique among the copies in progress.
 pub unsafe trait CopyEngine: Send {
     /// Gets the pinned memory that the host's side of all copies from now on will be in, to make ready what it needs for them; it is called
     /// again if there is other memory later.
     ///
     /// # Errors
-    /// As the engine has them. It is given no copy then.
+    /// Errors of the engine. It is given no copy after that.
     fn use_staging(&mut self, staging: &Region) -> Result<()> {
         let _ = staging;
         Ok(())
@@ -34,7 +34,7 @@ pub unsafe trait CopyEngine: Send {
     /// Until the copy is over, the foreign memory is valid for reads, and the host memory for writes and not used otherwise.
     ///
     /// # Errors
-    /// As the engine has them; there is no copy then.
+    /// Errors of the engine. No copy was begun.
     unsafe fn copy_to_host(
         &mut self,
         foreign: u64,
@@ -48,7 +48,7 @@ pub unsafe trait CopyEngine: Send {
     /// Until the copy is over, the host memory is valid for reads and not written otherwise, and the foreign memory is valid for writes.
     ///
     /// # Errors
-    /// As the engine has them; there is no copy then.
+    /// Errors of the engine. No copy was begun.
     unsafe fn copy_from_host(
         &mut self,
         host: NonNull<u8>,
@@ -59,7 +59,7 @@ pub unsafe trait CopyEngine: Send {
     /// Returns whether a copy is finished, without waiting. It is not called again after it returned `true` or an error.
     ///
     /// # Errors
-    /// Why the copy failed. It is over then.
+    /// The reason why the copy failed. The copy has ended.
     fn is_copy_done(&mut self, copy: CopyTicket) -> Result<bool>;
 }
 

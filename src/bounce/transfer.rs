@@ -64,14 +64,14 @@ impl BounceConfig {
 
 /// Pinned memory between foreign memory and the NIC, and the engine that copies. One call at a time; each returns when all is done.
 ///
-/// During a call, the endpoint is not used otherwise, and it has no completions that were not taken.
+/// During a call, the endpoint is not used otherwise, and all its completions were polled before.
 ///
 /// # When it fails
-/// The error is that of the first stage that failed. No chunk is begun after it, and the call returns when those under way are over, so the caller
-/// may use the foreign memory again. How many bytes have arrived is not known. A failed engine leaves the endpoint of a `write` or `read` as it was.
-/// After a timeout with chunks on the wire, and after any failure of a `send` or `recv`, whose peer waits for chunks that will not come, the endpoint
-/// is aborted. An engine that does not end its copies within the timeout once more keeps the foreign memory: the error is [`Error::State`] then, and
-/// says so.
+/// The error is that of the first stage that failed. No chunk starts after it. The call returns when the chunks in flight have ended, so the caller
+/// may use the foreign memory again. The number of bytes that have arrived is not known. If the engine of a `write` or `read` fails, the endpoint
+/// stays usable. After a timeout with chunks on the wire, and after any failure of a `send` or `recv`, whose peer waits for chunks that will not come,
+/// the endpoint is aborted. If the engine does not end its copies within a second timeout, the error is [`Error::State`], and the engine may still
+/// access the foreign memory.
 #[derive(Debug)]
 pub struct Bounce<E> {
     engine: E,
@@ -318,7 +318,7 @@ impl<E: CopyEngine> Bounce<E> {
                 StateKind::Unexpected,
                 "transfer through a bounce buffer",
                 format!(
-                    "{failed}; and the copy engine has not ended its copies since: it may still use the foreign memory"
+                    "{failed}; the copy engine did not end its copies within the timeout and may still access the foreign memory"
                 ),
             ));
         }
@@ -457,7 +457,7 @@ impl<E: CopyEngine> Job<'_, E> {
             return Err(Error::Malformed {
                 what: "chunk from the peer",
                 reason: format!(
-                    "{} bytes with {:?} chunks to come, where {} with {imm} are expected",
+                    "received {} bytes with immediate data {:?}; expected {} bytes with {imm}",
                     completion.len_bytes, completion.imm, chunk.len_bytes
                 ),
             });

@@ -7,7 +7,7 @@ use rdma_sys::rdma_cm_event_type as Kind;
 
 use super::event::CmEvent;
 use super::id::{Id, Offer};
-use crate::endpoint::{Deadline, Endpoint, Life, resolve};
+use crate::endpoint::{ConnectedGeneration, Deadline, Endpoint, resolve};
 use crate::{Cause, Error, Result, StateKind};
 
 /// Bytes of private data that a request, an answer and a refusal carry: the size in InfiniBand's messages, and for the request,
@@ -25,7 +25,7 @@ pub(super) const REFUSAL_BYTES: usize = 148;
 #[must_use = "dropping a connection disconnects"]
 pub struct CmConnection {
     id: Id,
-    life: Life,
+    generation: ConnectedGeneration,
     peer: SocketAddr,
     private_data: Vec<u8>,
     ended: Option<&'static str>,
@@ -37,7 +37,7 @@ impl CmConnection {
     ///
     /// # Errors
     /// [`Error::Foreign`] if the way to that address begins at another device or port than the endpoint's; [`Error::Refused`] with the
-    /// peer's private data if the peer refuses, or if nobody listened within `timeout`; [`Error::Timeout`] if nothing answers;
+    /// peer's private data if the peer refuses, or if no process listened within `timeout`; [`Error::Timeout`] if nothing answers;
     /// [`Error::State`] if the endpoint is connected or has failed, or if no RDMA device has a route to the address; [`Error::Range`]
     /// for longer private data; [`Error::Malformed`] if `address` is not an address; [`Error::System`], also where the system has no
     /// rdma_cm. If the endpoint's steps had begun, it has failed then.
@@ -86,16 +86,16 @@ impl CmConnection {
             request.responder_resources.min(serves),
             request.initiator_depth.min(has),
         );
-        let life = endpoint.connect_by(&|state| {
+        let generation = endpoint.connect_by(&|state| {
             let mut step = id.step(state)?;
             step.attr.max_dest_rd_atomic = serves;
             step.attr.max_rd_atomic = has;
             Ok(step)
         })?;
-        // From here on a failure ends the life of the endpoint, by its drop.
+        // From here on a failure ends the generation of the endpoint, by its drop.
         let mut connection = CmConnection {
             id,
-            life,
+            generation,
             peer,
             private_data: request.private_data.clone(),
             ended: None,
@@ -147,7 +147,7 @@ impl CmConnection {
     /// # Errors
     /// [`Error::Timeout`] if the peer does not answer; [`Error::System`].
     pub fn disconnect(mut self, timeout: Duration) -> Result<()> {
-        self.life.end(Cause::Aborted);
+        self.generation.end(Cause::Aborted);
         if self.ended.is_none() {
             self.id.disconnect()?;
         }
@@ -170,7 +170,7 @@ impl CmConnection {
     fn take(&mut self, event: &CmEvent) {
         if let Some(how) = event.ends() {
             self.ended = Some(how);
-            self.life.end(Cause::QueuePair);
+            self.generation.end(Cause::QueuePair);
             // The answer that the peer waits for, if it was the one to begin.
             let _ = self.id.disconnect();
         }
@@ -191,7 +191,7 @@ impl CmConnection {
 
 impl Drop for CmConnection {
     fn drop(&mut self) {
-        self.life.end(Cause::Aborted);
+        self.generation.end(Cause::Aborted);
         if self.ended.is_none() {
             // Destroying the rdma_cm_id, which follows, also disconnects.
             let _ = self.id.disconnect();
@@ -223,10 +223,10 @@ fn request(
     if event.kind != Kind::RDMA_CM_EVENT_CONNECT_RESPONSE {
         return Ok(Err(event));
     }
-    let life = endpoint.connect_by(&|state| id.step(state))?;
+    let generation = endpoint.connect_by(&|state| id.step(state))?;
     let connection = CmConnection {
         id,
-        life,
+        generation,
         peer,
         private_data: event.private_data,
         ended: None,
@@ -242,7 +242,7 @@ fn way(id: &Id, peer: SocketAddr, deadline: &Deadline) -> Result<()> {
             StateKind::Unreachable,
             operation,
             format!(
-                "no RDMA device has a way to {peer}: {}",
+                "no RDMA device has a route to {peer}: {}",
                 std::io::Error::from_raw_os_error(errno)
             ),
         )

@@ -20,7 +20,7 @@ const INVALID_SERVICE: i32 = 8;
 const STALE_CONNECTION: i32 = 10;
 
 impl CmEvent {
-    /// A refusal that a later attempt may not get: nobody listens there yet, or the peer still has the last connection of this queue
+    /// A refusal that a later attempt may not get: no process listens there yet, or the peer has not closed the previous connection of this queue
     /// pair.
     pub(super) fn is_passing(&self) -> bool {
         self.kind == Kind::RDMA_CM_EVENT_REJECTED
@@ -42,8 +42,8 @@ impl CmEvent {
         let reason = match self.status {
             1..=3 => "it has no resources for it",
             4 => "it did not answer in time",
-            INVALID_SERVICE => "nobody listens at that port",
-            STALE_CONNECTION => "it still has the last connection of this queue pair",
+            INVALID_SERVICE => "no process listens on that port",
+            STALE_CONNECTION => "it has not closed the previous connection of this queue pair yet",
             28 => "the peer's application refused",
             _ => "see the specification",
         };

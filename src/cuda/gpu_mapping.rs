@@ -38,7 +38,7 @@ impl GpuMapping {
             return Err(Error::state(
                 StateKind::Unsupported,
                 "queue on a CUDA stream",
-                "the owner of the program keeps no mappings of its memory for a GPU",
+                "the owner of the program does not map its memory for a GPU",
             ));
         };
         attachments.get_or_attach(context.key(), || {

@@ -32,7 +32,7 @@ const TURN_STOPPED: u64 = 1 << 63;
 /// - Triggers of a stream are executed once each, in the order in which they were taken, by kernels of the context's device. The device functions
 ///   check both: they wait, within the kernel's bound, for the previous trigger, and return an error for a trigger that was executed before.
 /// - A wait in a kernel ends at the kernel's own bound, at the operation's deadline as on other streams, at an abort, and when this process has not
-///   looked at the stream for a minute. A code tells the kernel the reason. After a wait that the *kernel* gave up, later operations are not
+///   polled the stream for a minute. A code tells the kernel the reason. After a wait that the *kernel* gave up, later operations are not
 ///   executed and end as [`Status::Discarded`](crate::Status::Discarded), and the stream has failed: every later call reports it, and
 ///   every later trigger returns an error.
 /// - A deadline counts from the moment at which the kernel begins to execute the trigger.

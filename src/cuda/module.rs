@@ -183,7 +183,7 @@ fn explain(error: Error, version: i32) -> Error {
     }
     let reason = match MISSING {
         Some(reason) => format!(
-            "this library has no kernels: {reason}. `eval \"$(scripts/setup-cuda)\"` brings one; build again with it"
+            "this library has no kernels: {reason}. `eval \"$(scripts/setup-cuda)\"` installs nvcc; rebuild after it"
         ),
         None => {
             let driver = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);

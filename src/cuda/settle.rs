@@ -48,10 +48,10 @@ impl StreamState {
             Some(_) if self.fault.is_final() => {}
             Some(Stop::Abandoned { from }) => self.end_from(
                 from,
-                "a kernel waited, and this process did not look at the stream for a minute",
+                "a kernel gave up a wait because this process did not poll the stream for a minute",
             ),
             Some(Stop::Malformed { from }) => {
-                self.end_from(from, "a kernel cannot read a program");
+                self.end_from(from, "a kernel found an invalid program");
             }
             Some(Stop::TimedOut { from }) => self.end_from(
                 from,

@@ -35,7 +35,7 @@ use crate::{Error, Result};
 /// - Queueing takes one call of the driver for up to 255 memory operations; a send takes two or three operations. A thread whose current context is
 ///   not the stream's needs three more calls, and a stream whose `CUstream` others know needs one more, which asks about a graph capture. The call
 ///   blocks while the driver's queue is full.
-/// - No thread of this process executes programs. One thread looks every millisecond how far each stream with work has come, tells endpoints and
+/// - No thread of this process executes programs. One thread polls the progress of each stream with work every millisecond, notifies endpoints and
 ///   checks deadlines; the calls of [`Executor`] do so, too.
 /// - If the deadline of a wait passes, or its endpoint fails, this process ends the wait by a store to the word that it reads. Before that it gives up
 ///   the endpoints of everything behind the wait, so that nothing of it is transmitted.

@@ -293,7 +293,7 @@ fn may_wait(owners: &[Arc<dyn Owner>]) -> Result<()> {
         true => Err(Error::state(
             StateKind::QueuePair,
             "queue on a CUDA stream",
-            "an endpoint that a wait is for has failed meanwhile; see its failure",
+            "an endpoint that this wait depends on has failed; `Endpoint::failure` has the reason",
         )),
     }
 }

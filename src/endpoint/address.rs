@@ -57,7 +57,7 @@ impl Address {
         let version = u16::from_le_bytes([head[4], head[5]]);
         if version != VERSION {
             return Err(bad(format!(
-                "it has version {version}, this library speaks {VERSION}"
+                "it has version {version}, this library supports version {VERSION}"
             )));
         }
         let bytes: &[u8; Address::BYTES] = bytes.try_into().map_err(|_| {

@@ -177,13 +177,13 @@ impl Endpoint {
 /// One generation of an endpoint, from one reset to the next. Its holder may abort this generation and no later one.
 #[cfg(feature = "verbs")]
 #[derive(Debug)]
-pub(crate) struct Life {
+pub(crate) struct ConnectedGeneration {
     shared: Weak<EndpointShared>,
     epoch: u32,
 }
 
 #[cfg(feature = "verbs")]
-impl Life {
+impl ConnectedGeneration {
     /// Fails the endpoint, if it still has this generation.
     pub(crate) fn end(&self, cause: Cause) {
         if let Some(shared) = self.shared.upgrade() {
@@ -196,18 +196,18 @@ impl Life {
 impl Endpoint {
     /// What [`Endpoint::connect`] does, with the attributes that a connection manager agreed on with the peer. Should it fail, so has
     /// the endpoint.
-    pub(crate) fn connect_by(&mut self, steps: &Steps<'_>) -> Result<Life> {
+    pub(crate) fn connect_by(&mut self, steps: &Steps<'_>) -> Result<ConnectedGeneration> {
         self.check_unconnected()?;
         self.shared.qp.init(self.config.attributes())?;
-        let life = Life {
+        let generation = ConnectedGeneration {
             shared: Arc::downgrade(&self.shared),
             epoch: self.shared.epoch.load(Ordering::Acquire),
         };
         if let Err(error) = self.shared.qp.connect_by(steps) {
-            life.end(Cause::QueuePair);
+            generation.end(Cause::QueuePair);
             return Err(error);
         }
-        Ok(life)
+        Ok(generation)
     }
 
     /// The name that the system has for its device, and the port: where it is one of the system's.

@@ -13,7 +13,7 @@
 //! - `path`: [`PathReport`], the choice of the control path.
 //!
 //! The connection:
-//! - `connection`: connect, abort and reset.
+//! - `connection`: creates, connects, aborts and resets an endpoint.
 //! - `address`: [`Address`], what two endpoints exchange.
 //! - `rendezvous`: [`Listener`] and [`Channel`], a way to exchange it.
 //! - `deadline`: the deadline of a call that uses a socket.
@@ -72,7 +72,7 @@ pub use address::Address;
 pub use config::{Completion, EndpointConfig, Operation, QueueKind};
 pub use connection::AbortHandle;
 #[cfg(feature = "verbs")]
-pub(crate) use connection::Life;
+pub(crate) use connection::ConnectedGeneration;
 #[cfg(any(feature = "group", feature = "verbs"))]
 pub(crate) use deadline::Deadline;
 #[cfg(feature = "group")]

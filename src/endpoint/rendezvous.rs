@@ -45,7 +45,7 @@ impl Listener {
             .map_err(|error| system("getsockname", &error))
     }
 
-    /// Waits for a peer. A stranger that comes first is sent away: a process that can reach the port must not be able to keep the
+    /// Waits for a peer. Connections of other programs are rejected, so that a process that can reach the port cannot keep the
     /// peer out.
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl Channel {
     /// Connects to the peer that listens at `address`, and retries until `timeout`.
     ///
     /// # Errors
-    /// [`Error::Timeout`] if nobody listens; [`Error::Malformed`] if the process that listens is not a peer, or is a
+    /// [`Error::Timeout`] if no process listens; [`Error::Malformed`] if the process that listens is not a peer, or is a
     /// peer of another version.
     pub fn connect(address: &str, timeout: Duration) -> Result<Channel> {
         let deadline = Deadline::new("connect", timeout);
@@ -128,10 +128,10 @@ impl Channel {
         };
         let version = u16::from_le_bytes([theirs[4], theirs[5]]);
         if theirs[..4] != MAGIC {
-            bad("it is no peer of this library".into())
+            bad("it is not a peer of this library".into())
         } else if version != VERSION {
             bad(format!(
-                "it has version {version}, this library speaks {VERSION}"
+                "it has version {version}, this library supports version {VERSION}"
             ))
         } else {
             Ok(channel)

@@ -85,7 +85,7 @@ impl<'a> Work<'a> {
     }
 
     /// Replaces the 8 bytes at `remote` by `swap` if they equal `compare`. The old value goes to the one slice,
-    /// of 8 bytes. ProgressWords are in host order; the address is a multiple of 8.
+    /// of 8 bytes. Values are in host byte order; the address is a multiple of 8.
     pub const fn compare_swap(
         result: &'a [Slice<'a>],
         remote: RemoteSlice,
@@ -98,7 +98,7 @@ impl<'a> Work<'a> {
         work
     }
 
-    /// Adds `add` to the 8 bytes at `remote`. The old value goes to the one slice, of 8 bytes. ProgressWords are in host
+    /// Adds `add` to the 8 bytes at `remote`. The old value goes to the one slice, of 8 bytes. Values are in host byte
     /// order; the address is a multiple of 8.
     pub const fn fetch_add(result: &'a [Slice<'a>], remote: RemoteSlice, add: u64) -> Work<'a> {
         let mut work = Work::new(Opcode::AtomicFa, Data::Slices(result), remote);

@@ -1,4 +1,4 @@
-//! Recording.
+//! [`GraphBuilder`]: records the operations of a graph.
 #![allow(unsafe_code)] // takes a graph that the application owns
 
 use std::fmt;

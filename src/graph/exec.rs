@@ -1,4 +1,4 @@
-//! Launching.
+//! [`GraphExec`]: launches a recorded graph.
 
 use std::fmt;
 use std::sync::Arc;
@@ -186,9 +186,7 @@ fn find<'a>(endpoints: &'a mut [&mut Endpoint], id: u64) -> Result<&'a mut Endpo
         .ok_or_else(|| Error::Foreign {
             argument: "endpoints",
             found: "other endpoints".into(),
-            expected: format!(
-                "among them the one whose programs have target table {id}, which was recorded"
-            ),
+            expected: format!("the recorded endpoint, with target table {id}, among them"),
         })
 }
 

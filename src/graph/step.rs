@@ -1,4 +1,4 @@
-//! What a graph repeats.
+//! The steps of a graph, which each launch repeats.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -26,10 +26,10 @@ pub(super) fn head() -> [u8; 8] {
 pub(super) fn check_head(head: &[u8; 8]) -> Result<()> {
     let version = u16::from_le_bytes([head[4], head[5]]);
     if head[..4] != MAGIC {
-        Err(bad("it is no store of this library".into()))
+        Err(bad("it is not a store of this library".into()))
     } else if version != VERSION {
         Err(bad(format!(
-            "it has version {version}, this library speaks {VERSION}"
+            "it has version {version}, this library supports version {VERSION}"
         )))
     } else {
         Ok(())

@@ -122,9 +122,9 @@ impl KeyValueStore {
                 Some(RankState::Absent | RankState::Here) => {
                     self.send(to, &Message::Delivery { from: rank, bytes });
                 }
-                // That the rank is lost or has left is told by other messages.
+                // Other messages report that the rank is lost or has left.
                 Some(_) => {}
-                None => return Err("message to a rank that there is not"),
+                None => return Err("message to a rank that does not exist"),
             },
             Message::Leave { id } => self.leave(rank, id),
             _ => return Err("a message that only the store sends"),

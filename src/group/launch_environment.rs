@@ -169,7 +169,7 @@ impl Launched {
             let size = vars.need("WORLD_SIZE", "torchrun")?;
             let host = vars
                 .text("MASTER_ADDR")
-                .ok_or("`RANK` and `WORLD_SIZE` are there, `MASTER_ADDR` is not");
+                .ok_or("`RANK` and `WORLD_SIZE` are set, `MASTER_ADDR` is not");
             return Ok(Launched {
                 // One more than any port is caught where it is used.
                 port: vars
@@ -250,7 +250,7 @@ impl Launched {
         };
         let host = match vars.text("SLURM_STEP_NODELIST") {
             Some(list) => Ok(first_host(&list)?),
-            None => Err("`SLURM_PROCID` is there, `SLURM_STEP_NODELIST` is not"),
+            None => Err("`SLURM_PROCID` is set, `SLURM_STEP_NODELIST` is not"),
         };
         let job = vars.joined(&["SLURM_JOB_ID", "SLURM_STEP_ID"]);
         Ok(Some(Launched {

@@ -46,8 +46,8 @@ impl Default for GroupConfig {
 /// rank.
 ///
 /// # When a rank ends
-/// A group fails as a whole, once: when the connection between a rank and the store ends before that rank has [left](Group::leave), every
-/// other one is told which rank it was. Its calls return [`Error::Rank`](crate::Error::Rank) from then on, and its endpoints are aborted, so
+/// A group fails as a whole, once: when the connection between a rank and the store ends before that rank has [left](Group::leave), the store
+/// reports that rank to every other one. Their calls return [`Error::Rank`](crate::Error::Rank) from then on, and their endpoints are aborted, so
 /// that no stream goes on waiting. A killed process is noticed at once, a host that loses its power after about 20 seconds. A process that is
 /// stopped, or hangs, keeps its connection: then waits end only by the deadlines of the calls.
 ///
@@ -148,7 +148,7 @@ impl Group {
     /// the group fails. Calls may come from several threads.
     ///
     /// # Errors
-    /// As [`Group::endpoint`]; [`Error::State`] if it was given away before, by either call.
+    /// As [`Group::endpoint`]; [`Error::State`] if either call has taken it before.
     pub fn take_endpoint(&self, peer: u32) -> Result<Endpoint> {
         self.check_peer(peer)?;
         self.mesh.take(self.store.client(), peer, self.timeout)

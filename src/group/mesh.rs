@@ -60,8 +60,8 @@ impl<'a> PeerMessage<'a> {
     }
 }
 
-/// All of them. An endpoint is given away when both sides are connected: what is sent to a queue pair that is not is sent again only as often as
-/// the endpoint's configuration says, which may be never.
+/// The endpoints to all peers. The application gets an endpoint when both sides are connected: a message to a queue pair that is not connected is
+/// repeated only as often as the endpoint's configuration says, which may be never.
 #[derive(Debug)]
 pub(super) struct Mesh {
     domain: ProtectionDomain,
@@ -131,7 +131,7 @@ impl Mesh {
                     return Err(Error::state(
                         StateKind::Taken,
                         "endpoint of the group",
-                        format!("that of rank {peer} was given away"),
+                        format!("the endpoint to rank {peer} was taken before"),
                     ));
                 }
                 _ => {}

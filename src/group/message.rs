@@ -129,7 +129,11 @@ impl<'a> Message<'a> {
         let body_len = len
             .checked_sub(1)
             .filter(|body| (4..=longest).contains(body))
-            .ok_or_else(|| bad(format!("one of kind {kind} has no length of {len}")))?;
+            .ok_or_else(|| {
+                bad(format!(
+                    "a message of kind {kind} cannot be {len} bytes long"
+                ))
+            })?;
         let Some(body) = rest.get(..body_len) else {
             return Ok(None);
         };
@@ -277,7 +281,7 @@ impl<'a> Fields<'a> {
         let (key, rest) = rest
             .split_at_checked(len)
             .filter(|_| len <= KEY_BYTES_MAX)
-            .ok_or_else(|| bad(format!("a key has no length of {len}")))?;
+            .ok_or_else(|| bad(format!("a key cannot be {len} bytes long")))?;
         self.0 = rest;
         Ok(key)
     }

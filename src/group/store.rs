@@ -31,7 +31,7 @@ impl Store {
     /// Connects to the store of the group, and waits until it is there. Rank 0 starts the store in this call.
     ///
     /// # Errors
-    /// [`Error::Timeout`] if nobody answers there; [`Error::State`] if the store has another token or size, or has seen this rank before;
+    /// [`Error::Timeout`] if no process answers there; [`Error::State`] if the store has another token or size, or has seen this rank before;
     /// [`Error::Malformed`] if the process that answers is not a store, is a store of another version, or does not know the token;
     /// [`Error::System`] if rank 0 cannot listen at its address, and those of [`LaunchEnvironment::from_env`]'s job folder.
     pub fn join(environment: &LaunchEnvironment, timeout: Duration) -> Result<Store> {

@@ -36,8 +36,8 @@ impl OnGpu {
         let mut bytes: Vec<u8> = words(&state_words(first, completion));
         debug_assert_eq!(bytes.len(), STATE_BYTES);
         let (slots, _) = line.slots();
-        let has_board = line.flags().is_some();
-        if !has_board {
+        let has_flags = line.flags().is_some();
+        if !has_flags {
             // By their place in the ring, which need not begin at the first.
             let mut marks = vec![0; slots as usize];
             for ahead in 0..slots {
@@ -49,7 +49,7 @@ impl OnGpu {
         let memory = context.alloc(bytes.len() as u64)?;
         memory.copy_from_host(0, &bytes)?;
         view.state = memory.ptr();
-        if !has_board {
+        if !has_flags {
             view.marks = memory.ptr() + STATE_BYTES as u64;
         }
         Ok(OnGpu { mapped, memory })

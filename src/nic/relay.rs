@@ -64,7 +64,7 @@ impl NicQueuePair for RelayQueuePair {
 
     fn direct(&self) -> Result<&'static str, String> {
         Err(format!(
-            "`{}` is used by plain verbs, which show no doorbell register: a thread has to post",
+            "`{}` is used through plain verbs, which expose no doorbell register, so a CPU thread must post",
             self.0.device_name()
         ))
     }

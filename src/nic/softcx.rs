@@ -73,12 +73,12 @@ struct SoftcxDomain {
     number: u32,
 }
 
-/// It loads and stores; of another device's memory it knows by what copies it.
+/// The software NIC accesses memory by loads and stores. Memory of another device is accessed by what copies it, see [`Copied`].
 fn only_mapped(what: &str) -> Result<RegisteredMemory> {
     Err(Error::state(
         StateKind::Unsupported,
         "registration",
-        format!("softcx reaches memory that its process has mapped, and not {what}"),
+        format!("softcx accesses only memory that its process has mapped, not {what}"),
     ))
 }
 
@@ -128,15 +128,14 @@ impl NicDomain for SoftcxDomain {
         len_bytes: u64,
         access: Access,
     ) -> Option<Result<RegisteredMemory>> {
-        let foothold = ForeignRegion::new(memory);
+        let region = ForeignRegion::new(memory);
         let device = self.device.clone();
         // SAFETY: the caller's promise.
-        let key =
-            unsafe { device.register_foreign(self.number, &foothold, addr, len_bytes, access) };
+        let key = unsafe { device.register_foreign(self.number, &region, addr, len_bytes, access) };
         Some(key.map(|key| {
             let copied = Copied {
                 mapped: Mapped { device, key },
-                _foothold: foothold,
+                _region: region,
             };
             RegisteredMemory::new(key, key, copied)
         }))
@@ -161,7 +160,7 @@ impl Deregister for Mapped {
 #[derive(Debug)]
 struct Copied {
     mapped: Mapped,
-    _foothold: ForeignRegion,
+    _region: ForeignRegion,
 }
 
 #[cfg(feature = "cuda")]

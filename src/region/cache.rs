@@ -135,8 +135,8 @@ impl Drop for HeldRegistration {
 /// stays registered whatever the cache does.
 ///
 /// # No entry outlives its memory
-/// A registration is of pages, not of addresses: after `munmap` and `mmap` at the same place, the device would go on with the pages of
-/// before. So an entry goes as soon as its memory is unmapped, moved or discarded (`munmap`, `mmap` over it, `mremap`, a heap that
+/// A registration is of pages, not of addresses: after `munmap` and `mmap` at the same place, the device would continue to access the
+/// old pages. So an entry is removed as soon as its memory is unmapped, moved or discarded (`munmap`, `mmap` over it, `mremap`, a heap that
 /// shrinks, `madvise` with `MADV_DONTNEED`, `MADV_FREE` or `MADV_REMOVE`), by whichever thread. [`RegionCache::invalidation`] says which mechanism
 /// ensures that:
 ///

@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 #[cfg(feature = "softcx")]
 use std::sync::Arc;
 
-use super::device_registration::{RegionKind, RegistrationReport, device_range};
 use super::doorbell_probe::try_ring;
+use super::foreign_registration::{RegionKind, RegistrationReport, device_range};
 use super::memory::OwnedMemory;
 use crate::cuda::{
     Capabilities, CudaContext, DeviceBuffer, HostRegistration, RegistersFound, WritesOrdering,

@@ -3,10 +3,10 @@
 mod cache;
 mod control;
 mod device;
-mod device_registration;
 #[cfg(feature = "cuda")]
 mod doorbell_probe;
 mod element;
+mod foreign_registration;
 mod fork_guard;
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -27,8 +27,8 @@ pub use cache::{
 };
 pub use control::Control;
 pub use device::{Device, ProtectionDomain};
-pub use device_registration::{DeviceMemory, RegionKind, RegistrationReport};
 pub use element::Element;
+pub use foreign_registration::{DeviceMemory, RegionKind, RegistrationReport};
 #[cfg(feature = "cuda")]
 pub(crate) use gpu::check_gpus;
 #[cfg(feature = "cuda")]

@@ -32,7 +32,7 @@ pub(crate) fn forbid_on(stream: u64, operation: &'static str) -> Result<()> {
     Err(Error::state(
         StateKind::Deadlock,
         operation,
-        "called by work of the stream that it waits for, so it would never end",
+        "called from work on the same stream, so it would wait for itself",
     ))
 }
 

@@ -112,7 +112,7 @@ pub(super) unsafe fn array<'a, T>(
         return Err(Failure::null(argument));
     }
     if count > isize::MAX as usize / size_of::<T>().max(1) {
-        let reason = format!("{count} elements are more than memory has");
+        let reason = format!("{count} elements exceed the address space");
         return Err(Failure::argument(argument, reason));
     }
     // SAFETY: the caller's promise, and no more bytes than there can be.

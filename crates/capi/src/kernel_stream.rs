@@ -99,7 +99,7 @@ fn no_kernel_stream() -> Failure {
     Failure::Library(Error::state(
         StateKind::WrongKind,
         "triggers of a stream",
-        "it is no kernel stream, as doorbell_stream_create_kernel makes them",
+        "it is not a kernel stream; doorbell_stream_create_kernel creates one",
     ))
 }
 

@@ -69,7 +69,7 @@ fn of_a_gpu(operation: &'static str) -> Failure {
     Failure::Library(Error::state(
         StateKind::WrongKind,
         operation,
-        "it is a host stream, or one of kernels; doorbell_stream_create_cuda makes those of a GPU",
+        "it is not a CUDA stream; doorbell_stream_create_cuda creates one",
     ))
 }
 

@@ -328,7 +328,7 @@ pub enum StateKind {
     Environment,
     /// The store of the group did not accept this process.
     NotAdmitted,
-    /// The requested object was given away already.
+    /// The requested object was taken before.
     Taken,
     /// The driver, the device or the peer violated its interface.
     Unexpected,

@@ -84,8 +84,8 @@ impl Endpoint {
     }
 
     /// Queues a receive on a stream. It is posted when the stream reaches it. On the proxy path the stream then stores a trigger, and the
-    /// device has the receive only when the proxy has seen the trigger. The stream's next operations may be earlier, so a peer that is told
-    /// of the receive may have to repeat its attempt ([`EndpointConfig::rnr_retry`](crate::EndpointConfig::rnr_retry)).
+    /// device has the receive only when the proxy has seen the trigger. The stream's next operations may take effect earlier, so a peer that
+    /// they notify may have to repeat its attempt ([`EndpointConfig::rnr_retry`](crate::EndpointConfig::rnr_retry)).
     ///
     /// # Errors
     /// As [`Endpoint::prepare_recv`] and [`stream_post`](crate::stream_post). Nothing has changed then.

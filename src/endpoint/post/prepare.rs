@@ -307,9 +307,9 @@ impl Endpoint {
     /// The send queue, for kernels to own. It comes back by a reset, once they are done with it.
     ///
     /// # Errors
-    /// [`Error::Work`] if the endpoint has failed; [`Error::State`] if it is not connected, if anything is under way in the queue, or if nobody
+    /// [`Error::Work`] if the endpoint has failed; [`Error::State`] if it is not connected, if the queue has work in flight, or if no thread
     /// could ring for a kernel.
-    pub(crate) fn take_send_queue(&mut self, with_board: bool) -> Result<DeviceQueue> {
+    pub(crate) fn take_send_queue(&mut self, with_flags: bool) -> Result<DeviceQueue> {
         self.shared.check_alive()?;
         self.check_state("hand the send queue to kernels", State::ReadyToSend)?;
         if self.shared.path.control == Control::Sync {
@@ -333,7 +333,7 @@ impl Endpoint {
         self.roll_back_cancelled(QueueKind::Send)?;
         self.reap()?;
         let first = self.send.producer_index();
-        DeviceQueue::new(&self.shared, first, self.config.send_depth, with_board)
+        DeviceQueue::new(&self.shared, first, self.config.send_depth, with_flags)
     }
 
     /// What becomes of an operation for whom it is to be kept.

@@ -67,7 +67,7 @@ mod loom_tests {
                 AtomicBool::new(false),
                 AtomicBool::new(false),
             ));
-            let guests: Vec<_> = [true, false]
+            let threads: Vec<_> = [true, false]
                 .into_iter()
                 .map(|stays| {
                     let shared = Arc::clone(&shared);
@@ -85,8 +85,8 @@ mod loom_tests {
             let (in_flight, closed, inside) = &*shared;
             closed.store(true, Ordering::SeqCst);
             let any = in_flight.any();
-            for guest in guests {
-                guest.join().unwrap();
+            for thread in threads {
+                thread.join().unwrap();
             }
             assert!(any || !inside.load(Ordering::Relaxed));
         });

@@ -266,7 +266,7 @@ impl EndpointShared {
     }
 
     /// Triggers what kernels have submitted, as a stream would: sets the count, and the doorbell stores of the last request.
-    /// The caller holds `ringing` of the bell.
+    /// The caller holds the lock of these doorbells.
     #[cold]
     fn trigger_for_kernels(&self, kind: QueueKind, queue_doorbells: &QueueDoorbells) {
         let Some((upto, doorbell)) = self.queue(kind).submitted(self.rung(kind)) else {
@@ -289,13 +289,13 @@ impl EndpointShared {
             let _ringing = queue_doorbells.lock();
             self.ring(kind, queue_doorbells);
             if kind == QueueKind::Recv {
-                // The peer may send as soon as it is told that the caller has posted the receive.
+                // The peer may send as soon as it learns that the caller has posted the receive.
                 self.qp.wait_receives_posted();
             }
         }
     }
 
-    /// The caller holds `ringing` of the bell.
+    /// The caller holds the lock of these doorbells.
     fn ring(&self, kind: QueueKind, queue_doorbells: &QueueDoorbells) -> bool {
         // Acquire, inside: after what the stream did before it triggered.
         let triggered = self.rung(kind);

@@ -12,7 +12,7 @@ pub(super) struct Core<P> {
     pub(super) send: RelaySendQueue,
     pub(super) recv: RelayRecvQueue,
     /// The number of the generation, so that completions left over from one do not enter the next.
-    life: u32,
+    generation: u32,
     /// The queue pair is reset though its state shows an error; see [`super::Relay::quiesce`].
     pub(super) is_silent: bool,
 }
@@ -31,7 +31,7 @@ impl<P: Provider> Core<P> {
             provider,
             send,
             recv,
-            life: 0,
+            generation: 0,
             is_silent: false,
         }
     }
@@ -78,16 +78,16 @@ impl<P: Provider> Core<P> {
     /// Starts over, in a queue pair that was reset.
     pub(super) fn reset(&mut self) {
         self.drain();
-        self.life = self.life.wrapping_add(1);
-        self.send.reset(self.life);
-        self.recv.reset(self.life);
+        self.generation = self.generation.wrapping_add(1);
+        self.send.reset(self.generation);
+        self.recv.reset(self.generation);
         self.is_silent = false;
     }
 
     /// Posts receives again that a queue pair has forgotten.
     pub(super) fn post_again(&mut self) {
         self.drain();
-        self.life = self.life.wrapping_add(1);
-        self.recv.post_again(self.life);
+        self.generation = self.generation.wrapping_add(1);
+        self.recv.post_again(self.generation);
     }
 }

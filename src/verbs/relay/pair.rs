@@ -421,7 +421,7 @@ fn create_once(
             StateKind::Unsupported,
             "ibv_create_qp",
             format!(
-                "`{}` has no reliable connections (RC), which endpoints are",
+                "`{}` does not support RC queue pairs, which endpoints require",
                 context.name()
             ),
         )),

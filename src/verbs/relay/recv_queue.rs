@@ -30,7 +30,7 @@ pub(super) struct RecvParts {
 #[derive(Debug)]
 pub(super) struct RelayRecvQueue {
     parts: RecvParts,
-    life: u32,
+    generation: u32,
     /// The oldest that is not completed, and the next to post.
     head: u32,
     tail: u32,
@@ -47,7 +47,7 @@ impl RelayRecvQueue {
         let batch = Batch::new(parts.segments.next_power_of_two().max(1));
         RelayRecvQueue {
             parts,
-            life: 0,
+            generation: 0,
             head: 0,
             tail: 0,
             is_closed: false,
@@ -58,18 +58,18 @@ impl RelayRecvQueue {
     }
 
     /// Starts over, with nothing posted.
-    pub(super) fn reset(&mut self, life: u32) {
-        self.begin(life, 0);
+    pub(super) fn reset(&mut self, generation: u32) {
+        self.begin(generation, 0);
         self.parts.completions.reset();
     }
 
     /// Goes on at the same position, in a queue pair that has dropped the posted receives: posts these again.
-    pub(super) fn post_again(&mut self, life: u32) {
-        self.begin(life, self.head);
+    pub(super) fn post_again(&mut self, generation: u32) {
+        self.begin(generation, self.head);
     }
 
-    fn begin(&mut self, life: u32, position: u32) {
-        self.life = life;
+    fn begin(&mut self, generation: u32, position: u32) {
+        self.generation = generation;
         (self.head, self.tail) = (position, position);
         (self.is_closed, self.has_refused) = (false, false);
         self.found.clear();
@@ -114,7 +114,7 @@ impl RelayRecvQueue {
         let RelayRecvQueue {
             parts,
             batch,
-            life,
+            generation,
             tail,
             ..
         } = self;
@@ -133,7 +133,7 @@ impl RelayRecvQueue {
             let first_sge = batch.sges.len() as u32;
             let sges = recv_sges(wqe, &mut batch.sges);
             let id = WorkId {
-                life: *life,
+                generation: *generation,
                 position,
             };
             let request = Recv {
@@ -161,7 +161,8 @@ impl RelayRecvQueue {
             };
             let id = WorkId::from_wr_id(found.wr_id);
             let ahead = id.position.wrapping_sub(self.head);
-            let is_ours = id.life == self.life && ahead < self.tail.wrapping_sub(self.head);
+            let is_ours =
+                id.generation == self.generation && ahead < self.tail.wrapping_sub(self.head);
             if is_ours {
                 if !self.push(id.position, recv_cqe(&found)) {
                     return Some(worked);

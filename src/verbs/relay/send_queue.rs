@@ -77,7 +77,7 @@ struct BatchedRequest {
 #[derive(Debug)]
 pub(super) struct RelaySendQueue {
     parts: SendParts,
-    life: u32,
+    generation: u32,
     /// WQEBBs read, as they are counted in the record.
     read: u32,
     /// Positions of the oldest request that is not completed, and of the next.
@@ -117,7 +117,7 @@ impl RelaySendQueue {
         let batch = Batch::new(parts.segments.max(1));
         RelaySendQueue {
             parts,
-            life: 0,
+            generation: 0,
             read: 0,
             head: 0,
             tail: 0,
@@ -140,8 +140,8 @@ impl RelaySendQueue {
     }
 
     /// Starts over, with nothing posted.
-    pub(super) fn reset(&mut self, life: u32) {
-        self.life = life;
+    pub(super) fn reset(&mut self, generation: u32) {
+        self.generation = generation;
         self.read = 0;
         (self.head, self.tail) = (0, 0);
         (self.signaled_end, self.posted) = (0, 0);
@@ -226,7 +226,7 @@ impl RelaySendQueue {
             return;
         }
         let id = WorkId {
-            life: self.life,
+            generation: self.generation,
             position,
         };
         let marker = Send {
@@ -314,7 +314,7 @@ impl RelaySendQueue {
             })
             .filter(|wqe| wqe.ctrl.qpn == parts.qpn && wqe.ctrl.index == index);
         let id = WorkId {
-            life: self.life,
+            generation: self.generation,
             position: self.tail,
         };
         match wqe {
@@ -435,7 +435,7 @@ impl RelaySendQueue {
             };
             let id = WorkId::from_wr_id(found.wr_id);
             let ahead = id.position.wrapping_sub(self.head);
-            if id.life != self.life || ahead >= self.tail.wrapping_sub(self.head) {
+            if id.generation != self.generation || ahead >= self.tail.wrapping_sub(self.head) {
                 self.found.pop();
                 continue;
             }
@@ -482,7 +482,7 @@ impl RelaySendQueue {
         let own = self.found.front().is_some_and(|found| {
             WorkId::from_wr_id(found.wr_id)
                 == WorkId {
-                    life: self.life,
+                    generation: self.generation,
                     position,
                 }
         });

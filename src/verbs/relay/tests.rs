@@ -824,7 +824,7 @@ fn a_provider_that_refuses_the_marker_flushes_what_it_has() {
             (WcStatus::WrFlushErr, 0, refused as u16)
         ]
     );
-    // And in its next life all is as at first.
+    // And in its next generation all is as at first.
     rig.core.provider.reset();
     rig.core.reset();
     rig.cqs.iter().for_each(CqRing::reset);
@@ -923,7 +923,7 @@ fn nonsense_in_the_ring_or_the_record_ends_the_queue_pair_and_nothing_else() {
 #[test]
 fn completions_of_an_earlier_generation_are_dropped() {
     let mut rig = Rig::new(SIZES);
-    for life in 0..3u32 {
+    for generation in 0..3u32 {
         for _ in 0..5 {
             rig.post(&SendRequest::write(1, 2).signaled(true));
             rig.recv.post(&segments(1, 8)).unwrap();
@@ -936,7 +936,7 @@ fn completions_of_an_earlier_generation_are_dropped() {
                 .provider
                 .carry_out_recv(PolledCompletion::default());
         }
-        if life == 1 {
+        if generation == 1 {
             // Polled, and with no room to pass them on; and one that comes after the drain.
             rig.cqs[0].set_consumer_index(0u32.wrapping_sub(64));
             rig.turn();
@@ -952,17 +952,21 @@ fn completions_of_an_earlier_generation_are_dropped() {
         rig.ring();
         assert_eq!(rig.core.provider.waiting(), 0);
         assert!(!rig.turn().worked);
-        assert_eq!((rig.take(0), rig.take(1)), (None, None), "life {life}");
+        assert_eq!(
+            (rig.take(0), rig.take(1)),
+            (None, None),
+            "generation {generation}"
+        );
     }
-    // The new life works as the first did, from the first place on; and a late word about an old one is about none of it.
+    // The new generation works as the first did, from the first place on; and a late word about an old one is about none of it.
     let (index, _) = rig.post(&SendRequest::write(1, 2).signaled(true));
     rig.recv.post(&segments(1, 8)).unwrap();
     rig.ring();
     rig.turn();
-    let life = 1u64 << 32;
+    let generation = 1u64 << 32;
     for late in &mut rig.core.provider.completions {
         let completion = PolledCompletion {
-            wr_id: life,
+            wr_id: generation,
             status: WcStatus::WrFlushErr as u32,
             ..PolledCompletion::default()
         };

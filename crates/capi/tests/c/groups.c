@@ -41,7 +41,7 @@ static void goes_round(doorbell_group *group)
 		WORKS(doorbell_group_endpoint(group, before, &from_before));
 	else
 		from_before = NULL;
-	FAILS(DOORBELL_ESTATE, "given away", doorbell_group_endpoint(group, next, &again));
+	FAILS(DOORBELL_ESTATE, "was taken before", doorbell_group_endpoint(group, next, &again));
 	EXPECT(again == NULL);
 	GIVES(1, doorbell_endpoint_is_connected(to_next));
 	{

@@ -24,10 +24,10 @@ static void everywhere(struct rig *rig)
 	FAILS(DOORBELL_EINVAL, "UTF-8", doorbell_stream_create_kernel("\xff", &stream));
 	EXPECT(stream == NULL);
 	FAILS(DOORBELL_EINVAL, "`stream`", doorbell_stream_create_kernel(NULL, NULL));
-	FAILS(DOORBELL_ESTATE, "no kernel stream", doorbell_stream_take_trigger(rig->stream, &trigger));
+	FAILS(DOORBELL_ESTATE, "not a kernel stream", doorbell_stream_take_trigger(rig->stream, &trigger));
 	FAILS(DOORBELL_EINVAL, "`trigger`", doorbell_stream_take_trigger(rig->stream, NULL));
 	FAILS(DOORBELL_EINVAL, "`stream`", doorbell_stream_take_trigger(NULL, &trigger));
-	FAILS(DOORBELL_ESTATE, "no kernel stream", doorbell_stream_discard_triggers(rig->stream));
+	FAILS(DOORBELL_ESTATE, "not a kernel stream", doorbell_stream_discard_triggers(rig->stream));
 }
 
 /* Has a kernel execute it: doorbell_step(trigger, work_ns, timeout_ns, code). */

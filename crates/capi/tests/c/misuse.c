@@ -241,7 +241,7 @@ static void two_threads(struct rig *rig)
 
 static void wait_for_its_own_stream(void *argument)
 {
-	FAILS(DOORBELL_ESTATE, "never end", doorbell_stream_synchronize(argument, SOON_MS));
+	FAILS(DOORBELL_ESTATE, "wait for itself", doorbell_stream_synchronize(argument, SOON_MS));
 }
 
 static void still_works(struct rig *rig)

@@ -136,7 +136,30 @@ impl DeviceCore {
         Ok(())
     }
 
-    /// Leads a queue pair on, with all its attributes as they are to be.
+    /// Any state to RESET.
+    pub(crate) fn reset_qp(&mut self, slot: usize) {
+        self.leave_lane(slot);
+        if let Some(uar) = self.registers.get(slot) {
+            for register in uar.registers {
+                register.take();
+            }
+        }
+        self.lists.forget_reset(slot);
+        if let Some(Some(qp)) = self.qps.get_mut(slot) {
+            qp.held = false;
+            qp.reset();
+            let cqs = [qp.parts.send_cq, qp.parts.recv_cq];
+            // Completion queues of clients are shared, and cleaned by their drivers.
+            let own = qp.parts.uar.is_some();
+            for cq in cqs.into_iter().filter(|_| own) {
+                if let Some(Some(cq)) = self.parts.cqs.get_mut(cq) {
+                    cq.reset();
+                }
+            }
+        }
+    }
+
+    /// Moves a queue pair on, with all its attributes as they are to be.
     fn lead(&mut self, slot: usize, way: (State, State), asked: QpAttributes, named: u32) {
         let (from, to) = way;
         let Some(Some(qp)) = self.qps.get_mut(slot) else {
