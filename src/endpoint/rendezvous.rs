@@ -278,7 +278,7 @@ mod tests {
             let answer = answers.into_iter().find(|it| !is_timeout(it));
             answer.expect("the error names the stranger").to_string()
         };
-        assert!(error_after(b"GET / HTTP").contains("no peer"));
+        assert!(error_after(b"GET / HTTP").contains("not a peer"));
         assert!(error_after(b"DBRV\x09\x00").contains("version 9"));
         assert!(is_timeout(&greet(b"DBR", soon)));
         // A port that is taken and has no listener any more. Another process could take a free port at any moment.

@@ -199,7 +199,7 @@ mod tests {
         assert!(error.contains("version 9"), "{error}");
         other[0] = 0;
         let error = Handshake::from_bytes(&other).unwrap_err().to_string();
-        assert!(error.contains("no store"), "{error}");
+        assert!(error.contains("not a store"), "{error}");
     }
 
     #[test]

@@ -54,8 +54,8 @@ static void everywhere(struct rig *rig)
 	FAILS(DOORBELL_EINVAL, "`region`", doorbell_region_device_pointer(NULL, &word));
 	/* What only a GPU's streams have. */
 	FAILS(DOORBELL_ESTATE, "doorbell_stream_create_cuda", doorbell_stream_status_word(rig->stream, &word));
-	FAILS(DOORBELL_ESTATE, "host stream", doorbell_stream_status(rig->stream, &status));
-	FAILS(DOORBELL_ESTATE, "host stream", doorbell_stream_clear_status(rig->stream));
+	FAILS(DOORBELL_ESTATE, "not a CUDA stream", doorbell_stream_status(rig->stream, &status));
+	FAILS(DOORBELL_ESTATE, "not a CUDA stream", doorbell_stream_clear_status(rig->stream));
 	EXPECT(word == 1 && status == 1);
 }
 
@@ -347,7 +347,7 @@ static void graphs(const struct driver *driver, struct rig *rig)
 	DRIVER(driver->stream_create(&raw, 1));
 	WORKS(doorbell_stream_create_cuda(raw, NULL, &stream));
 	EXPECT(doorbell_endpoint_path(rig->a, &control, NULL, 0) > 0);
-	FAILS(DOORBELL_ESTATE, "host stream", doorbell_graph_builder_capture(rig->stream, &builder));
+	FAILS(DOORBELL_ESTATE, "not a CUDA stream", doorbell_graph_builder_capture(rig->stream, &builder));
 	EXPECT(builder == NULL);
 	WORKS(doorbell_graph_builder_capture(stream, &builder));
 	FAILS(DOORBELL_ECUDA, "", doorbell_graph_builder_capture(stream, &other));
@@ -376,7 +376,7 @@ static void graphs(const struct driver *driver, struct rig *rig)
 	EXPECT(ticket == NULL);
 	WORKS(doorbell_graph_raw(graph, &raw_exec));
 	EXPECT(raw_exec != NULL);
-	FAILS(DOORBELL_ESTATE, "host stream", doorbell_graph_launch_armed(graph, rig->stream));
+	FAILS(DOORBELL_ESTATE, "not a CUDA stream", doorbell_graph_launch_armed(graph, rig->stream));
 	for (i = 0; i < LAUNCHES; i++) {
 		memset(memory, i + 1, 64);
 		WORKS(doorbell_graph_launch(graph, stream, endpoints, 2));

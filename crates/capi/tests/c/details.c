@@ -110,7 +110,7 @@ static void objects_report_their_state(struct rig *rig)
 	EXPECT(doorbell_endpoint_memory_bytes(large) >= doorbell_endpoint_memory_bytes(rig->a) + 3968 * 64);
 	WORKS(doorbell_endpoint_destroy(large));
 
-	FAILS(DOORBELL_ESTATE, "host stream", doorbell_stream_driver_calls(rig->stream, &calls));
+	FAILS(DOORBELL_ESTATE, "not a CUDA stream", doorbell_stream_driver_calls(rig->stream, &calls));
 	FAILS(DOORBELL_EINVAL, "`calls`", doorbell_stream_driver_calls(rig->stream, NULL));
 	EXPECT(calls == 7);
 }

@@ -49,7 +49,7 @@ static void flow_control(struct rig *rig)
 
 	depth = doorbell_endpoint_room(rig->a, DOORBELL_QUEUE_SEND);
 	EXPECT(depth == 128 && doorbell_endpoint_room(rig->a, DOORBELL_QUEUE_RECV) == 128);
-	FAILS(DOORBELL_ERANGE, "side", doorbell_endpoint_room(rig->a, 2));
+	FAILS(DOORBELL_ERANGE, "queue_kind", doorbell_endpoint_room(rig->a, 2));
 	for (step = 0; step < 3 * depth; step++) {
 		WORKS(doorbell_endpoint_wait_room(rig->a, DOORBELL_QUEUE_SEND, 1, SOON_MS));
 		WORKS(doorbell_post_send(rig->a, &work, &ticket));
