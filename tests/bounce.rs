@@ -443,7 +443,7 @@ fn stuck_copies_and_a_frozen_device_end_by_the_deadline() {
     assert!(
         error
             .to_string()
-            .contains("may still use the foreign memory"),
+            .contains("may still access the foreign memory"),
         "{error}"
     );
     // Fewer than there are slots if this thread was not scheduled before the deadline.

@@ -292,7 +292,7 @@ fn device_memory_refusal_reports_a_reason_for_every_way() {
         };
         let (dmabuf, peermem) = (dmabuf.to_string(), peermem.to_string());
         let (expected, peers) = match device.name() {
-            "softcx" => ("not a dmabuf", "softcx reaches memory"),
+            "softcx" => ("not a dmabuf", "softcx accesses only memory"),
             _ => ("ibv_reg_dmabuf_mr", "nvidia_peermem"),
         };
         let expected = if exported { expected } else { "not exported" };
