@@ -15,7 +15,7 @@ use crate::proxy::PollResult;
 use crate::region::Region;
 #[cfg(feature = "cuda")]
 use crate::stream::may_have_seen;
-use crate::stream::{Attachments, Backoff, Executor, Outcome, Owner, StreamFailure};
+use crate::stream::{Attachments, Backoff, DeferredDrop, Executor, Outcome, Owner, StreamFailure};
 use crate::{Cause, Error, Result, StateKind, WorkError};
 
 /// The condition on a word that ends a wait, with CUDA's definitions (`cuStreamWaitValue32`).
@@ -226,6 +226,11 @@ unsafe impl Owner for ValueWait {
     fn released(&self, _cookie: u64) -> bool {
         self.released.load(Ordering::Acquire)
     }
+
+    /// The region is the application's, too, which may free the memory once the stream is synchronised and its own handles are dropped.
+    fn drop_nonblocking(self) -> Option<DeferredDrop> {
+        self.region.into_deferred_drop()
+    }
 }
 
 /// The failure of a wait for a value, which has no endpoint.
@@ -379,5 +384,19 @@ mod tests {
             assert_eq!(waited.is_ok(), comes);
             assert_eq!(looks, 2);
         }
+    }
+    #[test]
+    fn a_finished_store_keeps_a_region_only_if_it_has_the_last_handle() {
+        let domain = crate::Device::open("softcx").unwrap().protection_domain();
+        let region = Region::alloc(&domain, 64, crate::Access::ALL).unwrap();
+        let store = || -> Arc<dyn Owner> { value_write(&region, 0, 1).unwrap().1 };
+        let (early, late) = (store(), store());
+        assert!(Arc::clone(&early).into_deferred_drop().is_none());
+        assert_eq!(region.handles(), 3);
+        // The application drops its handle next, which is then the last but one.
+        assert!(early.into_deferred_drop().is_none());
+        assert_eq!(region.handles(), 2);
+        drop(region);
+        assert!(late.into_deferred_drop().is_some());
     }
 }

@@ -15,7 +15,7 @@ use crate::region::element::{Element, bytes_of, bytes_of_mut};
 use crate::region::huge::{HugePages, PageSize};
 use crate::region::mapping::{self, Backing};
 use crate::region::{ProtectionDomain, RegionKind, RemoteRegion};
-use crate::stream::Attachments;
+use crate::stream::{Attachments, DeferredDrop};
 use crate::{Error, Result, StateKind};
 
 /// The longest region: 1 TiB.
@@ -140,6 +140,11 @@ impl Region {
         let pages = HugePages::new(len_bytes as usize)?;
         let start = pages.start();
         Region::new(domain, start, len_bytes, access, OwnedMemory::Huge(pages))
+    }
+
+    /// Drops this handle. If it is the last, returns what is to be dropped: deregistering memory may block.
+    pub(crate) fn into_deferred_drop(self) -> Option<DeferredDrop> {
+        Arc::into_inner(self.inner).map(|last| Box::new(last) as DeferredDrop)
     }
 
     #[cfg(feature = "cuda")]
@@ -312,7 +317,7 @@ impl Region {
     }
 
     /// How many handles there are, those of work in flight included.
-    pub(super) fn handles(&self) -> usize {
+    pub(crate) fn handles(&self) -> usize {
         Arc::strong_count(&self.inner)
     }
 

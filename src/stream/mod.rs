@@ -61,7 +61,6 @@ pub(crate) use host::next_id;
 pub(crate) use lock::Lock;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use lock::locks_taken;
-#[cfg(feature = "cuda")]
 pub(crate) use owner::DeferredDrop;
 pub use owner::{Attachments, Outcome, Owner};
 #[cfg(feature = "cuda")]

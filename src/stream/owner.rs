@@ -118,11 +118,23 @@ pub unsafe trait Owner: Send + Sync + DropLater {
         let _ = cookie;
         false
     }
+
+    /// Drops the owner, whose last handle is gone, except for what may block. Returns that, for another thread to drop.
+    ///
+    /// An owner that shares its memory with the application drops its handles of that memory here unless they are the last: the application may
+    /// rely on its own handle being the last one as soon as the stream has finished.
+    fn drop_nonblocking(self) -> Option<DeferredDrop>
+    where
+        Self: Sized + 'static,
+    {
+        Some(Box::new(self))
+    }
 }
 
 /// Dropping a handle of an owner by a thread that must not block.
 pub trait DropLater {
-    /// Gives up a handle. If it was the last, this returns the owner: dropping it may block until a GPU is done, so another thread may do that.
+    /// Gives up a handle. If it was the last, this returns what [`Owner::drop_nonblocking`] leaves: dropping it may block until a GPU is done, so another
+    /// thread may do that.
     #[doc(hidden)]
     fn into_deferred_drop(self: Arc<Self>) -> Option<DeferredDrop>;
 }
@@ -134,7 +146,8 @@ impl<T: Owner + 'static> DropLater for T {
     fn into_deferred_drop(self: Arc<Self>) -> Option<DeferredDrop> {
         // The memory of a program may be in the owner itself, and stays where it is until the mappings of it are gone with the owner.
         let place: Weak<T> = Arc::downgrade(&self);
-        Arc::into_inner(self).map(|last| Box::new((last, place)) as DeferredDrop)
+        let rest = Arc::into_inner(self)?.drop_nonblocking()?;
+        Some(Box::new((rest, place)))
     }
 }
 
