@@ -10,8 +10,8 @@ use crate::endpoint::outcome::Status;
 use crate::endpoint::poll_until::poll_until;
 use crate::endpoint::prepared::PreparedOperation;
 use crate::endpoint::shared::EndpointShared;
-use crate::endpoint::value::ValueWait;
-use crate::stream::Owner;
+use crate::endpoint::value::{ValueState, ValueWait};
+use crate::region::Device;
 use crate::{Error, Result, StateKind};
 
 #[derive(Clone)]
@@ -26,10 +26,14 @@ enum Subject {
         /// Set when the operation is dropped. Only tickets that were made before it was posted need it.
         cancelled: Option<Arc<AtomicBool>>,
     },
-    Value(Arc<ValueWait>),
+    Value {
+        state: Arc<ValueState>,
+        device: Device,
+    },
 }
 
-/// A handle of one queued operation. It keeps the endpoint's queue memory alive. An endpoint keeps the final statuses
+/// A handle of one queued operation. It keeps the endpoint's queue memory alive; one of a value keeps the device open, and not the
+/// region. An endpoint keeps the final statuses
 /// of its last 64 generations: a ticket of an older generation reports [`Status::Unknown`]. Within a generation the status is exact for the last 2^31
 /// operations of a queue: a ticket that is older may report a failure of later operations as its own.
 #[derive(Clone)]
@@ -68,9 +72,12 @@ impl Ticket {
         ticket
     }
 
-    pub(crate) fn of_value(wait: Arc<ValueWait>) -> Ticket {
+    pub(crate) fn of_value(value: &ValueWait) -> Ticket {
         Ticket {
-            subject: Subject::Value(wait),
+            subject: Subject::Value {
+                state: value.state(),
+                device: value.device().clone(),
+            },
         }
     }
 
@@ -87,7 +94,7 @@ impl Ticket {
                 epoch,
                 cancelled,
             } => (shared, *kind, *is_wait, *count, *serial, *epoch, cancelled),
-            Subject::Value(wait) => return wait.status(),
+            Subject::Value { state, .. } => return state.status(),
         };
         let (status, failure) = shared
             .is_in(epoch)
@@ -110,7 +117,7 @@ impl Ticket {
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         let progress = || match &self.subject {
             Subject::Operation { shared, .. } => shared.qp.progress(),
-            Subject::Value(wait) => wait.progress(),
+            Subject::Value { device, .. } => device.progress(),
         };
         let look = || Ok(self.check()?.then_some(()));
         poll_until("the wait for an operation", timeout, progress, look)

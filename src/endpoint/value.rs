@@ -12,7 +12,7 @@ use crate::endpoint::shared::timeout_ns;
 use crate::endpoint::watchdog::{Watched, watchdog};
 use crate::endpoint::{Status, Ticket};
 use crate::proxy::PollResult;
-use crate::region::Region;
+use crate::region::{Device, Region};
 #[cfg(feature = "cuda")]
 use crate::stream::may_have_seen;
 use crate::stream::{Attachments, Backoff, DeferredDrop, Executor, Outcome, Owner, StreamFailure};
@@ -40,22 +40,26 @@ impl Condition {
     }
 }
 
-/// The region behind a program that stores or polls one of its words, and the program's state.
+/// The region behind a program that stores or polls one of its words. Tickets and the watchdog have only its state, so that they do not keep the region.
 pub(crate) struct ValueWait {
     region: Region,
     is_store: bool,
-    state: AtomicU8,
-    released: AtomicBool,
-    /// Ended by the application, and not by its deadline.
-    is_abandoned: AtomicBool,
     /// Of a wait: its word, as an offset in the region, and the condition.
     #[cfg(feature = "cuda")]
     awaited: Option<(u64, Condition)>,
     #[cfg(feature = "cuda")]
     queued: Instant,
+    state: Arc<ValueState>,
+}
+
+/// The state of a program that stores or polls a value.
+pub(crate) struct ValueState {
+    state: AtomicU8,
+    released: AtomicBool,
+    /// Ended by the application, and not by its deadline.
+    is_abandoned: AtomicBool,
     started_ns: AtomicU64,
     timeout_ns: u64,
-    weak: Weak<ValueWait>,
 }
 
 const QUEUED: u8 = 0;
@@ -84,34 +88,29 @@ impl ValueWait {
         awaited: Option<(u64, Condition)>,
         timeout: Option<Duration>,
     ) -> Arc<ValueWait> {
-        Arc::new_cyclic(|weak| ValueWait {
+        Arc::new(ValueWait {
             region: region.clone(),
             is_store: awaited.is_none(),
-            state: AtomicU8::new(QUEUED),
-            released: AtomicBool::new(false),
-            is_abandoned: AtomicBool::new(false),
             #[cfg(feature = "cuda")]
             awaited,
             #[cfg(feature = "cuda")]
             queued: Instant::now(),
-            started_ns: AtomicU64::new(0),
-            timeout_ns: timeout_ns(timeout),
-            weak: weak.clone(),
+            state: Arc::new(ValueState {
+                state: AtomicU8::new(QUEUED),
+                released: AtomicBool::new(false),
+                is_abandoned: AtomicBool::new(false),
+                started_ns: AtomicU64::new(0),
+                timeout_ns: timeout_ns(timeout),
+            }),
         })
     }
 
-    pub(super) fn status(&self) -> Status {
-        match self.state.load(Ordering::Acquire) {
-            QUEUED => Status::Queued,
-            STARTED => Status::Rung,
-            DONE => Status::Complete,
-            GIVEN_UP => {
-                let cause = Cause::Deadline(Duration::from_nanos(self.timeout_ns));
-                Status::Failed(value_error(cause))
-            }
-            UNPROVEN => Status::Unknown(value_error(Cause::Substitute)),
-            _ => Status::Discarded,
-        }
+    pub(super) fn state(&self) -> Arc<ValueState> {
+        Arc::clone(&self.state)
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        self.region.domain().device()
     }
 
     /// Whether the value that ended the wait may be one by which this process has ended the wait of another stream.
@@ -134,16 +133,35 @@ impl ValueWait {
     }
 }
 
-impl Watched for ValueWait {
-    fn drop_reference(self: Arc<Self>) {
-        // With it may go the last handle of its region.
-        if let Some(last) = Arc::into_inner(self) {
-            last.region.drop_deferred();
+impl ValueState {
+    pub(super) fn status(&self) -> Status {
+        match self.get() {
+            QUEUED => Status::Queued,
+            STARTED => Status::Rung,
+            DONE => Status::Complete,
+            GIVEN_UP => {
+                let cause = Cause::Deadline(Duration::from_nanos(self.timeout_ns));
+                Status::Failed(value_error(cause))
+            }
+            UNPROVEN => Status::Unknown(value_error(Cause::Substitute)),
+            _ => Status::Discarded,
         }
     }
 
+    fn get(&self) -> u8 {
+        self.state.load(Ordering::Acquire)
+    }
+
+    fn set(&self, state: u8) {
+        self.state.store(state, Ordering::Release);
+    }
+}
+
+impl Watched for ValueState {
+    fn drop_reference(self: Arc<Self>) {}
+
     fn look(&self) -> PollResult {
-        if self.state.load(Ordering::Acquire) != STARTED {
+        if self.get() != STARTED {
             return PollResult::Over;
         }
         let waited = now_ns().saturating_sub(self.started_ns.load(Ordering::Relaxed));
@@ -178,53 +196,53 @@ unsafe impl Owner for ValueWait {
             // A GPU counts no beginning of a program without a wait: work that it does not count may come first.
             return;
         }
-        self.started_ns.store(now_ns(), Ordering::Relaxed);
-        self.state.store(STARTED, Ordering::Release);
+        self.state.started_ns.store(now_ns(), Ordering::Relaxed);
+        self.state.set(STARTED);
         // The constructor has started the watchdog, and has reported its failure.
-        if self.timeout_ns != u64::MAX
+        if self.state.timeout_ns != u64::MAX
             && let Ok(watchdog) = watchdog()
         {
-            watchdog.register(self.weak.clone());
+            watchdog.register(Arc::downgrade(&self.state) as Weak<dyn Watched>);
         }
     }
 
     fn finished(&self, _cookie: u64, outcome: Outcome) {
         let state = match outcome {
             // Noted by `failure_of`, so that the ticket and the stream agree.
-            Outcome::Done if self.state.load(Ordering::Acquire) == UNPROVEN => UNPROVEN,
+            Outcome::Done if self.state.get() == UNPROVEN => UNPROVEN,
             Outcome::Done => DONE,
-            Outcome::Released if !self.is_abandoned.load(Ordering::Acquire) => GIVEN_UP,
+            Outcome::Released if !self.state.is_abandoned.load(Ordering::Acquire) => GIVEN_UP,
             _ => DISCARDED,
         };
-        self.state.store(state, Ordering::Release);
+        self.state.set(state);
     }
 
     fn failure_of(&self, _cookie: u64, outcome: Outcome) -> Option<StreamFailure> {
         if outcome == Outcome::Done && self.is_doubtful() {
-            self.state.store(UNPROVEN, Ordering::Release);
+            self.state.set(UNPROVEN);
             return Some(value_error(Cause::Substitute).into());
         }
-        let cause = Cause::Deadline(Duration::from_nanos(self.timeout_ns));
-        if self.is_abandoned.load(Ordering::Acquire) {
+        let cause = Cause::Deadline(Duration::from_nanos(self.state.timeout_ns));
+        if self.state.is_abandoned.load(Ordering::Acquire) {
             return (outcome == Outcome::Released)
                 .then(|| "a wait for a value was given up".into());
         }
         (outcome == Outcome::Released).then(|| StreamFailure {
             reason: format!(
                 "a wait for a value did not end within {:?}",
-                Duration::from_nanos(self.timeout_ns)
+                Duration::from_nanos(self.state.timeout_ns)
             ),
             work: Some(value_error(cause)),
         })
     }
 
     fn give_up(&self, _generation: u32) {
-        self.is_abandoned.store(true, Ordering::Release);
-        self.released.store(true, Ordering::Release);
+        self.state.is_abandoned.store(true, Ordering::Release);
+        self.state.released.store(true, Ordering::Release);
     }
 
     fn released(&self, _cookie: u64) -> bool {
-        self.released.load(Ordering::Acquire)
+        self.state.released.load(Ordering::Acquire)
     }
 
     /// The region is the application's, too, which may free the memory once the stream is synchronised and its own handles are dropped.
@@ -265,8 +283,9 @@ pub fn stream_wait_value32(
     timeout: Option<Duration>,
 ) -> Result<Ticket> {
     let (program, wait) = value_wait(region, offset, condition, timeout)?;
-    stream.submit_program(&program, wait.clone(), 0)?;
-    Ok(Ticket::of_value(wait))
+    let ticket = Ticket::of_value(&wait);
+    stream.submit_program(&program, wait, 0)?;
+    Ok(ticket)
 }
 
 /// The program of [`stream_wait_value32`], and its owner.
@@ -302,8 +321,9 @@ pub fn stream_write_value32(
     value: u32,
 ) -> Result<Ticket> {
     let (program, write) = value_write(region, offset, value)?;
-    stream.submit_program(&program, write.clone(), 0)?;
-    Ok(Ticket::of_value(write))
+    let ticket = Ticket::of_value(&write);
+    stream.submit_program(&program, write, 0)?;
+    Ok(ticket)
 }
 
 /// The program of [`stream_write_value32`], and its owner.
@@ -386,17 +406,30 @@ mod tests {
         }
     }
     #[test]
-    fn a_finished_store_keeps_a_region_only_if_it_has_the_last_handle() {
+    fn finished_programs_keep_a_region_only_with_its_last_handle() {
         let domain = crate::Device::open("softcx").unwrap().protection_domain();
         let region = Region::alloc(&domain, 64, crate::Access::ALL).unwrap();
-        let store = || -> Arc<dyn Owner> { value_write(&region, 0, 1).unwrap().1 };
-        let (early, late) = (store(), store());
-        assert!(Arc::clone(&early).into_deferred_drop().is_none());
-        assert_eq!(region.handles(), 3);
-        // The application drops its handle next, which is then the last but one.
-        assert!(early.into_deferred_drop().is_none());
-        assert_eq!(region.handles(), 2);
+        let store = || value_write(&region, 0, 1).unwrap().1;
+        let wait = || {
+            let condition = Condition::GreaterOrEqual(1);
+            let timeout = Some(Duration::from_secs(60));
+            value_wait(&region, 0, condition, timeout).unwrap().1
+        };
+        for of in [&store as &dyn Fn() -> _, &wait] {
+            let program: Arc<ValueWait> = of();
+            // From here on the watchdog may have a handle of the state.
+            program.started(0);
+            let ticket = Ticket::of_value(&program);
+            let program: Arc<dyn Owner> = program;
+            program.finished(0, Outcome::Done);
+            assert!(Arc::clone(&program).into_deferred_drop().is_none());
+            assert_eq!(region.handles(), 2);
+            assert!(program.into_deferred_drop().is_none());
+            assert_eq!(region.handles(), 1);
+            assert_eq!(ticket.status(), Status::Complete);
+        }
+        let last: Arc<dyn Owner> = store();
         drop(region);
-        assert!(late.into_deferred_drop().is_some());
+        assert!(last.into_deferred_drop().is_some());
     }
 }

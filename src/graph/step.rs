@@ -1,6 +1,5 @@
 //! The steps of a graph, which each launch repeats.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Result;
@@ -58,12 +57,13 @@ impl GraphStep {
             } => value_write(region, *offset, *value),
         };
         Some(made.map(|(program, owner)| {
+            let ticket = Ticket::of_value(&owner);
             let submission = Submission {
                 program,
-                owner: Arc::clone(&owner) as _,
+                owner,
                 cookie: 0,
             };
-            (submission, Ticket::of_value(owner))
+            (submission, ticket)
         }))
     }
 }
