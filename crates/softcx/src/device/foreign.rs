@@ -344,20 +344,20 @@ mod tests {
         }
         assert_eq!(bench.bytes(100, 8), [48, 49, 50, 51, 52, 53, 54, 55]);
         // Its queue pair is notified, after the copy.
-        bench.copies.work_for(3, false);
+        bench.copies.work_for(3, false, 0);
         bring(&mut bench, 0, 0);
         bench
             .other
             .broken
             .store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(!bench.copies.settle_for(4));
-        assert!(bench.copies.settle_for(3));
+        assert!(bench.copies.settle_for(4).is_none());
+        assert!(bench.copies.settle_for(3).is_some());
     }
 
     #[test]
     fn copy_failure_is_reported_to_its_queue_pair_only() {
         let mut bench = Bench::new();
-        bench.copies.work_for(5, true);
+        bench.copies.work_for(5, true, 0);
         bench.copy(0, 100, 10);
         let place = bench.place(0);
         bench
@@ -368,6 +368,7 @@ mod tests {
         let cause = CopyOrigin {
             qpn: 5,
             request: true,
+            psn: 0,
         };
         assert_eq!(bench.copies.take_any_fault(), Some(cause));
         assert_eq!(bench.copies.take_lost_sender(), None);

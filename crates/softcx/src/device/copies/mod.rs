@@ -20,11 +20,12 @@ const MAX_PIECES: usize = 64;
 /// Bytes that are kept by value: a packet's own, which are gone when it is.
 const MAX_KEPT: usize = 64 << 10;
 
-/// The origin of copies: a queue pair, and whether they execute a request of its peer.
+/// The origin of copies: a queue pair, whether they execute a request of its peer, and the packet number of that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct CopyOrigin {
     pub(crate) qpn: u32,
     pub(crate) request: bool,
+    pub(crate) psn: u32,
 }
 
 /// The copying part of a device.
@@ -76,8 +77,8 @@ impl Default for Copies {
 impl Copies {
     /// Sets the origin of the next copies.
     #[inline]
-    pub(crate) fn work_for(&mut self, qpn: u32, request: bool) {
-        self.cause = CopyOrigin { qpn, request };
+    pub(crate) fn work_for(&mut self, qpn: u32, request: bool, psn: u32) {
+        self.cause = CopyOrigin { qpn, request, psn };
     }
 
     /// Makes what was collected. What failed is known by [`Copies::settle_for`] and [`Copies::take_any_fault`].
@@ -96,22 +97,23 @@ impl Copies {
         }
     }
 
-    /// Makes the collected copies, before this queue pair completes or acknowledges something. Returns whether a copy for it has failed since the last
-    /// call.
+    /// Makes the collected copies, before this queue pair completes or acknowledges something. Returns the origin of the first copy for it that has failed
+    /// since the last call.
     #[inline]
-    pub(crate) fn settle_for(&mut self, qpn: u32) -> bool {
+    pub(crate) fn settle_for(&mut self, qpn: u32) -> Option<CopyOrigin> {
         if self.pieces.is_empty() && self.faults.is_empty() {
-            return false;
+            return None;
         }
         self.make_pieces();
         self.take_fault(qpn)
     }
 
     #[cold]
-    fn take_fault(&mut self, qpn: u32) -> bool {
-        let before = self.faults.len();
+    fn take_fault(&mut self, qpn: u32) -> Option<CopyOrigin> {
+        let first = self.faults.iter().position(|cause| cause.qpn == qpn)?;
+        let first = self.faults[first];
         self.faults.retain(|cause| cause.qpn != qpn);
-        self.faults.len() != before
+        Some(first)
     }
 
     /// Whether a copy made so far for this queue pair failed because the sender, which had the bytes, has died.
@@ -126,10 +128,11 @@ impl Copies {
         self.lost_senders.pop()
     }
 
-    /// The origin of a collected copy that failed.
+    /// The origin of the first collected copy that failed for some queue pair.
     #[inline]
     pub(crate) fn take_any_fault(&mut self) -> Option<CopyOrigin> {
-        self.faults.pop()
+        let qpn = self.faults.first()?.qpn;
+        self.take_fault(qpn)
     }
 
     /// A sender's bytes could not be read. If they were in another process, that process has died, and no sender is left to notify. Memory of another
@@ -356,7 +359,8 @@ impl Copies {
                 }
                 _ => false,
             };
-            if follows && last.into.wrapping_add(behind) == into.addr && last.cause == cause {
+            let is_same = (last.cause.qpn, last.cause.request) == (cause.qpn, cause.request);
+            if follows && last.into.wrapping_add(behind) == into.addr && is_same {
                 last.len_bytes += len_bytes;
                 return;
             }
@@ -483,16 +487,17 @@ mod tests {
         a.unmap(bad, 4096);
         let mut copies = Copies::default();
         for (qpn, into) in [(1, good), (2, bad), (3, good + 8)] {
-            copies.work_for(qpn, qpn == 2);
+            copies.work_for(qpn, qpn == 2, 0);
             copy(&mut copies, place(&b, source), place(&a, into), 4);
         }
         copies.settle();
         assert_eq!(a.read(good, 4), b"good");
         assert_eq!(a.read(good + 8, 4), b"good");
-        assert!(!copies.settle_for(1) && !copies.settle_for(3));
+        assert!(copies.settle_for(1).is_none() && copies.settle_for(3).is_none());
         let cause = CopyOrigin {
             qpn: 2,
             request: true,
+            psn: 0,
         };
         assert_eq!(copies.take_any_fault(), Some(cause));
         assert_eq!(copies.take_any_fault(), None);

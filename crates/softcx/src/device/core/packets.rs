@@ -40,7 +40,7 @@ impl DeviceCore {
         while let Some(cause) = self.parts.copies.take_any_fault() {
             let slot = self.slot_of(cause.qpn);
             if let Some(qp) = numbered(&mut self.qps, slot, cause.qpn) {
-                qp.lose_data(self.parts.at(now_ns), cause.request);
+                qp.lose_data(self.parts.at(now_ns), cause);
             }
             self.mark_active(slot);
         }
@@ -70,7 +70,7 @@ impl DeviceCore {
         }
         self.parts
             .copies
-            .work_for(header.dst_qpn, header.kind.is_request());
+            .work_for(header.dst_qpn, header.kind.is_request(), header.psn);
         let view = self.parts.at(now_ns);
         if header.kind.is_request() {
             qp.on_request(view, header, source);
@@ -113,7 +113,7 @@ impl DeviceCore {
                 && !(qp.parts.blocks_loopback && header.source_qpn == qp.parts.qpn)
             {
                 self.parts.counters.packets_received += 1;
-                self.parts.copies.work_for(qp.parts.qpn, true);
+                self.parts.copies.work_for(qp.parts.qpn, true, header.psn);
                 qp.on_request(self.parts.at(now_ns), header, source);
                 self.mark_active(slot);
             }

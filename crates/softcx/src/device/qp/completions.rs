@@ -1,7 +1,7 @@
 //! Completions of a queue pair. A completion is written after the bytes that it reports.
 
 use super::{DeviceParts, Qp, State};
-use crate::device::packet::AckCode;
+use crate::device::copies::CopyOrigin;
 use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
 
 impl Qp {
@@ -16,7 +16,7 @@ impl Qp {
         syndrome: Option<Syndrome>,
     ) {
         // Behind what it reports.
-        let lost = context.copies.settle_for(self.parts.qpn);
+        let lost = context.copies.settle_for(self.parts.qpn).is_some();
         let syndrome = syndrome.or(lost.then_some(Syndrome::LocalProt));
         let cqe = Cqe {
             opcode: if syndrome.is_some() {
@@ -43,31 +43,39 @@ impl Qp {
     /// Completes a receive.
     pub(crate) fn complete_recv(&mut self, context: &mut DeviceParts, cqe: Cqe) {
         // Behind what it reports.
-        let lost = context.copies.settle_for(self.parts.qpn) && !cqe.opcode.is_error();
+        let lost = context.copies.settle_for(self.parts.qpn);
+        let lost = lost.filter(|_| !cqe.opcode.is_error());
         let mut cqe = Cqe {
             qpn: self.parts.qpn,
             srqn_uidx: self.parts.user_index,
             timestamp: context.now_ns,
             ..cqe
         };
-        if lost {
+        if lost.is_some() {
             cqe.opcode = CqeOpcode::RespErr;
             cqe.syndrome = Syndrome::LocalProt as u8;
         }
         let pushed = context.complete(self.parts.recv_cq, &cqe);
         self.check_overrun(pushed);
-        if lost {
-            self.refuse_done(context, AckCode::OperationalError);
+        if let Some(cause) = lost {
+            self.refuse_copied(context, cause);
         }
     }
 
     /// The memory of a request was not there, which was found out behind it, or that of a response.
-    pub(crate) fn lose_data(&mut self, context: &mut DeviceParts, request: bool) {
-        if matches!(self.state(), State::Reset | State::Error) {
-            return;
+    pub(crate) fn lose_data(&mut self, context: &mut DeviceParts, cause: CopyOrigin) {
+        match self.state() {
+            State::Reset => return,
+            State::Error => {
+                if cause.request {
+                    self.withdraw_answers(cause.psn);
+                }
+                return;
+            }
+            _ => {}
         }
-        if request {
-            self.refuse_done(context, AckCode::OperationalError);
+        if cause.request {
+            self.refuse_copied(context, cause);
         } else {
             self.fail_oldest(context, Syndrome::LocalProt);
         }

@@ -56,7 +56,7 @@ impl Qp {
         if !self.is_sending() {
             return;
         }
-        context.copies.work_for(self.parts.qpn, false);
+        context.copies.work_for(self.parts.qpn, false, 0);
         let source = Source::Bytes(&late.bytes);
         match self.place_response(context, late.index, late.offset, &source) {
             Ok(()) => self.reap(context),

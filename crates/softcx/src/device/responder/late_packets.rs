@@ -88,7 +88,7 @@ impl Qp {
             self.responder.owes_ack = false;
             return;
         }
-        context.copies.work_for(self.parts.qpn, true);
+        context.copies.work_for(self.parts.qpn, true, late.psn);
         let placed = match late.place {
             LateTarget::Write { addr, rkey } => self.place_write(context, addr, rkey, &late.bytes),
             LateTarget::Receive { index, done } => {

@@ -12,6 +12,7 @@ mod unreliable;
 
 pub(crate) use self::state::Responder;
 use crate::device::client::{DeviceEvent, Transport};
+use crate::device::copies::CopyOrigin;
 use crate::device::gather::Source;
 use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance};
 use crate::device::qp::{DeviceParts, Qp, State};
@@ -133,15 +134,27 @@ impl Qp {
         self.responder.sender_lost = self.parts.transport != Transport::Ud;
     }
 
-    /// Refuses what was the last request, though it was carried out so far, and is in error.
-    pub(crate) fn refuse_done(&mut self, context: &mut DeviceParts, code: AckCode) {
-        let last = psn_add(self.responder.expected_psn, 0xff_ffff);
-        self.refuse_psn(context, last, code);
+    /// Refuses a request whose bytes could not be copied, though later ones may have been carried out, and is in error.
+    pub(crate) fn refuse_copied(&mut self, context: &mut DeviceParts, cause: CopyOrigin) {
+        let psn = if cause.request {
+            cause.psn
+        } else {
+            psn_add(self.responder.expected_psn, 0xff_ffff)
+        };
+        self.refuse_psn(context, psn, AckCode::OperationalError);
+    }
+
+    /// The request of that packet was not executed. What would acknowledge it is not sent: answers to it and to later ones.
+    pub(crate) fn withdraw_answers(&mut self, psn: u32) {
+        self.responder.owes_ack = false;
+        self.responder
+            .answers
+            .retain(|answer| psn_distance(answer.psn(), psn) < 0);
     }
 
     /// Refuses the request of an earlier packet, and is in error. The answer acknowledges what came before that packet, and nothing else.
     fn refuse_psn(&mut self, context: &mut DeviceParts, psn: u32, code: AckCode) {
-        self.responder.owes_ack = false;
+        self.withdraw_answers(psn);
         if self.parts.transport == Transport::Rc {
             self.answer(PacketKind::Ack, psn, code, 0);
         }

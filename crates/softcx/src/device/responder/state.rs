@@ -54,6 +54,15 @@ pub(super) enum Response {
     Packet(PacketKind, u32, AckCode, u64),
 }
 
+impl Response {
+    /// Of its first packet that is still to be sent.
+    pub(super) fn psn(&self) -> u32 {
+        match *self {
+            Response::Read { psn, .. } | Response::Packet(_, psn, ..) => psn,
+        }
+    }
+}
+
 /// A message that arrives in several packets.
 #[derive(Debug)]
 pub(super) enum Arriving {

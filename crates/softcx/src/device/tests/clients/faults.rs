@@ -270,3 +270,36 @@ fn memory_that_is_unmapped_later_fails_its_user_only() {
         }
     }
 }
+
+/// Bytes are copied into another process after several packets were looked at. What is answered to a later request acknowledges the earlier ones, so nothing
+/// is answered if the bytes of an earlier one could not be copied.
+#[test]
+fn answers_acknowledge_no_request_whose_bytes_were_not_copied() {
+    const FETCH_ADD: u8 = 0x12;
+    for behind in 0..4 {
+        let mut pair = Pair::new(Process::other);
+        let (from, lkey) = pair.a.region(4096, ALL);
+        let (gone, gone_rkey) = pair.b.region(8192, ALL);
+        let (into, rkey) = pair.b.region(4096, ALL);
+        let page = gone.next_multiple_of(4096);
+        pair.b.process.unmap(page, 4096);
+        let lost = Work::new(WRITE, &[remote(page, gone_rkey), data(from, lkey, 8)]);
+        let list = [remote(into, rkey), data(from, lkey, 8)];
+        let next = match behind {
+            // Acknowledged; refused because of its key; refused because no receive is there; answered with a value.
+            0 => Work::new(WRITE, &list),
+            1 => Work::new(WRITE, &[remote(into, rkey ^ 0x5500), data(from, lkey, 8)]),
+            2 => Work::new(SEND, &[data(from, lkey, 8)]),
+            _ => Work::new(
+                FETCH_ADD,
+                &[remote(into, rkey), [0; 16], data(from, lkey, 8)],
+            ),
+        };
+        pair.a.send(&mut pair.qps[0], &lost);
+        pair.a.send(&mut pair.qps[0], &next);
+        let sent = pair.sent();
+        let first = (sent[0].0, sent[0].2);
+        assert_eq!(first, (CqeOpcode::ReqErr, 0), "{behind}: {sent:?}");
+        assert_eq!(pair.b.state(&pair.qps[1]), 6, "{behind}");
+    }
+}
