@@ -1,5 +1,6 @@
-//! Checks reported results against a model. Executes random sequences of calls over several endpoints, streams and threads, with faults. A model knows
-//! which statuses, completions, bytes and errors are possible, and each contradiction is a finding.
+//! Checks reported results against a model. Executes random sequences of calls over several endpoints, devices, streams and threads, with faults. A
+//! model knows which statuses, completions, bytes and errors are possible, and each contradiction is a finding. In some plans one endpoint is in another
+//! process, which is stopped, continued and killed.
 //!
 //! Each run draws a new seed and prints it. `DOORBELL_SEED` begins with that plan, `DOORBELL_TRUTH_OPERATIONS` sets the number of calls. The same seed
 //! makes the same plan; the interleaving of threads, streams and the device is different each time, so `DOORBELL_TRUTH_REPEATS` carries out each plan
@@ -8,6 +9,7 @@
 
 mod memory;
 mod model;
+mod peer;
 mod plan;
 #[path = "../rig/mod.rs"]
 mod rig;
@@ -88,8 +90,8 @@ impl Runner {
 
     fn run(&self, plan: &Plan, patience: Duration, ends: &Ends) -> Vec<Lie> {
         *lock(&self.running) = Some((Instant::now(), plan.seed));
-        let device = device();
-        let lies = world::run(plan, &device, patience, self.checks_faults, &self.model);
+        let devices: Vec<_> = (0..plan.devices).map(|_| device()).collect();
+        let lies = world::run(plan, &devices, patience, self.checks_faults, &self.model);
         lock(&self.model).iter().for_each(|model| model.count(ends));
         *lock(&self.running) = None;
         lies
@@ -123,6 +125,9 @@ fn plan(seed: u64, round: u64) -> Plan {
 
 #[test]
 fn random_calls_report_only_possible_outcomes() {
+    if let Some(role) = std::env::var_os(peer::ROLE) {
+        return peer::serve(role.to_str().unwrap());
+    }
     let seed = from_env("DOORBELL_SEED", drawn());
     let operations = from_env("DOORBELL_TRUTH_OPERATIONS", 20_000);
     let repeats = from_env("DOORBELL_TRUTH_REPEATS", 1);

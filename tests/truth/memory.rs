@@ -1,6 +1,13 @@
 //! The memory of a plan: each step has its own range in every region, and its own bytes to transfer.
+#![allow(unsafe_code)] // maps memory, and registers it
 
-use doorbell::{Access, ProtectionDomain, Region};
+use std::fs::File;
+use std::io::Result;
+use std::ops::Deref;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::ptr::NonNull;
+
+use doorbell::{Access, ProtectionDomain, Region, RemoteRegion};
 
 use crate::plan::{BANKS, GATES, PLACE, STEPS_MAX};
 use crate::rig::Random;
@@ -10,13 +17,123 @@ const ADDS_PER_COUNTER: usize = 31;
 
 pub struct Memory {
     seed: u64,
-    pub sources: Vec<Region>,
-    pub targets: Vec<Region>,
-    pub counters: Region,
+    pub sources: Vec<Bank>,
+    pub targets: Vec<Bank>,
+    pub counters: Bank,
     /// A word of each step that swaps, 0 at first.
-    pub swaps: Region,
+    pub swaps: Bank,
     /// Words that streams wait for, and behind them one that each step may write.
     pub words: Region,
+    /// The receives of an endpoint in another process.
+    pub inbox: Option<Bank>,
+    /// Last: it is unmapped after the regions above are gone.
+    shared: Option<Shared>,
+}
+
+/// Memory that each device of a plan has registered.
+pub struct Bank(Vec<Region>);
+
+impl Bank {
+    /// The registration on the device of an endpoint.
+    pub fn of(&self, end: usize) -> &Region {
+        &self.0[end % self.0.len()]
+    }
+
+    /// Whether it was registered.
+    pub fn deregister(&self) -> bool {
+        let was: Vec<_> = self.0.iter().map(Region::deregister).collect();
+        was.contains(&true)
+    }
+}
+
+impl Deref for Bank {
+    type Target = Region;
+
+    fn deref(&self) -> &Region {
+        &self.0[0]
+    }
+}
+
+/// Memory of the test itself, which several devices and another process can register.
+pub struct Shared {
+    file: File,
+    start: NonNull<u8>,
+}
+
+// SAFETY: the mapping stays where it is until it is dropped; its bytes are used by registered regions alone.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    const LEN: usize = (2 * BANKS + 3) * Shared::BANK;
+    /// Each bank begins a page.
+    const BANK: usize = PLACE as usize * STEPS_MAX;
+
+    pub fn new() -> Result<Shared> {
+        // SAFETY: a valid name.
+        let fd = unsafe { libc::memfd_create(c"doorbell-truth".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: it was opened above, for this file alone.
+        let file = unsafe { File::from_raw_fd(fd) };
+        file.set_len(Shared::LEN as u64)?;
+        Shared::map(file)
+    }
+
+    /// That of another process.
+    pub fn open(path: &str) -> Result<Shared> {
+        Shared::map(File::options().read(true).write(true).open(path)?)
+    }
+
+    /// What [`Shared::open`] takes in another process.
+    pub fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
+    }
+
+    fn map(file: File) -> Result<Shared> {
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                Shared::LEN,
+                protection,
+                flags,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).unwrap();
+        Ok(Shared { file, start })
+    }
+
+    fn bank(&self, number: usize) -> NonNull<u8> {
+        assert!((number + 1) * Shared::BANK <= Shared::LEN);
+        // SAFETY: within the mapping, as asserted.
+        unsafe { self.start.add(number * Shared::BANK) }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map`; `Memory` has deregistered its regions, so that no device accesses it.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), Shared::LEN) };
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.shared.is_some() {
+            self.banks().for_each(|bank| {
+                bank.deregister();
+            });
+        }
+    }
 }
 
 /// How much of a step's bytes its range holds.
@@ -28,20 +145,38 @@ pub enum Found {
 }
 
 impl Memory {
+    /// `shared`: for several devices or processes; otherwise the memory is the library's.
     pub fn new(
-        domain: &ProtectionDomain,
+        domains: &[ProtectionDomain],
         seed: u64,
         numbers: impl Iterator<Item = usize>,
+        shared: Option<Shared>,
     ) -> Memory {
-        let region = |len_bytes| Region::alloc(domain, len_bytes, Access::ALL).unwrap();
-        let bank = |_| region(PLACE * STEPS_MAX as u64);
+        let mut banks = 0;
+        let mut bank = |len_bytes| {
+            banks += 1;
+            let Some(shared) = &shared else {
+                return Bank(vec![
+                    Region::alloc(&domains[0], len_bytes, Access::ALL).unwrap(),
+                ]);
+            };
+            let start = shared.bank(banks - 1);
+            let register = |domain| {
+                // SAFETY: it stays mapped until `Memory`, which deregisters it, is dropped, and that is after all endpoints of the plan.
+                unsafe { Region::register(domain, start, len_bytes, Access::ALL) }.unwrap()
+            };
+            Bank(domains.iter().map(register).collect())
+        };
+        const LEN_BYTES: u64 = PLACE * STEPS_MAX as u64;
         let memory = Memory {
             seed,
-            sources: (0..BANKS).map(bank).collect(),
-            targets: (0..BANKS).map(bank).collect(),
-            counters: region(8 * STEPS_MAX.div_ceil(ADDS_PER_COUNTER) as u64),
-            swaps: region(8 * STEPS_MAX as u64),
-            words: region(4 * (GATES + STEPS_MAX) as u64),
+            sources: (0..BANKS).map(|_| bank(LEN_BYTES)).collect(),
+            targets: (0..BANKS).map(|_| bank(LEN_BYTES)).collect(),
+            counters: bank(8 * STEPS_MAX.div_ceil(ADDS_PER_COUNTER) as u64),
+            swaps: bank(8 * STEPS_MAX as u64),
+            inbox: shared.is_some().then(|| bank(LEN_BYTES)),
+            words: Region::alloc(&domains[0], 4 * (GATES + STEPS_MAX) as u64, Access::ALL).unwrap(),
+            shared,
         };
         for number in numbers {
             for source in &memory.sources {
@@ -51,6 +186,28 @@ impl Memory {
             }
         }
         memory
+    }
+
+    fn banks(&self) -> impl Iterator<Item = &Bank> {
+        let words = [&self.counters, &self.swaps];
+        let banks = self.sources.iter().chain(&self.targets);
+        banks.chain(words).chain(&self.inbox)
+    }
+
+    /// The file of memory that another process can map.
+    pub fn path(&self) -> Option<String> {
+        self.shared.as_ref().map(Shared::path)
+    }
+
+    /// All banks, as another process accesses them.
+    pub fn remote(&self) -> Vec<RemoteRegion> {
+        self.banks().map(|bank| bank.remote()).collect()
+    }
+
+    /// Where a bank is among those of [`Memory::remote`].
+    pub fn number(&self, bank: &Bank) -> usize {
+        let is_it = |other: &Bank| std::ptr::eq(other, bank);
+        self.banks().position(is_it).unwrap()
     }
 
     /// The bytes that a step transfers, which no other step has.

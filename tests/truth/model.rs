@@ -7,7 +7,7 @@ use std::time::Instant;
 use doorbell::{Cause, Error, QueueKind, Status, Ticket, WcStatus, WorkError};
 
 use crate::memory::{Found, Memory, word};
-use crate::plan::{Call, Plan, Send, Step, Transfer};
+use crate::plan::{Call, Plan, STEPS_MAX, Send, Step, Transfer};
 
 /// A contradiction between what the library reports and the actual state.
 #[derive(Debug, Clone)]
@@ -122,6 +122,8 @@ pub struct Model {
     pub memory: Memory,
     pub requests: Vec<Option<Request>>,
     pub checks_faults: bool,
+    /// The endpoint in another process.
+    pub remote: Option<usize>,
     clock: AtomicU64,
     lies: Mutex<Vec<Lie>>,
     /// Generations that have ended, and current ones.
@@ -211,6 +213,11 @@ impl Request {
         }
     }
 
+    /// Whether another process has registered what it accesses there, too.
+    pub fn is_remote(&self, remote: Option<usize>) -> bool {
+        matches!(&self.what, What::Send(send) if remote == Some(send.end ^ 1))
+    }
+
     /// The region that it writes, and how many of its own bytes; none for a receive, which gets the bytes of another request.
     fn fills(&self) -> Option<(usize, u64)> {
         match &self.what {
@@ -235,6 +242,7 @@ impl Model {
             memory,
             requests,
             checks_faults,
+            remote: plan.remote,
             clock: AtomicU64::new(1),
             lies: Mutex::default(),
             lives: Mutex::default(),
@@ -640,7 +648,12 @@ impl Model {
             }
             _ => None,
         });
-        receives.filter(|bytes| bytes.starts_with(&stamp)).count()
+        let inbox = (self.memory.inbox.iter())
+            .filter(|_| self.remote == Some(send.end ^ 1))
+            .flat_map(|inbox| (0..STEPS_MAX).map(|receive| Memory::read(inbox, receive)));
+        (receives.chain(inbox))
+            .filter(|bytes| bytes.starts_with(&stamp))
+            .count()
     }
 
     fn is_received(&self, number: usize, end: usize, to: usize, ticket: &Ticket) {

@@ -25,6 +25,10 @@ pub struct Plan {
     pub seed: u64,
     /// The two endpoints of a pair are numbers `2 * pair` and `2 * pair + 1`.
     pub pairs: Vec<EndpointConfig>,
+    /// The endpoints with odd numbers are on the second of two devices.
+    pub devices: usize,
+    /// The endpoint that another process has, the last of all: its memory is the plan's, and it posts receives.
+    pub remote: Option<usize>,
     /// Whether each stream continues behind failed work.
     pub continues: Vec<bool>,
     pub threads: usize,
@@ -166,13 +170,23 @@ pub enum Call {
     },
     DropEndpoint(usize),
     Faults {
+        device: usize,
         loss: f64,
         duplicate: f64,
         reorder: f64,
         delay_ns: u64,
     },
-    Freeze(bool),
-    StallProxy(bool),
+    Freeze {
+        device: usize,
+        is_frozen: bool,
+    },
+    StallProxy {
+        device: usize,
+        is_stalled: bool,
+    },
+    /// Stops the process that has the remote endpoint, and continues it.
+    StopPeer(bool),
+    KillPeer,
     Deregister {
         bank: usize,
         is_target: bool,
@@ -214,8 +228,13 @@ impl Plan {
             1 + random.below(3) as usize
         };
         let count = 4 + random.below(STEPS_MAX as u64 - 4) as usize;
+        // An operation between devices may fail at one of them, and the other one learns it from packets.
+        let devices = 1 + usize::from(!is_storm && random.below(3) == 0);
+        let remote = (!is_storm && random.below(12) == 0).then_some(2 * pairs.len() - 1);
         let mut makes = Makes {
             ends: 2 * pairs.len(),
+            devices,
+            remote,
             streams,
             is_storm,
             // How many failures are caused on purpose. Some plans have none, because little is found once everything has failed.
@@ -235,6 +254,8 @@ impl Plan {
         Plan {
             seed,
             pairs,
+            devices,
+            remote,
             continues: (0..streams).map(|_| makes.random.below(6) == 0).collect(),
             threads,
             steps,
@@ -268,6 +289,7 @@ impl Plan {
             duplicate,
             reorder,
             delay_ns,
+            ..
         } = *call
         else {
             return None;
@@ -336,6 +358,8 @@ impl Feature {
 struct Makes {
     random: Random,
     ends: usize,
+    devices: usize,
+    remote: Option<usize>,
     streams: usize,
     is_storm: bool,
     gremlin: u64,
@@ -348,6 +372,14 @@ struct Makes {
 impl Makes {
     fn below(&mut self, end: usize) -> usize {
         self.random.below(end as u64) as usize
+    }
+
+    /// An endpoint of this process.
+    fn end(&mut self) -> usize {
+        match self.below(self.ends) {
+            end if Some(end) == self.remote => end - 1,
+            end => end,
+        }
     }
 
     fn has(&self, feature: Feature) -> bool {
@@ -382,7 +414,7 @@ impl Makes {
         if self.random.below(50) < self.gremlin {
             return self.mischief();
         }
-        let (ends, streams) = (self.ends, self.streams);
+        let streams = self.streams;
         let kind = match self.random.below(105) {
             _ if self.is_storm => return self.storm(number),
             64..=70 if !self.has(Feature::Kernels) => 0,
@@ -397,7 +429,7 @@ impl Makes {
                 let timeout = *self
                     .random
                     .pick(&[None, None, Some(Duration::from_millis(2))]);
-                let (end, side) = (self.below(ends), self.side());
+                let (end, side) = (self.end(), self.side());
                 let way = match self.way(number) {
                     Way::Now => Way::Stream(self.below(streams)),
                     way => way,
@@ -410,11 +442,11 @@ impl Makes {
                 }
             }
             50..=55 => Call::Poll {
-                end: self.below(ends),
+                end: self.end(),
                 side: self.side(),
             },
             56 | 57 => Call::WaitCq {
-                end: self.below(ends),
+                end: self.end(),
                 side: self.side(),
                 timeout: Duration::from_millis(1 + self.random.below(3)),
             },
@@ -467,7 +499,7 @@ impl Makes {
                 stream: self.below(streams),
                 timeout: Duration::from_millis(self.random.below(5)),
             },
-            77 => Call::Failure(self.below(ends)),
+            77 => Call::Failure(self.end()),
             80..=87 => self.receive(number),
             // Without a reset, a plan tests nothing once all of its endpoints have failed.
             88..=90 => self.reset(),
@@ -476,7 +508,7 @@ impl Makes {
                 timeout: Duration::from_micros(self.random.below(3000)),
             },
             93..=95 => Call::WaitRoom {
-                end: self.below(ends),
+                end: self.end(),
                 side: self.side(),
                 count: self.random.below(6) as u32,
                 timeout: Duration::from_micros(self.random.below(3000)),
@@ -492,7 +524,7 @@ impl Makes {
 
     fn receive(&mut self, number: usize) -> Call {
         Call::Recv {
-            end: self.below(self.ends),
+            end: self.end(),
             len_bytes: *self.random.pick(&[PLACE, PLACE, PLACE, 64]),
             to: self.below(BANKS),
             way: self.way(number),
@@ -509,9 +541,9 @@ impl Makes {
     fn storm(&mut self, number: usize) -> Call {
         match self.random.below(10) {
             0..=6 => Call::Send(self.send(number)),
-            7 => Call::Failure(self.below(self.ends)),
+            7 => Call::Failure(self.end()),
             8 => Call::Poll {
-                end: self.below(self.ends),
+                end: self.end(),
                 side: QueueKind::Send,
             },
             _ => Call::Reset {
@@ -544,7 +576,7 @@ impl Makes {
             _ => *self.random.pick(&[16, 64, 64, PLACE]),
         };
         Send {
-            end: self.below(self.ends),
+            end: self.end(),
             transfer,
             len_bytes,
             pieces: if transfer.is_atomic() {
@@ -564,26 +596,38 @@ impl Makes {
     }
 
     fn mischief(&mut self) -> Call {
-        let (ends, streams) = (self.ends, self.streams);
+        let (streams, device) = (self.streams, self.below(self.devices));
+        if self.remote.is_some() && self.random.below(4) == 0 {
+            return match self.random.below(4) {
+                0 => Call::KillPeer,
+                1 => Call::StopPeer(true),
+                _ => Call::StopPeer(false),
+            };
+        }
         match self.random.below(22) {
-            0..=5 => Call::Abort(self.below(ends)),
+            0..=5 => Call::Abort(self.end()),
             6..=10 => self.reset(),
             11 | 12 => Call::AbortStream(self.below(streams)),
-            13 => Call::DropEndpoint(self.below(ends)),
+            13 => Call::DropEndpoint(self.end()),
             14 => Call::Deregister {
                 bank: self.below(BANKS),
                 is_target: self.random.below(2) == 0,
             },
             15 | 16 => Call::Faults {
+                device,
                 loss: *self.random.pick(&[0.0, 0.1, 0.3]),
                 duplicate: *self.random.pick(&[0.0, 0.2]),
                 reorder: *self.random.pick(&[0.0, 0.3]),
                 delay_ns: *self.random.pick(&[0, 20_000]),
             },
-            17 => Call::Freeze(true),
-            18 => Call::Freeze(false),
-            19 => Call::StallProxy(true),
-            20 => Call::StallProxy(false),
+            kind @ (17 | 18) => Call::Freeze {
+                device,
+                is_frozen: kind == 17,
+            },
+            kind @ (19 | 20) => Call::StallProxy {
+                device,
+                is_stalled: kind == 19,
+            },
             _ if self.may_panic => Call::Launch {
                 stream: self.below(streams),
                 kernel: Kernel::Panics,
@@ -643,6 +687,12 @@ impl fmt::Display for Plan {
         }
         for (stream, _) in (self.continues.iter().enumerate()).filter(|(_, goes_on)| **goes_on) {
             writeln!(f, "s{stream}.continue_on_error(true);")?;
+        }
+        if self.devices > 1 {
+            writeln!(f, "// Each b is on another device than its a.")?;
+        }
+        if let Some(end) = self.remote {
+            writeln!(f, "// {} is in another process.", end_name(end))?;
         }
         if self.is_strict {
             writeln!(f, "device.set_faults(strict());")?;
@@ -761,9 +811,21 @@ impl fmt::Display for Step {
                 write!(f, "{first}a{pair}.reset(); b{pair}.reset(); connect;")
             }
             Call::DropEndpoint(end) => write!(f, "drop({});", end_name(*end)),
-            Call::Faults { .. } => write!(f, "device.set_faults({:?});", self.call),
-            Call::Freeze(is_frozen) => write!(f, "device.set_frozen({is_frozen});"),
-            Call::StallProxy(is_stalled) => write!(f, "device.set_proxy_stalled({is_stalled});"),
+            Call::Faults { device, .. } => write!(f, "device{device}.set_faults({:?});", self.call),
+            Call::Freeze { device, is_frozen } => {
+                write!(f, "device{device}.set_frozen({is_frozen});")
+            }
+            Call::StallProxy { device, is_stalled } => {
+                write!(f, "device{device}.set_proxy_stalled({is_stalled});")
+            }
+            Call::StopPeer(is_stopped) => {
+                write!(
+                    f,
+                    "{}(peer);",
+                    if *is_stopped { "stop" } else { "continue" }
+                )
+            }
+            Call::KillPeer => write!(f, "kill(peer);"),
             Call::Deregister { bank, is_target } => {
                 write!(
                     f,

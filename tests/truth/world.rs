@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use doorbell::softcx::Faults;
 use doorbell::{
     AbortHandle, Condition, Control, Device, Endpoint, Error, Event, Executor, Prepared, QueueKind,
-    Result, Slice, Status, Ticket, Work, stream_post, stream_post_all, stream_wait_value32,
-    stream_write_value32,
+    Result, Slice, StateKind, Status, Ticket, Work, stream_post, stream_post_all,
+    stream_wait_value32, stream_write_value32,
 };
 
-use crate::memory::{Memory, place, swapped, word};
+use crate::memory::{Memory, Shared, place, swapped, word};
 use crate::model::{Launched, Lie, Life, Model, Request, imm, lock};
+use crate::peer::Peer;
 use crate::plan::{Call, EVENTS, GATES, Kernel, Plan, Send, Step, Transfer, Way, end_name};
 use crate::rig::{Stream, stream};
 
@@ -63,10 +64,13 @@ struct Gates {
 
 pub struct World<'a> {
     plan: &'a Plan,
-    device: &'a Device,
+    devices: &'a [Device],
+    /// The process of the remote endpoint.
+    peer: Option<Peer>,
     pub model: Arc<Model>,
     ends: Vec<Mutex<End>>,
-    aborts: Vec<AbortHandle>,
+    /// `None`: the remote endpoint.
+    aborts: Vec<Option<AbortHandle>>,
     lanes: Vec<Mutex<Lane>>,
     events: Vec<Mutex<Recorded>>,
     prepared: Vec<Mutex<Option<Prepared>>>,
@@ -79,12 +83,12 @@ pub struct World<'a> {
 /// The findings of a run, and whether something did not end, after which the process must not continue.
 pub fn run(
     plan: &Plan,
-    device: &Device,
+    devices: &[Device],
     patience: Duration,
     checks_faults: bool,
     watched: &Mutex<Option<Arc<Model>>>,
 ) -> Vec<Lie> {
-    let world = World::new(plan, device, checks_faults);
+    let world = World::new(plan, devices, checks_faults);
     *lock(watched) = Some(Arc::clone(&world.model));
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -125,12 +129,14 @@ pub fn run(
 }
 
 impl<'a> World<'a> {
-    fn new(plan: &'a Plan, device: &'a Device, checks_faults: bool) -> World<'a> {
-        let domain = device.protection_domain();
+    fn new(plan: &'a Plan, devices: &'a [Device], checks_faults: bool) -> World<'a> {
+        let domains: Vec<_> = devices.iter().map(Device::protection_domain).collect();
+        let is_shared = plan.remote.is_some() || devices.len() > 1;
         let memory = Memory::new(
-            &domain,
+            &domains,
             plan.seed,
             plan.steps.iter().map(|step| step.number),
+            is_shared.then(|| Shared::new().unwrap()),
         );
         for step in &plan.steps {
             if let Call::Send(Send {
@@ -145,13 +151,28 @@ impl<'a> World<'a> {
             }
         }
         let model = Arc::new(Model::new(memory, plan, checks_faults));
-        device.set_faults(plan.usual_faults());
-        let endpoint = |end: usize| Endpoint::new(&domain, &plan.pairs[end / 2]).unwrap();
+        devices.iter().for_each(|device| {
+            device.set_faults(plan.usual_faults());
+        });
+        let endpoint = |end: usize| {
+            let domain = &domains[end % domains.len()];
+            (plan.remote != Some(end)).then(|| Endpoint::new(domain, &plan.pairs[end / 2]).unwrap())
+        };
         let mut endpoints: Vec<_> = (0..2 * plan.pairs.len()).map(endpoint).collect();
+        let mut peer = None;
         for pair in endpoints.chunks_mut(2) {
-            let [a, b] = pair else { unreachable!() };
-            a.connect(&b.address()).unwrap();
-            b.connect(&a.address()).unwrap();
+            match pair {
+                [Some(a), Some(b)] => {
+                    a.connect(&b.address()).unwrap();
+                    b.connect(&a.address()).unwrap();
+                }
+                [Some(a), None] => {
+                    let started = Peer::start(plan, &model.memory.path().unwrap(), &a.address());
+                    a.connect(&started.address()).unwrap();
+                    peer = Some(started);
+                }
+                _ => unreachable!(),
+            }
         }
         let steps = plan
             .steps
@@ -161,13 +182,16 @@ impl<'a> World<'a> {
             .unwrap_or(0);
         World {
             plan,
-            device,
-            control: endpoints[0].path().control,
-            aborts: endpoints.iter().map(Endpoint::abort_handle).collect(),
+            devices,
+            peer,
+            control: endpoints[0].as_ref().unwrap().path().control,
+            aborts: (endpoints.iter())
+                .map(|endpoint| endpoint.as_ref().map(Endpoint::abort_handle))
+                .collect(),
             ends: (endpoints.into_iter().enumerate())
                 .map(|(end, endpoint)| {
                     Mutex::new(End {
-                        endpoint: Some(endpoint),
+                        endpoint,
                         life: model.begin_life(end),
                     })
                 })
@@ -211,6 +235,7 @@ impl<'a> World<'a> {
                 way,
             } => {
                 let into = [self.model.memory.targets[*to]
+                    .of(*end)
                     .slice(place(number), *len_bytes)
                     .unwrap()];
                 let wr_id = number as u64 + 1;
@@ -312,17 +337,20 @@ impl<'a> World<'a> {
                 self.synchronize(*stream, *timeout);
             }
             Call::AbortStream(stream) => self.abort_stream(*stream),
-            Call::Abort(end) => self.aborts[*end].abort(),
+            Call::Abort(end) => self.abort(*end),
             Call::Reset { pair, aborts } => self.reset(*pair, *aborts),
             Call::DropEndpoint(end) => drop(lock(&self.ends[*end]).endpoint.take()),
-            Call::Faults { .. } => {
-                self.device
-                    .set_faults(self.plan.faults(&step.call).unwrap());
+            Call::Faults { device, .. } => {
+                self.devices[*device].set_faults(self.plan.faults(&step.call).unwrap());
             }
-            Call::Freeze(is_frozen) => {
-                self.device.set_frozen(*is_frozen);
+            Call::Freeze { device, is_frozen } => {
+                self.devices[*device].set_frozen(*is_frozen);
             }
-            Call::StallProxy(is_stalled) => self.stall(*is_stalled),
+            Call::StallProxy { device, is_stalled } => {
+                self.stall(&self.devices[*device], *is_stalled)
+            }
+            Call::StopPeer(is_stopped) => self.peer.iter().for_each(|peer| peer.stop(*is_stopped)),
+            Call::KillPeer => self.peer.iter().for_each(Peer::kill),
             Call::Deregister { bank, is_target } => {
                 let memory = &self.model.memory;
                 if !is_target {
@@ -392,7 +420,11 @@ impl<'a> World<'a> {
             Transfer::CompareSwap => (&memory.targets[send.to], &memory.swaps),
             _ => (&memory.sources[send.from], &memory.targets[send.to]),
         };
-        let mut remote = target.remote();
+        let (source, there) = (source.of(send.end), send.end ^ 1);
+        let mut remote = match &self.peer {
+            Some(peer) if Some(there) == self.plan.remote => peer.region(memory.number(target)),
+            _ => target.of(there).remote(),
+        };
         if send.wrong_key {
             remote.rkey ^= 0x5500;
         }
@@ -800,11 +832,7 @@ impl<'a> World<'a> {
     fn reset(&self, pair: usize, aborts: bool) {
         let mut a = lock(&self.ends[2 * pair]);
         let mut b = lock(&self.ends[2 * pair + 1]);
-        let abort = || {
-            [2 * pair, 2 * pair + 1]
-                .iter()
-                .for_each(|end| self.aborts[*end].abort())
-        };
+        let abort = || (2 * pair..2 * pair + 2).for_each(|end| self.abort(end));
         if aborts {
             abort();
         }
@@ -830,13 +858,25 @@ impl<'a> World<'a> {
                 }
             }
         }
-        let (Some(a), Some(b)) = (&mut a.endpoint, &mut b.endpoint) else {
-            return;
+        let is_remote = self.plan.remote == Some(2 * pair + 1);
+        let connected = match (&mut a.endpoint, &mut b.endpoint, &self.peer) {
+            (Some(a), Some(b), _) => vec![a.connect(&b.address()), b.connect(&a.address())],
+            (Some(a), None, Some(peer)) if is_remote => match peer.reset(&a.address()) {
+                Some(address) => vec![a.connect(&address)],
+                // It is stopped or killed.
+                None => return,
+            },
+            _ => return,
         };
-        for connected in [a.connect(&b.address()), b.connect(&a.address())] {
+        for connected in connected {
             match connected {
                 // Another thread has aborted it meanwhile.
                 Ok(()) | Err(Error::Work(_)) => {}
+                // Or has killed the other process.
+                Err(Error::State {
+                    kind: StateKind::Unreachable,
+                    ..
+                }) if is_remote => {}
                 Err(error) => self
                     .model
                     .lie("connect refused", format!("pair {pair}: {error:?}")),
@@ -844,17 +884,23 @@ impl<'a> World<'a> {
         }
     }
 
-    fn stall(&self, is_stalled: bool) {
+    fn abort(&self, end: usize) {
+        self.aborts[end].iter().for_each(AbortHandle::abort);
+    }
+
+    fn stall(&self, device: &Device, is_stalled: bool) {
         if self.control == Control::Proxy {
-            self.device.set_proxy_stalled(is_stalled).unwrap();
+            device.set_proxy_stalled(is_stalled).unwrap();
         }
     }
 
     /// Ends all work.
     fn drain(&self, patience: Duration) {
-        self.device.set_frozen(false);
-        self.device.set_faults(Faults::default());
-        self.stall(false);
+        for device in self.devices {
+            device.set_frozen(false);
+            device.set_faults(Faults::default());
+            self.stall(device, false);
+        }
         self.open_all();
         let started = Instant::now();
         while self.plan.lingers
@@ -869,10 +915,10 @@ impl<'a> World<'a> {
                 drop(prepared);
             }
         }
-        for (end, abort) in self.ends.iter().zip(&self.aborts) {
+        for (number, end) in self.ends.iter().enumerate() {
             // A dropped stream ends without that.
             if lock(end).endpoint.is_some() {
-                abort.abort();
+                self.abort(number);
             }
         }
         for stream in 0..self.lanes.len() {
@@ -925,6 +971,11 @@ impl<'a> World<'a> {
         self.model.settle();
         for (bank, before) in lock(&self.deregistered).iter() {
             for (number, before) in before.iter().enumerate() {
+                let request = self.model.requests[number].as_ref();
+                if request.is_some_and(|request| request.is_remote(self.plan.remote)) {
+                    // The other process has not deregistered it.
+                    continue;
+                }
                 let now = Memory::read(&self.model.memory.targets[*bank], number);
                 let came = now
                     .iter()
