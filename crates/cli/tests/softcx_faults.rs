@@ -196,7 +196,9 @@ fn exiting_program_leaves_no_fabric_table() {
         let mut given_up = 0;
         for how in ["return", "handler", "thread"] {
             for _ in 0..10 {
-                let script = format!("'{program}' {how} & '{program}' {how} && wait $!");
+                // A program that hangs ends after a while, and not with the shell, which is all that is killed here.
+                let one = format!("timeout --foreground {} '{program}' {how}", LIMIT.as_secs());
+                let script = format!("{one} & {one} && wait $!");
                 let mut command = door.run(&["--fabric", &fabric], "sh");
                 command.args(["-c", &script]);
                 let output = Running::start(command, &format!("{test}.{door:?}")).finish();
