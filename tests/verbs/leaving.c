@@ -8,13 +8,6 @@
 
 static struct device device;
 
-static struct ibv_cq *new_cq(void)
-{
-	struct ibv_cq *cq = ibv_create_cq(device.context, 16, NULL, NULL, 0);
-	CHECK(cq);
-	return cq;
-}
-
 static void *polls(void *cq)
 {
 	struct ibv_wc completion;
@@ -58,14 +51,14 @@ int main(int argc, char **argv)
 	sigaddset(&alarms, SIGALRM);
 	pthread_sigmask(SIG_BLOCK, &alarms, NULL);
 	for (int i = 0; i < 2; i++)
-		CHECK(pthread_create(&thread, NULL, polls, new_cq()) == 0);
+		CHECK(pthread_create(&thread, NULL, polls, new_cq(&device, 16)) == 0);
 	usleep(5000);
 	if (!strcmp(how, "thread")) {
 		CHECK(pthread_create(&thread, NULL, leaves, NULL) == 0);
-		polls(new_cq());
+		polls(new_cq(&device, 16));
 	} else if (!strcmp(how, "handler")) {
 		/* Before the alarm: `exit` in a handler that has interrupted a command, which takes locks and allocates, may hang. */
-		struct ibv_cq *cq = new_cq();
+		struct ibv_cq *cq = new_cq(&device, 16);
 		signal(SIGALRM, on_alarm);
 		pthread_sigmask(SIG_UNBLOCK, &alarms, NULL);
 		ualarm(5000, 0);
