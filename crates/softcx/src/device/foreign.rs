@@ -350,8 +350,8 @@ mod tests {
             .other
             .broken
             .store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(bench.copies.settle_for(4).is_none());
-        assert!(bench.copies.settle_for(3).is_some());
+        assert!(bench.copies.settle_for(4, false).is_none());
+        assert!(bench.copies.settle_for(3, false).is_some());
     }
 
     #[test]

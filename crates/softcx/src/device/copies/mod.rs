@@ -97,23 +97,23 @@ impl Copies {
         }
     }
 
-    /// Makes the collected copies, before this queue pair completes or acknowledges something. Returns the origin of the first copy for it that has failed
-    /// since the last call.
+    /// Makes the collected copies, before this queue pair completes something. Returns the origin of the first copy for a request of its peer, or for a
+    /// response to it, that has failed since the last call. A failure of the other kind is kept.
     #[inline]
-    pub(crate) fn settle_for(&mut self, qpn: u32) -> Option<CopyOrigin> {
+    pub(crate) fn settle_for(&mut self, qpn: u32, request: bool) -> Option<CopyOrigin> {
         if self.pieces.is_empty() && self.faults.is_empty() {
             return None;
         }
         self.make_pieces();
-        self.take_fault(qpn)
+        self.take_fault(qpn, request)
     }
 
     #[cold]
-    fn take_fault(&mut self, qpn: u32) -> Option<CopyOrigin> {
-        let first = self.faults.iter().position(|cause| cause.qpn == qpn)?;
-        let first = self.faults[first];
-        self.faults.retain(|cause| cause.qpn != qpn);
-        Some(first)
+    fn take_fault(&mut self, qpn: u32, request: bool) -> Option<CopyOrigin> {
+        let is_it = |cause: &CopyOrigin| (cause.qpn, cause.request) == (qpn, request);
+        let first = self.faults.iter().copied().find(is_it);
+        self.faults.retain(|cause| !is_it(cause));
+        first
     }
 
     /// Whether a copy made so far for this queue pair failed because the sender, which had the bytes, has died.
@@ -131,8 +131,8 @@ impl Copies {
     /// The origin of the first collected copy that failed for some queue pair.
     #[inline]
     pub(crate) fn take_any_fault(&mut self) -> Option<CopyOrigin> {
-        let qpn = self.faults.first()?.qpn;
-        self.take_fault(qpn)
+        let CopyOrigin { qpn, request, .. } = *self.faults.first()?;
+        self.take_fault(qpn, request)
     }
 
     /// A sender's bytes could not be read. If they were in another process, that process has died, and no sender is left to notify. Memory of another
@@ -493,7 +493,7 @@ mod tests {
         copies.settle();
         assert_eq!(a.read(good, 4), b"good");
         assert_eq!(a.read(good + 8, 4), b"good");
-        assert!(copies.settle_for(1).is_none() && copies.settle_for(3).is_none());
+        assert!(copies.settle_for(1, false).is_none() && copies.settle_for(2, false).is_none());
         let cause = CopyOrigin {
             qpn: 2,
             request: true,

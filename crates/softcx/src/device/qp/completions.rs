@@ -16,7 +16,7 @@ impl Qp {
         syndrome: Option<Syndrome>,
     ) {
         // Behind what it reports.
-        let lost = context.copies.settle_for(self.parts.qpn).is_some();
+        let lost = context.copies.settle_for(self.parts.qpn, false).is_some();
         let syndrome = syndrome.or(lost.then_some(Syndrome::LocalProt));
         let cqe = Cqe {
             opcode: if syndrome.is_some() {
@@ -43,22 +43,24 @@ impl Qp {
     /// Completes a receive.
     pub(crate) fn complete_recv(&mut self, context: &mut DeviceParts, cqe: Cqe) {
         // Behind what it reports.
-        let lost = context.copies.settle_for(self.parts.qpn);
-        let lost = lost.filter(|_| !cqe.opcode.is_error());
+        let lost = context.copies.settle_for(self.parts.qpn, true);
         let mut cqe = Cqe {
             qpn: self.parts.qpn,
             srqn_uidx: self.parts.user_index,
             timestamp: context.now_ns,
             ..cqe
         };
-        if lost.is_some() {
+        let was_error = cqe.opcode.is_error();
+        if lost.is_some() && !was_error {
             cqe.opcode = CqeOpcode::RespErr;
             cqe.syndrome = Syndrome::LocalProt as u8;
         }
         let pushed = context.complete(self.parts.recv_cq, &cqe);
         self.check_overrun(pushed);
-        if let Some(cause) = lost {
-            self.refuse_copied(context, cause);
+        match lost {
+            Some(cause) if was_error && !self.is_receiving() => self.withdraw_answers(cause.psn),
+            Some(cause) => self.refuse_copied(context, cause),
+            None => {}
         }
     }
 

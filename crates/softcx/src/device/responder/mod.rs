@@ -136,12 +136,7 @@ impl Qp {
 
     /// Refuses a request whose bytes could not be copied, though later ones may have been carried out, and is in error.
     pub(crate) fn refuse_copied(&mut self, context: &mut DeviceParts, cause: CopyOrigin) {
-        let psn = if cause.request {
-            cause.psn
-        } else {
-            psn_add(self.responder.expected_psn, 0xff_ffff)
-        };
-        self.refuse_psn(context, psn, AckCode::OperationalError);
+        self.refuse_psn(context, cause.psn, AckCode::OperationalError);
     }
 
     /// The request of that packet was not executed. What would acknowledge it is not sent: answers to it and to later ones.

@@ -276,7 +276,8 @@ fn memory_that_is_unmapped_later_fails_its_user_only() {
 #[test]
 fn answers_acknowledge_no_request_whose_bytes_were_not_copied() {
     const FETCH_ADD: u8 = 0x12;
-    for behind in 0..4 {
+    const WRITE_IMM: u8 = 0x09;
+    for behind in 0..5 {
         let mut pair = Pair::new(Process::other);
         let (from, lkey) = pair.a.region(4096, ALL);
         let (gone, gone_rkey) = pair.b.region(8192, ALL);
@@ -286,14 +287,19 @@ fn answers_acknowledge_no_request_whose_bytes_were_not_copied() {
         let lost = Work::new(WRITE, &[remote(page, gone_rkey), data(from, lkey, 8)]);
         let list = [remote(into, rkey), data(from, lkey, 8)];
         let next = match behind {
-            // Acknowledged; refused because of its key; refused because no receive is there; answered with a value.
+            // Acknowledged; refused because of its key; refused because no receive is there; answered with a value; refused, and its receive fails with it.
             0 => Work::new(WRITE, &list),
             1 => Work::new(WRITE, &[remote(into, rkey ^ 0x5500), data(from, lkey, 8)]),
             2 => Work::new(SEND, &[data(from, lkey, 8)]),
-            _ => Work::new(
+            3 => Work::new(
                 FETCH_ADD,
                 &[remote(into, rkey), [0; 16], data(from, lkey, 8)],
             ),
+            _ => {
+                pair.b.post_recv(&mut pair.qps[1], &[data(into, rkey, 8)]);
+                let list = [remote(into, rkey ^ 0x5500), data(from, lkey, 8)];
+                Work::new(WRITE_IMM, &list)
+            }
         };
         pair.a.send(&mut pair.qps[0], &lost);
         pair.a.send(&mut pair.qps[0], &next);
