@@ -5,15 +5,14 @@
 mod rig;
 mod waived;
 
-use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use doorbell::softcx::{CommandKind, CommandKinds, Faults};
 use doorbell::{
-    Device, Endpoint, EndpointConfig, Error, Executor, HostStream, QueueKind, Region, RemoteSlice,
-    Status, Ticket, Work,
+    Device, Endpoint, EndpointConfig, Error, Event, Executor, HostStream, QueueKind, Region,
+    RemoteSlice, Status, Ticket, Work,
 };
 use rig::{Limit, Pair, SOON, device, has_no_queue};
 use waived::waived;
@@ -44,33 +43,14 @@ fn refuse(kinds: &[CommandKind]) -> Faults {
     }
 }
 
-/// A device of this process, whose faults a test can set. Others are WAIVED. While one test has it, the other tests wait: streams of GPUs are stopped
-/// for one failed endpoint of the process after the other (docs/outcomes.md), so a device that hangs may delay the deadlines of another test.
-struct FaultyDevice {
-    device: Device,
-    _alone: MutexGuard<'static, ()>,
-}
-
-impl Deref for FaultyDevice {
-    type Target = Device;
-
-    fn deref(&self) -> &Device {
-        &self.device
-    }
-}
-
-fn faulty(test: &str) -> Option<FaultyDevice> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+/// A device of this process, whose faults a test can set. Others are WAIVED.
+fn faulty(test: &str) -> Option<Device> {
     let device = device();
     if !device.set_faults(Faults::default()) {
         waived(test, "the device takes no faults from this process");
         return None;
     }
-    (!has_no_queue(&device, test)).then_some(FaultyDevice {
-        device,
-        _alone: alone,
-    })
+    (!has_no_queue(&device, test)).then_some(device)
 }
 
 fn patient(timeout: Duration) -> EndpointConfig {
@@ -289,48 +269,171 @@ fn abort_while_a_stream_waits_for_devices_discards_its_queue() {
     assert!(!matches!(settled(&sent), Status::Complete));
 }
 
-/// Endpoints that wait for each other are stopped one after the other. The reset of the first must not start a new generation while a stop that would
-/// apply to it is pending.
+/// Endpoints that wait for each other: on each stream a wait of one endpoint, and behind it a send of the next one.
+struct Chain {
+    pairs: Vec<Pair>,
+    streams: Vec<rig::Stream>,
+}
+
+impl Chain {
+    fn new(device: &Device, timeout: Duration, streams: usize) -> Chain {
+        let forever = patient(Duration::from_secs(600));
+        let mut pairs: Vec<_> = (0..=streams)
+            .map(|at| {
+                let config = if at == 0 { patient(timeout) } else { forever };
+                Pair::new(device, &config)
+            })
+            .collect();
+        let streams: Vec<_> = (0..streams).map(|_| rig::stream("chain")).collect();
+        for (at, stream) in streams.iter().enumerate().rev() {
+            let into = pairs[at].region(64);
+            wait_for_nothing(&mut pairs[at].a, &into, stream);
+            send_behind(&mut pairs[at + 1], stream);
+        }
+        Chain { pairs, streams }
+    }
+}
+
+fn send_behind(pair: &mut Pair, stream: &rig::Stream) -> Ticket {
+    let (from, to) = (pair.region(64), pair.region(64));
+    let slices = [from.slice(0, 64).unwrap()];
+    let work = Work::write(&slices, to.remote().slice(0, 64).unwrap());
+    pair.a.stream_queue_send(stream, &work).unwrap()
+}
+
+/// The reset of the first endpoint of a chain must not start a new generation while a stop that would apply to it is pending.
 #[test]
 fn reset_does_not_overtake_pending_endpoint_stops() {
-    const CHAIN: usize = 7;
     let test = "reset_does_not_overtake_pending_endpoint_stops";
     let Some(device) = faulty(test) else { return };
     let _limit = Limit::new(test, STEP);
-    let timeout = Duration::from_millis(200);
-    let forever = patient(Duration::from_secs(600));
-    let mut chain: Vec<_> = (0..=CHAIN)
-        .map(|at| {
-            let config = if at == 0 { patient(timeout) } else { forever };
-            Pair::new(&device, &config)
-        })
-        .collect();
-    let regions: Vec<_> = chain.iter().map(|pair| pair.region(128)).collect();
-    let remotes: Vec<_> = chain.iter().map(|pair| pair.region(64)).collect();
-    let streams: Vec<_> = (0..CHAIN).map(|_| rig::stream("chain")).collect();
-    // On each stream a wait of one endpoint, and behind it a send of the next one.
-    for (at, stream) in streams.iter().enumerate().rev() {
-        wait_for_nothing(&mut chain[at].a, &regions[at], stream);
-        let slices = [regions[at + 1].slice(64, 64).unwrap()];
-        let work = Work::write(&slices, remotes[at + 1].remote().slice(0, 64).unwrap());
-        chain[at + 1].a.stream_queue_send(stream, &work).unwrap();
-    }
+    let mut chain = Chain::new(&device, Duration::from_millis(200), 7);
     device.set_faults(Faults {
         commands_ns: (STOPPED_IN - Duration::from_millis(200)).as_nanos() as u64,
         ..Faults::default()
     });
-    let _ = streams[0].synchronize(SOON);
-    let again = chain[0].a.reset();
+    let _ = chain.streams[0].synchronize(SOON);
+    let first = &mut chain.pairs[0];
+    let again = first.a.reset();
     if again.is_ok() {
         device.set_faults(Faults::default());
-        chain[0].b.reset().unwrap();
-        chain[0].connect();
+        first.b.reset().unwrap();
+        first.connect();
         std::thread::sleep(STOPPED_IN);
-        assert_eq!(chain[0].a.failure(), None);
+        assert_eq!(first.a.failure(), None);
     }
     device.set_faults(Faults::default());
+    for stream in &chain.streams {
+        let _ = stream.synchronize(SOON);
+    }
+}
+
+/// The endpoints of a chain are stopped one after the other, and each device takes as long as the library waits for it. Endpoints that are not of the chain do
+/// not wait for that: they fail at their deadline, and abort at once.
+#[test]
+fn chain_of_hung_devices_delays_no_other_endpoint() {
+    let test = "chain_of_hung_devices_delays_no_other_endpoint";
+    let Some(device) = faulty(test) else { return };
+    let sound = rig::device();
+    let _limit = Limit::new(test, STEP);
+    let chain = Chain::new(&device, Duration::from_secs(600), 6);
+    let timeout = Duration::from_millis(200);
+    let mut late = Pair::new(&sound, &patient(timeout));
+    let mut aborted = Pair::new(&sound, &patient(Duration::from_secs(600)));
+    let regions = [late.region(64), aborted.region(64)];
+    let streams = [rig::stream("late"), rig::stream("aborted")];
+    // Every command, not only the first.
+    device.set_faults(Faults {
+        commands_ns: (STOPPED_IN * 2).as_nanos() as u64,
+        ..Faults::default()
+    });
+    chain.pairs[0].a.abort();
+    // Another thread stops the chain meanwhile.
+    std::thread::sleep(Duration::from_millis(100));
+    let begin = Instant::now();
+    let waits = [
+        wait_for_nothing(&mut late.a, &regions[0], &streams[0]),
+        wait_for_nothing(&mut aborted.a, &regions[1], &streams[1]),
+    ];
+    streams[1].abort();
+    for (wait, stream) in waits.iter().zip(&streams) {
+        let _ = stream.synchronize(SOON);
+        let took = begin.elapsed();
+        assert!(took < timeout + LATE / 2, "{wait:?} after {took:?}");
+        assert!(!matches!(settled(wait), Status::Complete), "{wait:?}");
+    }
+    device.set_faults(Faults::default());
+    for stream in &chain.streams {
+        let _ = stream.synchronize(SOON);
+    }
+}
+
+/// Every endpoint waits on every stream, in another order on each. So there are very many ways from one endpoint to another, and a failure is followed
+/// once, not once for each way.
+#[test]
+fn streams_that_wait_for_each_other_in_circles_end_soon() {
+    const SIDE: usize = 9;
+    let test = "streams_that_wait_for_each_other_in_circles_end_soon";
+    let Some(device) = faulty(test) else { return };
+    let _limit = Limit::new(test, STEP);
+    let config = patient(Duration::from_secs(600));
+    let mut pairs: Vec<_> = (0..SIDE).map(|_| Pair::new(&device, &config)).collect();
+    let streams: Vec<_> = (0..SIDE).map(|_| rig::stream("circle")).collect();
+    let mut tickets = Vec::new();
+    for (at, stream) in streams.iter().enumerate() {
+        for next in 0..SIDE {
+            let pair = &mut pairs[(at + next) % SIDE];
+            let into = pair.region(64);
+            tickets.push(wait_for_nothing(&mut pair.a, &into, stream));
+        }
+    }
+    let begin = Instant::now();
+    pairs[0].a.abort();
     for stream in &streams {
         let _ = stream.synchronize(SOON);
+    }
+    let took = begin.elapsed();
+    assert!(took < LATE, "{took:?}");
+    for ticket in &tickets {
+        let status = settled(ticket);
+        assert!(!matches!(status, Status::Complete), "{status:?}");
+    }
+}
+
+/// Two streams wait for each other's events, many times. Each event leads to the rest of the other stream.
+#[test]
+fn streams_that_take_turns_end_soon() {
+    const TURNS: usize = 300;
+    let test = "streams_that_take_turns_end_soon";
+    let Some(device) = faulty(test) else { return };
+    let _limit = Limit::new(test, STEP);
+    let config = patient(Duration::from_secs(600));
+    let mut waiting = Pair::new(&device, &config);
+    let mut sending: [Pair; 2] = [(); 2].map(|()| Pair::new(&device, &config));
+    let streams = [rig::stream("one"), rig::stream("other")];
+    let into = waiting.region(64);
+    let wait = wait_for_nothing(&mut waiting.a, &into, &streams[0]);
+    let mut sends = Vec::new();
+    for turn in 0..TURNS {
+        let (this, next) = (&streams[turn % 2], &streams[(turn + 1) % 2]);
+        if turn < 50 {
+            sends.push(send_behind(&mut sending[turn % 2], this));
+        }
+        let event = Event::new();
+        this.record(&event).unwrap();
+        next.wait_event(&event).unwrap();
+    }
+    let begin = Instant::now();
+    waiting.a.abort();
+    for stream in &streams {
+        let _ = stream.synchronize(SOON);
+    }
+    let took = begin.elapsed();
+    assert!(took < LATE, "{took:?}");
+    assert!(matches!(settled(&wait), Status::Failed(_)), "{wait:?}");
+    for send in &sends {
+        let status = settled(send);
+        assert!(!matches!(status, Status::Complete), "{status:?}");
     }
 }
 

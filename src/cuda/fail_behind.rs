@@ -1,7 +1,7 @@
 //! Work that is queued behind a failure on a stream that cannot skip it: the work's endpoints are given up before the stream goes on.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::pending::defer_drops;
 use super::pending_queue::Arrived;
@@ -10,7 +10,7 @@ use super::stream_progress::CountedStream;
 use super::stream_words::{STATUS_STREAM, STATUS_WORK};
 use crate::Error;
 use crate::proxy::drop_elsewhere;
-use crate::stream::{Dependent, StreamFailure, stopping};
+use crate::stream::{Dependent, StreamFailure, Visited, meet_visited, stopping, visit};
 
 impl CountedStream for StreamState {
     fn settle_now(self: Arc<Self>) {
@@ -54,25 +54,6 @@ impl Dependent for StreamState {
             self.fail_from(entry, failure);
         }
         drop_stream(self);
-    }
-}
-
-/// While it lives, everything behind that entry is being given up. Also where an owner panics, it ends.
-struct StoppingFrom<'a> {
-    place: &'a AtomicU64,
-    before: u64,
-}
-
-impl StoppingFrom<'_> {
-    fn enter(place: &AtomicU64, entry: u64) -> StoppingFrom<'_> {
-        let before = place.swap(entry, Ordering::Relaxed);
-        StoppingFrom { place, before }
-    }
-}
-
-impl Drop for StoppingFrom<'_> {
-    fn drop(&mut self) {
-        self.place.store(self.before, Ordering::Relaxed);
     }
 }
 
@@ -141,14 +122,8 @@ impl StreamState {
     /// Gives up what is behind the entry, up to the last: its owners, the records from `first` on, and what other streams have behind waits for
     /// them.
     fn fail_behind(&self, entry: u64, (first, last): (u64, u64), failure: StreamFailure) {
-        stopping(|| {
-            let before = self.stopping_from.load(Ordering::Relaxed);
-            if before <= entry {
-                // In progress: an owner that is given up has waits on this stream.
-                return;
-            }
-            let _stopping = StoppingFrom::enter(&self.stopping_from, entry);
-            let owner_readers = (before == u64::MAX).then(|| self.read_owners());
+        let give_up = || {
+            let owner_reader = self.owner_readers.enter();
             let pending = self.pending.lock();
             let owners: Vec<_> = (pending.entries.iter())
                 .filter(|pending| pending.done > entry && pending.done <= last)
@@ -167,8 +142,13 @@ impl StreamState {
                     drop_elsewhere(last);
                 }
             }
-            drop(owner_readers);
+            drop(owner_reader);
             self.progress.fail_dependents(first);
+        };
+        stopping(|| {
+            if visit(self.id, (entry, last), give_up) == Visited::Before {
+                meet_visited();
+            }
         });
     }
 

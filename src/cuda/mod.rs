@@ -42,6 +42,7 @@ mod module;
 mod nic_registers;
 #[cfg(feature = "softcx")]
 mod nic_write_scope;
+mod owner_readers;
 mod pending;
 mod pending_queue;
 mod probe;

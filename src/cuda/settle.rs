@@ -1,7 +1,7 @@
 //! How the owners of queued programs learn how far a CUDA stream has come, and how waits are ended.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
 use super::pending::{Next, PendingEntry, Reports, defer_drops, settle};
 use super::state::{HostEventWait, StreamState};
@@ -136,7 +136,7 @@ impl StreamState {
     pub(super) fn settle_for_good(&self) {
         drop(self.settle_to_the_end());
         // Threads that come after this take handles only of owners that are pending.
-        drop(self.owner_readers.write());
+        self.owner_readers.await_inside();
     }
 
     /// Opens the gates whose marks, of streams of the host, are reached.
@@ -191,7 +191,7 @@ impl StreamState {
     pub(super) fn turn(&self) -> bool {
         self.release_host_event_waits();
         drop(self.settle());
-        let _visiting = self.read_owners();
+        let _owner_reader = self.owner_readers.enter();
         // The stream may wait for a software NIC, which progresses in the threads that wait.
         let mut owners: [Option<Arc<dyn Owner>>; 8] = Default::default();
         // Owners progress without the lock, which the watching thread needs to end waits: a NIC may have to copy.
@@ -207,11 +207,5 @@ impl StreamState {
             }
         }
         moved
-    }
-
-    pub(super) fn read_owners(&self) -> RwLockReadGuard<'_, ()> {
-        self.owner_readers
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }

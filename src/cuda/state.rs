@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, RwLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use cudarc::driver::sys::{self, CUstream};
 
@@ -11,6 +11,7 @@ use super::call_queue::CallQueue;
 use super::capture::forbid;
 use super::context::{ContextOnDemand, CudaContext, PER_THREAD};
 use super::deferred_free;
+use super::owner_readers::OwnerReaders;
 use super::pending_queue::PendingQueue;
 use super::stream_progress::{Count, CountedStream};
 use super::stream_words::StreamWords;
@@ -44,15 +45,12 @@ pub(super) struct StreamState {
     /// The one lock of the hot path. It is held over the driver call, which may block while the driver's queue is full.
     pub(super) queue: Lock<CallQueue>,
     pub(super) pending: PendingQueue,
-    /// Held for reading while a thread has handles of owners whose programs may finish meanwhile.
-    pub(super) owner_readers: RwLock<()>,
+    pub(super) owner_readers: OwnerReaders,
     /// Waits for marks that no GPU counts, in the order of the gates.
     pub(super) host_event_waits: Lock<VecDeque<HostEventWait>>,
     pub(super) fault: Fault,
     /// Failures of entries up to this count are no fault: the fault was taken, or the stream aborted, behind them.
     pub(super) forgiven: AtomicU64,
-    /// The entry behind which everything is being given up; above all counts while nothing is.
-    pub(super) stopping_from: AtomicU64,
     /// The entry that the stream's fault is of, if it is of one; else above all counts.
     pub(super) stopped_from: AtomicU64,
     /// Held during `cuStreamQuery`, which would invalidate a capture of the stream.
@@ -110,7 +108,7 @@ impl StreamState {
                 cudarc_owner: OnceLock::new(),
                 queue: Lock::default(),
                 pending: PendingQueue::new(),
-                owner_readers: RwLock::default(),
+                owner_readers: OwnerReaders::default(),
                 host_event_waits: Lock::default(),
                 fault: Fault::new(),
                 asking: Lock::default(),
@@ -124,7 +122,6 @@ impl StreamState {
                 remaining: Lock::default(),
                 weak: weak.clone(),
                 forgiven: AtomicU64::new(0),
-                stopping_from: AtomicU64::new(u64::MAX),
                 stopped_from: AtomicU64::new(u64::MAX),
                 progress: Arc::new(progress),
                 count,

@@ -1,9 +1,8 @@
 //! The streams that are told of an owner's failure before any wait for the owner is released.
 
-use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use super::lock::Lock;
 
@@ -13,82 +12,13 @@ pub(crate) trait FailureListener: Send + Sync {
     fn owner_failed(&self);
 
     /// The waits of the owner, which is known by its address, are about to end without success: gives up the owners of all that is queued behind
-    /// the first of them. Called within [`stopping`].
+    /// the first of them. Called within [`stopping`](super::stopping).
     fn fail_queued_after(&self, owner: usize) {
         let _ = owner;
     }
 }
 
 type FailureCallback = Arc<dyn FailureListener>;
-
-/// A device that was told to transmit nothing more for an owner.
-pub(crate) trait EndingDevice: Send + Sync {
-    /// Waits until the device has confirmed it, at most as long as a device may take.
-    fn wait(&self);
-}
-
-thread_local! {
-    /// The thread is in [`stopping`].
-    static IS_STOPPING: Cell<bool> = const { Cell::new(false) };
-    /// The thread called [`defer_waits`].
-    static IS_DEFERRING: Cell<bool> = const { Cell::new(false) };
-    /// The devices that this thread has told so and not waited for. It waits for all of them at the same time, so the number of devices that do not
-    /// answer adds no time. Not accessible while the thread ends, where a destructor of the application may still abort a stream.
-    static ENDING: RefCell<Vec<Arc<dyn EndingDevice>>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Runs `stop`, which gives up owners and streams that wait for each other, while no other thread does so. When the outermost call returns, all of
-/// them have been given up, and their devices were waited for.
-pub(crate) fn stopping<R>(stop: impl FnOnce() -> R) -> R {
-    static ONE: Mutex<()> = Mutex::new(());
-    if IS_STOPPING.replace(true) {
-        return stop();
-    }
-    /// Also where an owner panics. With the number of devices that were not waited for before.
-    struct Leave(usize);
-
-    impl Drop for Leave {
-        fn drop(&mut self) {
-            await_ending(self.0);
-            IS_STOPPING.set(false);
-        }
-    }
-
-    let _leave = Leave(ending());
-    // Released before the wait: other threads stop other owners meanwhile.
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    stop()
-}
-
-/// From here on [`await_or_defer`] does not wait on this thread, which calls [`await_ending`] before it executes anything of an owner.
-pub(crate) fn defer_waits() {
-    IS_DEFERRING.set(true);
-}
-
-/// The number of devices that this thread has begun to end, and not waited for.
-pub(crate) fn ending() -> usize {
-    ENDING
-        .try_with(|devices| devices.borrow().len())
-        .unwrap_or(0)
-}
-
-/// Waits for the device: in [`stopping`] at its end, and on a thread that defers waits when that thread waits for all.
-pub(crate) fn await_or_defer(device: Arc<dyn EndingDevice>) {
-    let waits_later = IS_STOPPING.get() || IS_DEFERRING.get();
-    let push = |devices: &RefCell<Vec<_>>| devices.borrow_mut().push(Arc::clone(&device));
-    if !waits_later || ENDING.try_with(push).is_err() {
-        device.wait();
-    }
-}
-
-/// Waits for all devices but the `first` ones of [`ending`].
-pub(crate) fn await_ending(first: usize) {
-    if ending() <= first {
-        return;
-    }
-    let devices = ENDING.try_with(|devices| devices.borrow_mut().split_off(first));
-    devices.iter().flatten().for_each(|device| device.wait());
-}
 
 /// The streams that are to be told of an owner's failure, each as long as it has programs of the owner.
 #[derive(Default)]

@@ -38,6 +38,7 @@ mod lock;
 mod owner;
 mod parker;
 mod ring;
+mod stopping;
 #[cfg(feature = "cuda")]
 mod substitute;
 mod worker;
@@ -49,9 +50,7 @@ pub use event::Event;
 pub(crate) use event::{Dependent, ExternalProgress, Progress, Record, StreamPosition};
 pub use execute_program::execute;
 pub use executor::{Executor, SealedExecutor, Submission};
-pub(crate) use failure_notifier::{
-    EndingDevice, FailureListener, await_ending, await_or_defer, ending, stopping,
-};
+pub(crate) use failure_notifier::FailureListener;
 #[cfg(feature = "cuda")]
 pub(crate) use fault::Fault;
 pub use fault::StreamFailure;
@@ -63,6 +62,9 @@ pub(crate) use lock::Lock;
 pub(crate) use lock::locks_taken;
 pub(crate) use owner::DeferredDrop;
 pub use owner::{Attachments, Outcome, Owner};
+#[cfg(feature = "cuda")]
+pub(crate) use stopping::meet_visited;
+pub(crate) use stopping::{EndingDevice, Visited, await_behind, await_or_defer, stopping, visit};
 #[cfg(feature = "cuda")]
 pub(crate) use substitute::{Substitute, may_have_seen};
 #[cfg(feature = "cuda")]

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use super::backoff::{Awake, Backoff, Spin, set_min_timer_slack};
 use super::event::{Event, Progress, Record, StreamPosition};
-use super::failure_notifier::{await_ending, defer_waits};
 use super::fault::{Fault, StreamFailure};
 use super::host_closure::HostClosure;
 use super::lock::Lock;
 use super::parker::Parker;
 use super::ring::{Consumer, Ring, SlotValue};
+use super::stopping::{await_ending, defer_waits};
 use super::{Outcome, Owner, execute_program};
 use crate::bytecode::Program;
 use crate::{Error, Result, StateKind};

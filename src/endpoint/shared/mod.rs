@@ -25,7 +25,7 @@ use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
 use crate::nic::{NicQueuePair, Queues};
 use crate::proxy::{PollMembership, ProgressThread, execute_elsewhere};
 use crate::region::ProtectionDomain;
-use crate::stream::Attachments;
+use crate::stream::{Attachments, next_id};
 use crate::{Error, Result, WorkError};
 
 use in_flight::InFlight;
@@ -36,6 +36,8 @@ pub(super) use recovery::Entered;
 use status::GenerationEnd;
 
 pub(super) struct EndpointShared {
+    /// Of this process, among endpoints and streams.
+    id: u64,
     /// Before the memory that it is about.
     attachments: Attachments,
     /// Before the queue pair.
@@ -64,8 +66,6 @@ pub(super) struct EndpointShared {
     /// Set when the device does nothing more for this generation, or was given up because it cannot be stopped.
     is_shut_down: AtomicBool,
     stop_state: Arc<DeviceStop>,
-    /// The streams that wait for this endpoint are being stopped.
-    is_stopping: AtomicBool,
     /// Counts lives: each reset starts a new one. Changes under the lock of `failure`.
     pub(super) epoch: AtomicU32,
     /// Counts generations that are over: one more than `epoch` while the next one is being made.
@@ -254,6 +254,7 @@ impl EndpointShared {
         let progress_words = [rung.dword(0)?, rung.dword(4)?];
         let seen_words = [seen.dword(0)?, seen.dword(4)?];
         let shared = Arc::new_cyclic(|weak| EndpointShared {
+            id: next_id(),
             attachments: Attachments::default(),
             _doorbell_probe: doorbell_probe,
             qp,
@@ -272,7 +273,6 @@ impl EndpointShared {
             has_failed: AtomicBool::new(false),
             is_shut_down: AtomicBool::new(false),
             stop_state: Arc::new(DeviceStop::new()),
-            is_stopping: AtomicBool::new(false),
             epoch: AtomicU32::new(0),
             ended: AtomicU32::new(0),
             generation: Mutex::default(),

@@ -9,7 +9,7 @@ use crate::endpoint::QueueKind;
 use crate::endpoint::queue::QueueState;
 use crate::endpoint::shared::EndpointShared;
 use crate::proxy::drop_elsewhere;
-use crate::stream::{await_ending, await_or_defer, ending, stopping};
+use crate::stream::{Visited, await_behind, await_or_defer, stopping, visit};
 
 impl EndpointShared {
     /// The endpoint was dropped, and tickets or streams still have handles. Nothing is received any more, and every ticket ends.
@@ -28,21 +28,18 @@ impl EndpointShared {
     /// Streams that cannot skip what is queued have the endpoints behind these waits given up first, since the flush of the queue pair may end a wait.
     pub(in crate::endpoint::shared) fn stop(&self, generation: u32) {
         stopping(|| {
-            if self.is_stopping.swap(true, Ordering::Relaxed) {
-                // A stream of these waits for this endpoint, too. The first call goes on.
-                return;
-            }
-            let this = std::ptr::from_ref(self).addr();
-            let before = ending();
-            let streams = self.attachments.failure_notifier().fail_queued_after(this);
-            if !streams.is_empty() {
-                drop_elsewhere(Box::new(streams));
-            }
-            await_ending(before);
-            if self.begin_error(generation) {
+            let span = (u64::from(generation), u64::from(generation));
+            let give_up_behind = || {
+                let this = std::ptr::from_ref(self).addr();
+                let streams = self.attachments.failure_notifier().fail_queued_after(this);
+                if !streams.is_empty() {
+                    drop_elsewhere(Box::new(streams));
+                }
+            };
+            let visited = visit(self.id, span, || await_behind(give_up_behind));
+            if visited != Visited::InProgress && self.begin_error(generation) {
                 await_or_defer(Arc::<DeviceStop>::clone(&self.stop_state));
             }
-            self.is_stopping.store(false, Ordering::Relaxed);
         });
     }
 

@@ -26,8 +26,8 @@ const FLUSH_NS: u64 = 20_000_000;
 
 /// The threads that issue commands. A command that hangs blocks one of them, until the kernel gives it up (mlx5: 60 s).
 static COMMANDS: Workers = Workers::new("doorbell-commands", 64);
-/// The threads that stop streams of GPUs before the command, all under one lock.
-static STOPS: Workers = Workers::new("doorbell-stops", 2);
+/// The threads that stop streams of GPUs before the command. A device that hangs blocks one of them, as long as a device may take to stop.
+static STOPS: Workers = Workers::new("doorbell-stops", 64);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Command {
