@@ -81,7 +81,8 @@ fn flow_control_example_finishes() {
 #[test]
 fn wait_room_returns_at_once_if_no_room_will_come() {
     let _limit = Limit::new("no room", STEP);
-    let mut pair = Pair::new(&device(), &config(DEPTH));
+    let device = device();
+    let mut pair = Pair::new(&device, &config(DEPTH));
     let full = |error: Error, queue: &str, cure: &str| {
         assert!(
             matches!(&error, Error::QueueFull { queue: q, .. } if *q == queue),
@@ -90,10 +91,18 @@ fn wait_room_returns_at_once_if_no_room_will_come() {
         assert!(error.to_string().contains(cure), "{error}");
     };
     assert_eq!(pair.a.room(QueueKind::Send), DEPTH);
-    for _ in 0..2 {
+    for round in 0..2 {
         pair.a.wait_room(QueueKind::Send, DEPTH, SOON).unwrap();
+        device.set_frozen(round == 1);
         let posted = (0..DEPTH).map(|_| pair.a.post_send(&Work::nop()).unwrap());
-        posted.last().unwrap().wait(SOON).unwrap();
+        let last = posted.last().unwrap();
+        if round == 1 {
+            // Nor do the requests in flight make room when they complete.
+            let error = pair.a.wait_room(QueueKind::Send, 1, None).unwrap_err();
+            full(error, "send completion", "`poll_cq`");
+        }
+        device.set_frozen(false);
+        last.wait(SOON).unwrap();
     }
     let error = pair.a.wait_room(QueueKind::Send, 1, None).unwrap_err();
     full(error, "send completion", "`poll_cq`");

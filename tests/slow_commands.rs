@@ -545,6 +545,35 @@ fn tickets_are_correct_if_the_device_does_not_stop() {
     }
 }
 
+/// A ticket of an endpoint that has failed is final once the device has stopped. A call that asks for it earlier does not wait until then.
+#[test]
+fn status_does_not_wait_for_a_device_that_hangs() {
+    let test = "status_does_not_wait_for_a_device_that_hangs";
+    let Some(device) = faulty(test) else { return };
+    let _limit = Limit::new(test, STEP);
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let region = pair.region(64);
+    let into = [region.slice(0, 64).unwrap()];
+    let ticket = pair.a.post_recv(1, &into).unwrap();
+    device.set_faults(hang(CommandKind::Error));
+    pair.a.abort();
+    let begin = Instant::now();
+    let waited = ticket.wait(Some(Duration::from_millis(50)));
+    let took = begin.elapsed();
+    assert!(took < STOPPED_IN / 4, "the wait took {took:?}");
+    assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
+    let status = ticket.status();
+    let took = begin.elapsed();
+    assert!(took < STOPPED_IN * 3 / 4, "the status took {took:?}");
+    assert_eq!(status, Status::Rung);
+    while !ticket.is_over() {
+        assert!(begin.elapsed() < STOPPED_IN + LATE);
+    }
+    let status = ticket.status();
+    assert!(matches!(status, Status::Unknown(_)), "{status:?}");
+    device.set_faults(Faults::default());
+}
+
 #[test]
 fn failed_reset_names_the_reason_and_the_remedy() {
     let test = "failed_reset_names_the_reason_and_the_remedy";

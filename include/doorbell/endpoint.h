@@ -405,7 +405,8 @@ typedef struct doorbell_details {
  * Returns the status of the operation, DOORBELL_STATUS_*. For DOORBELL_STATUS_FAILED and DOORBELL_STATUS_UNKNOWN the
  * reason is written to `failure`, which may be NULL. A final status (DOORBELL_STATUS_COMPLETE and higher) never changes,
  * and the NIC no longer accesses the memory of that operation. If the endpoint has just failed, the call first makes
- * the NIC flush its work, which takes at most 20 ms.
+ * the NIC flush its work, which takes at most 20 ms. If the NIC does not stop within half a second of the failure, the
+ * status is not final yet.
  */
 int doorbell_ticket_status(const doorbell_ticket *ticket, doorbell_failure *failure);
 

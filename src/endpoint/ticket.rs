@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::endpoint::QueueKind;
+use crate::endpoint::clock::now_ns;
 use crate::endpoint::outcome::Status;
 use crate::endpoint::poll_until::poll_until;
 use crate::endpoint::prepared::PreparedOperation;
-use crate::endpoint::shared::EndpointShared;
+use crate::endpoint::shared::{EndpointShared, timeout_ns};
 use crate::endpoint::value::{ValueState, ValueWait};
 use crate::region::Device;
 use crate::{Error, Result, StateKind};
@@ -82,8 +83,14 @@ impl Ticket {
     }
 
     /// The current status. Processes new completions first, without waiting. If the endpoint has failed just now, it first stops the device,
-    /// which takes up to 20 ms: only then is it known which operations were carried out.
+    /// which takes up to 20 ms: only then is it known which operations were carried out. If the device does not stop within half a second of the
+    /// failure, the status is not final yet.
     pub fn status(&self) -> Status {
+        self.status_until(u64::MAX)
+    }
+
+    /// [`Ticket::status`], with an earlier end of the wait for the device.
+    fn status_until(&self, until_ns: u64) -> Status {
         let (shared, kind, is_wait, count, serial, epoch, cancelled) = match &self.subject {
             Subject::Operation {
                 shared,
@@ -98,7 +105,7 @@ impl Ticket {
         };
         let (status, failure) = shared
             .is_in(epoch)
-            .then(|| shared.status_now(epoch, kind, is_wait, count, serial))
+            .then(|| shared.status_now(epoch, kind, is_wait, (count, serial), until_ns))
             // If a reset came meanwhile, that has seen a mixture.
             .filter(|_| shared.is_in(epoch))
             .unwrap_or_else(|| shared.status_in_generation(epoch, kind, is_wait, count));
@@ -119,7 +126,8 @@ impl Ticket {
             Subject::Operation { shared, .. } => shared.qp.progress(),
             Subject::Value { device, .. } => device.progress(),
         };
-        let look = || Ok(self.check()?.then_some(()));
+        let until_ns = now_ns().saturating_add(timeout_ns(timeout));
+        let look = || Ok(is_complete(self.status_until(until_ns))?.then_some(()));
         poll_until("the wait for an operation", timeout, progress, look)
     }
 
@@ -163,21 +171,26 @@ impl Ticket {
     /// # Errors
     /// [`Error::Work`] if it failed or its outcome is unknown, [`Error::State`] if it was cancelled or discarded.
     pub fn check(&self) -> Result<bool> {
-        match self.status() {
-            Status::Complete => Ok(true),
-            Status::Failed(failure) | Status::Unknown(failure) => Err(Error::Work(failure)),
-            Status::Discarded => Err(Error::state(
-                StateKind::Discarded,
-                "ticket",
-                "its stream failed or was aborted before it executed the operation",
-            )),
-            Status::Cancelled => Err(Error::state(
-                StateKind::Cancelled,
-                "ticket",
-                "the operation was dropped before it was given to a stream",
-            )),
-            Status::Prepared | Status::Queued | Status::Rung => Ok(false),
-        }
+        is_complete(self.status())
+    }
+}
+
+/// As [`Ticket::check`].
+fn is_complete(status: Status) -> Result<bool> {
+    match status {
+        Status::Complete => Ok(true),
+        Status::Failed(failure) | Status::Unknown(failure) => Err(Error::Work(failure)),
+        Status::Discarded => Err(Error::state(
+            StateKind::Discarded,
+            "ticket",
+            "its stream failed or was aborted before it executed the operation",
+        )),
+        Status::Cancelled => Err(Error::state(
+            StateKind::Cancelled,
+            "ticket",
+            "the operation was dropped before it was given to a stream",
+        )),
+        Status::Prepared | Status::Queued | Status::Rung => Ok(false),
     }
 }
 

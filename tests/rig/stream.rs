@@ -124,6 +124,15 @@ impl Stream {
         }
     }
 
+    /// The stream, if it is one of a GPU whose work the driver executes.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(&self) -> Option<&CudaStream> {
+        match self {
+            Stream::Cuda(stream) => Some(stream),
+            Stream::Host(_) | Stream::Triggered(_) => None,
+        }
+    }
+
     /// Sets whether the stream continues behind failed work.
     pub fn continue_on_error(&self, continues: bool) {
         match self {

@@ -26,8 +26,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::model::{Ends, Lie, Model, lock};
-use crate::plan::Plan;
-use crate::rig::{Random, by_trigger, device, from_env};
+use crate::plan::{Means, Plan};
+use crate::rig::{Random, by_trigger, device, from_env, is_cuda};
 
 /// Far longer than a plan takes.
 const BOUND: Duration = Duration::from_secs(90);
@@ -74,7 +74,7 @@ impl Runner {
                     && since.elapsed() > BOUND
                 {
                     let states = lock(&runner.model).as_ref().map(|model| model.states());
-                    let plan = Plan::new(seed, may_panic());
+                    let plan = Plan::new(seed, means());
                     say(&format!(
                         "HANG: DOORBELL_SEED={seed}\n{plan}{}",
                         states.unwrap_or_default()
@@ -103,9 +103,12 @@ fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// Whether a stream reports a kernel that panics: if kernels of an application execute programs, the panic is the application's.
-fn may_panic() -> bool {
-    !by_trigger()
+fn means() -> Means {
+    Means {
+        // If kernels of an application execute programs, the panic is the application's.
+        panics: !by_trigger(),
+        graphs: is_cuda() && !by_trigger(),
+    }
 }
 
 /// A new seed for each run. The data that a plan writes names the lowest 48 bits of its seed.
@@ -120,7 +123,7 @@ fn plan(seed: u64, round: u64) -> Plan {
     } else {
         Random(seed ^ round << 40).next() >> 16
     };
-    Plan::new(seed, may_panic())
+    Plan::new(seed, means())
 }
 
 #[test]
@@ -184,9 +187,12 @@ fn random_calls_report_only_possible_outcomes() {
         complete,
         failed,
         cancelled,
+        launched,
     } = ends;
-    let [complete, failed, cancelled] = [complete, failed, cancelled].map(AtomicU64::into_inner);
+    let [complete, failed, cancelled, launched] =
+        [complete, failed, cancelled, launched].map(AtomicU64::into_inner);
     assert!(operations < 2000 || complete > operations / 20 && failed > 0 && cancelled > 0);
+    assert!(operations < 10_000 || launched > 0 || !means().graphs);
 }
 
 fn note(

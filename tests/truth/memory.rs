@@ -3,13 +3,13 @@
 
 use std::fs::File;
 use std::io::Result;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::NonNull;
 
 use doorbell::{Access, ProtectionDomain, Region, RemoteRegion};
 
-use crate::plan::{BANKS, GATES, PLACE, STEPS_MAX};
+use crate::plan::{BANKS, GATES, PLACE, STEPS_MAX, recorded};
 use crate::rig::Random;
 
 /// Adds that a counter has room for: two bits each, so that an add that is executed twice differs from the next add.
@@ -22,6 +22,8 @@ pub struct Memory {
     pub counters: Bank,
     /// A word of each step that swaps, 0 at first.
     pub swaps: Bank,
+    /// A word of each operation of a graph, to which its launches add.
+    pub launches: Bank,
     /// Words that streams wait for, and behind them one that each step may write.
     pub words: Region,
     /// The receives of an endpoint in another process.
@@ -66,7 +68,7 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    const LEN: usize = (2 * BANKS + 3) * Shared::BANK;
+    const LEN: usize = (2 * BANKS + 4) * Shared::BANK;
     /// Each bank begins a page.
     const BANK: usize = PLACE as usize * STEPS_MAX;
 
@@ -174,6 +176,7 @@ impl Memory {
             targets: (0..BANKS).map(|_| bank(LEN_BYTES)).collect(),
             counters: bank(8 * STEPS_MAX.div_ceil(ADDS_PER_COUNTER) as u64),
             swaps: bank(8 * STEPS_MAX as u64),
+            launches: bank(8 * recorded(STEPS_MAX, 0) as u64),
             inbox: shared.is_some().then(|| bank(LEN_BYTES)),
             words: Region::alloc(&domains[0], 4 * (GATES + STEPS_MAX) as u64, Access::ALL).unwrap(),
             shared,
@@ -189,7 +192,7 @@ impl Memory {
     }
 
     fn banks(&self) -> impl Iterator<Item = &Bank> {
-        let words = [&self.counters, &self.swaps];
+        let words = [&self.counters, &self.swaps, &self.launches];
         let banks = self.sources.iter().chain(&self.targets);
         banks.chain(words).chain(&self.inbox)
     }
@@ -277,6 +280,22 @@ impl Memory {
         u64::from_le_bytes(bytes) == number as u64 + 1
     }
 
+    /// The sum of what the launches of an operation of a graph have added.
+    pub fn launched(&self, recorded: usize) -> u64 {
+        let mut bytes = [0; 8];
+        let offset = 8 * recorded as u64;
+        self.launches.read(offset, &mut bytes).unwrap();
+        u64::from_le_bytes(bytes)
+    }
+
+    /// Whether a target holds what an operation of a step's graph writes.
+    pub fn has_graph_bytes(&self, step: usize, at: usize) -> bool {
+        let range = graph_bytes(at);
+        let (from, to) = (range.start as usize, range.end as usize);
+        let bytes = Memory::read(&self.targets[0], step);
+        bytes[from..to] == self.stamp(step, PLACE)[from..to]
+    }
+
     /// How often a step has added to its counter: 3 is three times or more.
     pub fn added(&self, number: usize) -> u64 {
         let (offset, one) = Memory::counter(number);
@@ -284,6 +303,12 @@ impl Memory {
         self.counters.read(offset, &mut bytes).unwrap();
         (u64::from_le_bytes(bytes) / one) & 3
     }
+}
+
+/// The part of a step's place that an operation of its graph writes.
+pub fn graph_bytes(at: usize) -> Range<u64> {
+    let start = 64 * (at as u64 + 1);
+    start..start + 64
 }
 
 /// The word of a step that swaps, as an offset.

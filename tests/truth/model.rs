@@ -1,5 +1,6 @@
 //! The model: each request with everything observed of it, and the contradictions.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -7,7 +8,7 @@ use std::time::Instant;
 use doorbell::{Cause, Error, QueueKind, Status, Ticket, WcStatus, WorkError};
 
 use crate::memory::{Found, Memory, word};
-use crate::plan::{Call, Plan, STEPS_MAX, Send, Step, Transfer};
+use crate::plan::{Call, Plan, Recorded, STEPS_MAX, Send, Step, Transfer, recorded};
 
 /// A contradiction between what the library reports and the actual state.
 #[derive(Debug, Clone)]
@@ -22,6 +23,8 @@ pub struct Ends {
     pub complete: AtomicU64,
     pub failed: AtomicU64,
     pub cancelled: AtomicU64,
+    /// Those of graphs that are complete.
+    pub launched: AtomicU64,
 }
 
 /// A kernel that was launched: when it ran, by the model's clock; 0: not yet.
@@ -83,15 +86,31 @@ impl Life {
 #[derive(Debug, Clone)]
 pub enum What {
     Send(Send),
-    Recv { end: usize, to: usize },
-    Wait { end: usize, side: QueueKind },
-    WaitValue { gate: usize },
+    Recv {
+        end: usize,
+        to: usize,
+    },
+    Wait {
+        end: usize,
+        side: QueueKind,
+    },
+    WaitValue {
+        gate: usize,
+    },
     WriteValue,
+    /// Operation `at` of a launch of the graph that step `of` recorded.
+    Launched {
+        of: usize,
+        at: usize,
+        what: Recorded,
+    },
 }
 
 /// A request, which has a ticket.
 pub struct Request {
     pub number: usize,
+    /// Launches of one graph have the same.
+    pub wr_id: u64,
     pub what: What,
     trail: Mutex<Trail>,
 }
@@ -175,9 +194,19 @@ impl Request {
         };
         Some(Request {
             number: step.number,
+            wr_id: step.number as u64 + 1,
             what,
             trail: Mutex::default(),
         })
+    }
+
+    fn launched(step: &Step, of: usize, (at, what): (usize, Recorded)) -> Request {
+        Request {
+            number: recorded(step.number, at),
+            wr_id: recorded(of, at) as u64 + 1,
+            what: What::Launched { of, at, what },
+            trail: Mutex::default(),
+        }
     }
 
     pub fn trail(&self) -> MutexGuard<'_, Trail> {
@@ -188,6 +217,7 @@ impl Request {
         match &self.what {
             What::Send(send) => Some(send.end),
             What::Recv { end, .. } | What::Wait { end, .. } => Some(*end),
+            What::Launched { what, .. } => Some(what.end()),
             What::WaitValue { .. } | What::WriteValue => None,
         }
     }
@@ -199,7 +229,31 @@ impl Request {
     }
 
     pub fn is_wait(&self) -> bool {
-        matches!(self.what, What::Wait { .. } | What::WaitValue { .. })
+        matches!(
+            self.what,
+            What::Wait { .. }
+                | What::WaitValue { .. }
+                | What::Launched {
+                    what: Recorded::Wait { .. },
+                    ..
+                }
+        )
+    }
+
+    fn is_unsignaled(&self) -> bool {
+        matches!(
+            self.what,
+            What::Send(Send {
+                signaled: false,
+                ..
+            }) | What::Launched {
+                what: Recorded::Write {
+                    signaled: false,
+                    ..
+                },
+                ..
+            }
+        )
     }
 
     pub fn side(&self) -> QueueKind {
@@ -234,9 +288,16 @@ impl Request {
 impl Model {
     pub fn new(memory: Memory, plan: &Plan, checks_faults: bool) -> Model {
         let mut requests = Vec::new();
+        requests.resize_with(recorded(STEPS_MAX, 0), || None);
         for step in &plan.steps {
-            requests.resize_with(step.number + 1, || None);
             requests[step.number] = Request::new(step);
+            if let Call::LaunchGraph { of, .. } = step.call {
+                for operation in plan.graph(of).iter().copied().enumerate() {
+                    let request = Request::launched(step, of, operation);
+                    let number = request.number;
+                    requests[number] = Some(request);
+                }
+            }
         }
         Model {
             memory,
@@ -298,13 +359,7 @@ impl Model {
             trail.index = Some(order.taken.fetch_add(1, Ordering::SeqCst));
         } else {
             lock(&order.requests).push(request.number);
-            if !matches!(
-                request.what,
-                What::Send(Send {
-                    signaled: false,
-                    ..
-                })
-            ) {
+            if !request.is_unsignaled() {
                 lock(&order.completions).push(request.number);
             }
         }
@@ -316,6 +371,13 @@ impl Model {
     /// A request that was refused.
     pub fn refused(&self, request: &Request, why: &'static str) {
         request.trail().never.get_or_insert(why);
+    }
+
+    /// Operations of an endpoint may have been dropped.
+    pub fn lose_count(&self, life: &Life) {
+        for order in &life.sides {
+            order.exact.store(false, Ordering::SeqCst);
+        }
     }
 
     /// An operation that was not queued is about to be dropped or rolled back.
@@ -411,7 +473,11 @@ impl Model {
     pub fn polled(&self, life: &Life, side: QueueKind, wr_id: u64) {
         let order = &life.sides[side as usize];
         let index = order.taken.fetch_add(1, Ordering::SeqCst);
-        let Some(request) = self.named(wr_id) else {
+        let expected = lock(&order.completions).get(index).copied();
+        let is_it = |request: &&Request| request.wr_id == wr_id;
+        let expected_request = expected.map(|number| self.request(number));
+        let found = expected_request.filter(is_it);
+        let Some(request) = found.or_else(|| self.all().find(is_it)) else {
             self.lie(
                 "polled what is unknown",
                 format!("endpoint {} {side:?}: work request {wr_id}", life.end),
@@ -419,7 +485,6 @@ impl Model {
             return;
         };
         let trail = request.trail();
-        let expected = lock(&order.completions).get(index).copied();
         if order.exact.load(Ordering::SeqCst) && expected != Some(request.number) {
             let number = request.number;
             self.lie("polled out of order", format!("endpoint {} {side:?}: completion {index} is of step {number} and not {expected:?}", life.end));
@@ -632,7 +697,16 @@ impl Model {
                     self.lie("complete before its value", format!("step {number}"));
                 }
             }
-            What::Wait { .. } => {}
+            What::Launched {
+                of,
+                at,
+                what: Recorded::Write { .. },
+            } => {
+                if !self.memory.has_graph_bytes(*of, *at) {
+                    self.lie("complete without its bytes", format!("step {number}"));
+                }
+            }
+            What::Launched { .. } | What::Wait { .. } => {}
         }
     }
 
@@ -735,6 +809,11 @@ impl Model {
                 _ => continue,
             };
             of.fetch_add(1, Ordering::Relaxed);
+            if request.trail().last == Some(Status::Complete)
+                && matches!(request.what, What::Launched { .. })
+            {
+                ends.launched.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
 
@@ -745,9 +824,39 @@ impl Model {
             self.observe_with(request, &mut trail);
             self.settle_one(request, &mut trail);
         }
+        self.settle_graphs();
         for life in lock(&self.lives).iter() {
             for order in &life.sides {
                 self.settle_order(life, order);
+            }
+        }
+    }
+
+    /// Checks how often the launches of each graph have added to its words.
+    fn settle_graphs(&self) {
+        let mut counts = BTreeMap::<(usize, usize), [u64; 2]>::new();
+        for request in self.all() {
+            if let What::Launched {
+                of,
+                at,
+                what: Recorded::FetchAdd { .. },
+            } = request.what
+            {
+                let [complete, uncertain] = counts.entry((of, at)).or_default();
+                match request.trail().last {
+                    Some(Status::Complete) => *complete += 1,
+                    Some(Status::Failed(_) | Status::Unknown(_)) => *uncertain += 1,
+                    _ => {}
+                }
+            }
+        }
+        for ((of, at), [complete, uncertain]) in counts {
+            let added = self.memory.launched(recorded(of, at));
+            if !(complete..=complete + uncertain).contains(&added) {
+                self.lie(
+                    "launches that do not add up",
+                    format!("operation {at} of graph {of}: {complete} are complete, {uncertain} failed or unknown, {added} have added"),
+                );
             }
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use doorbell::{Address, Device, Endpoint, RemoteRegion};
 
-use crate::may_panic;
+use crate::means;
 use crate::memory::{Memory, Shared, place};
 use crate::model::lock;
 use crate::plan::{PLACE, Plan, STEPS_MAX};
@@ -144,7 +144,7 @@ pub fn serve(role: &str) {
     // SAFETY: no memory is passed. A stopped process ends with the one that started it, too.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let (seed, path) = role.split_once(' ').unwrap();
-    let plan = Plan::new(seed.parse().unwrap(), may_panic());
+    let plan = Plan::new(seed.parse().unwrap(), means());
     let device = std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_else(|_| "softcx".into());
     let device = Device::open(&device).unwrap();
     device.set_faults(plan.usual_faults());

@@ -18,6 +18,8 @@ pub const GATES: usize = 3;
 pub const EVENTS: usize = 3;
 /// The longest transfer, and the bytes of a step's place.
 pub const PLACE: u64 = 1024;
+/// Operations in the longest graph.
+pub const RECORDS_MAX: usize = 4;
 
 /// One random test.
 #[derive(Debug, Clone)]
@@ -101,6 +103,44 @@ pub enum Kernel {
     /// Ends when the gate is opened.
     Gate(usize),
     Panics,
+}
+
+/// An operation of a graph. Each has 64 bytes of the place of the step that records it, behind 64 bytes for the results of atomics.
+#[derive(Debug, Clone, Copy)]
+pub enum Recorded {
+    Write {
+        end: usize,
+        signaled: bool,
+    },
+    /// Adds 1 to a word of its own.
+    FetchAdd {
+        end: usize,
+    },
+    Wait {
+        end: usize,
+        timeout: Duration,
+    },
+}
+
+impl Recorded {
+    pub fn end(self) -> usize {
+        let (Recorded::Write { end, .. } | Recorded::FetchAdd { end } | Recorded::Wait { end, .. }) =
+            self;
+        end
+    }
+}
+
+/// The number by which an operation of a step's graph or of a step's launch is known; no step has it.
+pub fn recorded(step: usize, at: usize) -> usize {
+    STEPS_MAX + RECORDS_MAX * step + at
+}
+
+/// What the streams of a run can do.
+#[derive(Debug, Clone, Copy)]
+pub struct Means {
+    /// They report kernels that panic.
+    pub panics: bool,
+    pub graphs: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -210,11 +250,19 @@ pub enum Call {
         timeout: Option<Duration>,
     },
     TakeFault(usize),
+    /// Captures a stream, and makes a graph that later steps launch.
+    Capture {
+        stream: usize,
+        operations: Vec<Recorded>,
+    },
+    LaunchGraph {
+        of: usize,
+        stream: usize,
+    },
 }
 
 impl Plan {
-    /// `may_panic`: whether kernels that panic are reported by their stream.
-    pub fn new(seed: u64, may_panic: bool) -> Plan {
+    pub fn new(seed: u64, means: Means) -> Plan {
         let mut random = Random(seed);
         // Posts by the calling thread, many of which fail, and resets: rare interleavings need many of them.
         let is_storm = random.below(6) == 0;
@@ -239,10 +287,11 @@ impl Plan {
             is_storm,
             // How many failures are caused on purpose. Some plans have none, because little is found once everything has failed.
             gremlin: *random.pick(&[0, 1, 4, 12]),
-            may_panic,
+            means,
             // Leaving out some kinds of calls makes room for more of the others.
             without: Feature::ALL.map(|_| random.below(4) == 0),
             prepared: Vec::new(),
+            graphs: Vec::new(),
             random,
         };
         let step = |number| Step {
@@ -269,6 +318,15 @@ impl Plan {
         let mut plan = self.clone();
         plan.steps.iter_mut().for_each(|step| step.thread = 0);
         plan
+    }
+
+    /// The operations of the graph that a step records; none if that step was removed.
+    pub fn graph(&self, of: usize) -> &[Recorded] {
+        let step = self.steps.iter().find(|step| step.number == of);
+        match step.map(|step| &step.call) {
+            Some(Call::Capture { operations, .. }) => operations,
+            _ => &[],
+        }
     }
 
     /// Removes references to operations that are no longer prepared.
@@ -363,10 +421,12 @@ struct Makes {
     streams: usize,
     is_storm: bool,
     gremlin: u64,
-    may_panic: bool,
+    means: Means,
     without: [bool; Feature::ALL.len()],
     /// Steps that only prepare, and whose operations no later step uses.
     prepared: Vec<usize>,
+    /// Steps that record a graph.
+    graphs: Vec<usize>,
 }
 
 impl Makes {
@@ -415,7 +475,8 @@ impl Makes {
             return self.mischief();
         }
         let streams = self.streams;
-        let kind = match self.random.below(105) {
+        let has_graphs = self.means.graphs && self.remote.is_none();
+        let kind = match self.random.below(if has_graphs { 115 } else { 105 }) {
             _ if self.is_storm => return self.storm(number),
             64..=70 if !self.has(Feature::Kernels) => 0,
             71 | 72 | 96..=103 if !self.has(Feature::Events) => 0,
@@ -518,7 +579,49 @@ impl Makes {
                 timeout: *self.random.pick(&[None, Some(Duration::from_micros(500))]),
             },
             104 => Call::TakeFault(self.below(streams)),
+            105..=107 => self.capture(number),
+            108..=114 => match self.graphs.len() {
+                0 => self.capture(number),
+                graphs => {
+                    let which = self.below(graphs);
+                    Call::LaunchGraph {
+                        of: self.graphs[which],
+                        stream: self.below(streams),
+                    }
+                }
+            },
             _ => Call::Pause(self.random.below(500)),
+        }
+    }
+
+    fn capture(&mut self, number: usize) -> Call {
+        self.graphs.push(number);
+        let end = self.end();
+        let operation = |makes: &mut Makes| {
+            // Most often all of one endpoint.
+            let end = if makes.random.below(4) == 0 {
+                makes.end()
+            } else {
+                end
+            };
+            match makes.random.below(5) {
+                0 | 1 => Recorded::FetchAdd { end },
+                2 | 3 => Recorded::Write {
+                    end,
+                    signaled: makes.random.below(4) > 0,
+                },
+                _ => Recorded::Wait {
+                    end,
+                    timeout: *makes
+                        .random
+                        .pick(&[Duration::from_millis(2), Duration::from_millis(500)]),
+                },
+            }
+        };
+        let count = 1 + self.below(RECORDS_MAX);
+        Call::Capture {
+            stream: self.below(self.streams),
+            operations: (0..count).map(|_| operation(self)).collect(),
         }
     }
 
@@ -628,7 +731,7 @@ impl Makes {
                 device,
                 is_stalled: kind == 19,
             },
-            _ if self.may_panic => Call::Launch {
+            _ if self.means.panics => Call::Launch {
                 stream: self.below(streams),
                 kernel: Kernel::Panics,
             },
@@ -653,6 +756,14 @@ impl Call {
             _ => None,
         }
     }
+
+    fn uses(&self, pair: usize) -> bool {
+        let is_of = |operation: &Recorded| operation.end() / 2 == pair;
+        match self {
+            Call::Capture { operations, .. } => operations.iter().any(is_of),
+            _ => self.pair() == Some(pair),
+        }
+    }
 }
 
 /// The name of an endpoint in a printed plan.
@@ -662,11 +773,7 @@ pub fn end_name(end: usize) -> String {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let uses = |number: usize| {
-            self.steps
-                .iter()
-                .any(|step| step.call.pair() == Some(number))
-        };
+        let uses = |number: usize| self.steps.iter().any(|step| step.call.uses(number));
         let pairs = self.pairs.iter().enumerate();
         for (number, config) in pairs.filter(|(number, _)| uses(*number)) {
             let EndpointConfig {
@@ -850,6 +957,10 @@ impl fmt::Display for Step {
                 None => write!(f, "e{event}.query();"),
             },
             Call::TakeFault(stream) => write!(f, "s{stream}.take_fault();"),
+            Call::Capture { stream, operations } => {
+                write!(f, "let g{number} = capture(&s{stream}, {operations:?});")
+            }
+            Call::LaunchGraph { of, stream } => write!(f, "g{of}.launch(&s{stream});"),
         }
     }
 }

@@ -1,9 +1,14 @@
 //! Executes a plan with endpoints, streams and threads, and passes the result of each call to the model.
 
+#[cfg(feature = "cuda")]
+mod graph;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "cuda")]
+use doorbell::GraphExec;
 use doorbell::softcx::Faults;
 use doorbell::{
     AbortHandle, Condition, Control, Device, Endpoint, Error, Event, Executor, Prepared, QueueKind,
@@ -14,7 +19,9 @@ use doorbell::{
 use crate::memory::{Memory, Shared, place, swapped, word};
 use crate::model::{Launched, Lie, Life, Model, Request, imm, lock};
 use crate::peer::Peer;
-use crate::plan::{Call, EVENTS, GATES, Kernel, Plan, Send, Step, Transfer, Way, end_name};
+use crate::plan::{
+    Call, EVENTS, GATES, Kernel, Plan, STEPS_MAX, Send, Step, Transfer, Way, end_name,
+};
 use crate::rig::{Stream, stream};
 
 /// Longer than a kernel waits for its gate.
@@ -74,6 +81,9 @@ pub struct World<'a> {
     lanes: Vec<Mutex<Lane>>,
     events: Vec<Mutex<Recorded>>,
     prepared: Vec<Mutex<Option<Prepared>>>,
+    /// By the step that records it.
+    #[cfg(feature = "cuda")]
+    graphs: Vec<Mutex<Option<GraphExec>>>,
     gates: Arc<Gates>,
     /// Contents of regions when they were deregistered.
     deregistered: Mutex<Vec<(usize, Vec<Vec<u8>>)>>,
@@ -216,6 +226,8 @@ impl<'a> World<'a> {
                 })
                 .collect(),
             prepared: (0..steps).map(|_| Mutex::default()).collect(),
+            #[cfg(feature = "cuda")]
+            graphs: (0..steps).map(|_| Mutex::default()).collect(),
             gates: Arc::new(Gates {
                 open: Default::default(),
             }),
@@ -356,7 +368,7 @@ impl<'a> World<'a> {
                 if !is_target {
                     memory.sources[*bank].deregister();
                 } else if memory.targets[*bank].deregister() {
-                    let places = self.model.requests.len();
+                    let places = STEPS_MAX;
                     let seen = (0..places)
                         .map(|number| Memory::read(&memory.targets[*bank], number))
                         .collect();
@@ -394,6 +406,12 @@ impl<'a> World<'a> {
                     None => {}
                 }
             }
+            #[cfg(feature = "cuda")]
+            Call::Capture { stream, operations } => self.capture(number, *stream, operations),
+            #[cfg(feature = "cuda")]
+            Call::LaunchGraph { of, stream } => self.launch_graph(number, *of, *stream),
+            #[cfg(not(feature = "cuda"))]
+            Call::Capture { .. } | Call::LaunchGraph { .. } => unreachable!(),
         }
     }
 
@@ -822,11 +840,9 @@ impl<'a> World<'a> {
         let Ok(mut lane) = self.lanes[stream].try_lock() else {
             return;
         };
-        if let Some(host) = lane.stream.host() {
-            host.abort();
-            let now = self.model.tick();
-            lane.log.push(Entry::Abort(now));
-        }
+        lane.stream.abort();
+        let now = self.model.tick();
+        lane.log.push(Entry::Abort(now));
     }
 
     fn reset(&self, pair: usize, aborts: bool) {
@@ -1031,7 +1047,7 @@ impl<'a> World<'a> {
                 .filter(|_| !lane.continues);
             match entry {
                 Entry::Abort(aborted_at) => {
-                    self.settle_abort(stream, &lane.log[..at], *aborted_at);
+                    self.settle_abort(stream, &lane, at, *aborted_at);
                     poisoned = None;
                 }
                 Entry::Report => poisoned = None,
@@ -1102,14 +1118,16 @@ impl<'a> World<'a> {
     }
 
     /// Checks that work behind the kernel that ran during an abort of the stream has not run.
-    fn settle_abort(&self, stream: usize, before: &[Entry], aborted_at: u64) {
+    fn settle_abort(&self, stream: usize, lane: &Lane, at: usize, aborted_at: u64) {
+        let (before, is_host) = (&lane.log[..at], lane.stream.host().is_some());
         let runs = |entry: &Entry| matches!(entry, Entry::Kernel(kernel) if (1..aborted_at).contains(&kernel.started()) && kernel.ended() > aborted_at);
         let Some(running) = before.iter().position(runs) else {
             return;
         };
         for entry in &before[running + 1..] {
             match entry {
-                Entry::Kernel(kernel) if kernel.started() != 0 => {
+                // A GPU cannot skip a kernel.
+                Entry::Kernel(kernel) if is_host && kernel.started() != 0 => {
                     self.model.lie(
                         "kernel ran after an abort",
                         format!("stream {stream}: kernel {}", kernel.number),
@@ -1117,6 +1135,10 @@ impl<'a> World<'a> {
                 }
                 Entry::Request(number) => {
                     let request = self.model.request(*number);
+                    if !is_host && (request.is_wait() || request.end().is_none()) {
+                        // Nor a store, nor a wait, which may find what it waits for.
+                        continue;
+                    }
                     let mut trail = request.trail();
                     trail
                         .never

@@ -56,9 +56,7 @@ impl Endpoint {
                 if queue.free_places() >= count {
                     return self.check_room(kind).map(Some);
                 }
-                if queue.room_to_come() < count {
-                    return Err(queue.full());
-                }
+                queue.check_room_to_come(count)?;
                 Ok(None)
             },
         )

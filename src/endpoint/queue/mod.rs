@@ -248,8 +248,11 @@ impl QueueState {
             .min(self.cq.cqe_count().saturating_sub(in_flight + uncollected))
     }
 
-    /// The most that [`QueueState::free_places`] can become without a further call of the poster.
-    pub(super) fn room_to_come(&self) -> u32 {
+    /// Checks that [`QueueState::free_places`] can become `count` without a further call of the poster.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`] with the queue that stays full.
+    pub(super) fn check_room_to_come(&self, count: u32) -> Result<()> {
         // Not while another thread processes a completion, which arrives before it is not outstanding any more.
         let _cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         let expected = self.expected.load(Ordering::Relaxed);
@@ -266,14 +269,22 @@ impl QueueState {
         } else {
             0
         };
-        self.depth
-            .saturating_sub(stays)
-            .min(self.cq.cqe_count().saturating_sub(stays + untaken))
+        if self.depth.saturating_sub(stays) < count {
+            return Err(self.full_of(false));
+        }
+        if self.cq.cqe_count().saturating_sub(stays + untaken) < count {
+            return Err(self.full_of(true));
+        }
+        Ok(())
     }
 
     pub(super) fn full(&self) -> Error {
-        if self.outstanding.in_flight() < self.depth {
-            // The completion queue is full: completions of signaled requests are neither waited for nor polled.
+        self.full_of(self.outstanding.in_flight() < self.depth)
+    }
+
+    /// `completions`: the completion queue is full, because completions of signaled requests are neither waited for nor polled.
+    fn full_of(&self, completions: bool) -> Error {
+        if completions {
             let queue = if self.kind == QueueKind::Send {
                 "send completion"
             } else {

@@ -63,6 +63,8 @@ pub(super) struct EndpointShared {
     /// The first failure. The flag is set after it, and stays until a reset.
     failure: Mutex<Option<WorkError>>,
     has_failed: AtomicBool,
+    /// When it was set.
+    failed_ns: AtomicU64,
     /// Set when the device does nothing more for this generation, or was given up because it cannot be stopped.
     is_shut_down: AtomicBool,
     stop_state: Arc<DeviceStop>,
@@ -128,7 +130,7 @@ impl Drop for EndpointRef {
         }
         if shared.has_failed.load(Ordering::Acquire) {
             // It is to be known whether the device may still access what the endpoint has; and no thread is to have a handle for a command.
-            shared.shut_down_now();
+            shared.shut_down_until(u64::MAX);
             shared.await_orders();
         }
         let (watchdog, proxy) = (
@@ -271,6 +273,7 @@ impl EndpointShared {
             send_wqebbs: memory.sizes.send_wqebbs,
             failure: Mutex::default(),
             has_failed: AtomicBool::new(false),
+            failed_ns: AtomicU64::new(0),
             is_shut_down: AtomicBool::new(false),
             stop_state: Arc::new(DeviceStop::new()),
             epoch: AtomicU32::new(0),

@@ -1,12 +1,16 @@
 //! How an operation ended, in this generation of its endpoint or an earlier one.
 
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 use super::EndpointShared;
 use crate::endpoint::QueueKind;
 use crate::endpoint::outcome::OpStatus;
 use crate::endpoint::queue::FinalStatuses;
 use crate::{Cause, WorkError};
+
+/// How long after a failure a look at a status waits for the device to stop.
+const STATUS_NS: u64 = 500_000_000;
 
 /// How an earlier generation of an endpoint ended, for the tickets of that time.
 #[derive(Debug, Clone)]
@@ -18,14 +22,15 @@ pub(super) struct GenerationEnd {
 }
 
 impl EndpointShared {
-    /// The status of an operation of this generation, and, once the device is stopped, the failure that ended the generation.
+    /// The status of an operation of this generation, and, once the device is stopped, the failure that ended the generation. Does not wait for the
+    /// device beyond `until_ns`.
     pub(in crate::endpoint) fn status_now(
         &self,
         epoch: u32,
         kind: QueueKind,
         is_wait: bool,
-        count: u32,
-        serial: u32,
+        (count, serial): (u32, u32),
+        until_ns: u64,
     ) -> (OpStatus, Option<WorkError>) {
         let queue = self.queue(kind);
         let look = || {
@@ -41,13 +46,17 @@ impl EndpointShared {
         // Before the last look at completions: an operation that was complete at the failure is complete.
         let failure = self.failure();
         let mut status = look();
+        let mut has_stopped = true;
         if failure.is_some()
             && matches!(
                 status,
                 OpStatus::Prepared | OpStatus::Queued | OpStatus::Rung
             )
         {
-            self.shut_down_now();
+            let failed_ns = self.failed_ns.load(Ordering::Relaxed);
+            self.shut_down_until(failed_ns.saturating_add(STATUS_NS).min(until_ns));
+            // Before the look: what the device completes until it stops is complete.
+            has_stopped = self.is_shut_down.load(Ordering::Acquire);
             status = look();
         }
         let failure = match status {
@@ -57,7 +66,7 @@ impl EndpointShared {
                 .or_else(|| queue.has_error().then(|| self.flush_failure(epoch))),
             // Its completion is there, and the stream is about to pass it.
             OpStatus::Queued | OpStatus::Rung if is_wait && queue.has_succeeded(count) => None,
-            _ => failure,
+            _ => failure.filter(|_| has_stopped),
         };
         (status, failure)
     }

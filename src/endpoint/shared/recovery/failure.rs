@@ -3,6 +3,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+use crate::endpoint::clock::now_ns;
 use crate::endpoint::shared::{Cookie, EndpointShared};
 use crate::{Cause, Error, Result, WorkError};
 
@@ -77,6 +78,7 @@ impl EndpointShared {
             return false;
         }
         if failure.is_none() {
+            self.failed_ns.store(now_ns(), Ordering::Relaxed);
             *failure = Some(WorkError::new(self.qp.qpn(), wr_id, cause));
         }
         // Before any thread that could release a wait learns of the failure.

@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use super::stop_state::{DeviceStop, POLL_INTERVAL, Quiesced, Stopped};
 use crate::Cause;
 use crate::endpoint::QueueKind;
+use crate::endpoint::clock::now_ns;
 use crate::endpoint::queue::QueueState;
 use crate::endpoint::shared::EndpointShared;
 use crate::proxy::drop_elsewhere;
@@ -128,15 +129,19 @@ impl EndpointShared {
         }
     }
 
-    /// [`EndpointShared::shut_down`] of an endpoint that has failed, if the watchdog has not done it yet. Waits until it is done, which is bounded.
+    /// [`EndpointShared::shut_down`] of an endpoint that has failed, if the watchdog has not done it yet. Waits until it is done, at most until `until_ns`.
     #[cold]
-    pub(in crate::endpoint) fn shut_down_now(&self) {
+    pub(in crate::endpoint) fn shut_down_until(&self, until_ns: u64) {
         while !self.is_shut_down.load(Ordering::Acquire) {
-            let generation = self.hold_generation();
-            if !self.has_failed.load(Ordering::Acquire) || self.shut_down() {
+            // Not for a thread that holds it while the device executes a command.
+            if let Some(_generation) = self.try_hold_generation()
+                && (!self.has_failed.load(Ordering::Acquire) || self.shut_down())
+            {
                 return;
             }
-            drop(generation);
+            if now_ns() >= until_ns {
+                return;
+            }
             std::thread::sleep(POLL_INTERVAL);
         }
     }

@@ -1,0 +1,169 @@
+//! Graphs of a plan: recorded once, and launched any number of times.
+
+use std::collections::BTreeMap;
+use std::sync::MutexGuard;
+
+use doorbell::{
+    CudaStream, Endpoint, Error, GraphBuilder, GraphExec, QueueKind, Result, Slice, Work,
+};
+
+use super::{End, Entry, Lane, World};
+use crate::memory::{graph_bytes, place};
+use crate::model::lock;
+use crate::plan::{Recorded, recorded};
+
+type Ends<'a> = BTreeMap<usize, MutexGuard<'a, End>>;
+
+impl World<'_> {
+    /// The endpoints of a graph, in the order in which they are locked everywhere.
+    fn ends_of(&self, operations: &[Recorded]) -> Ends<'_> {
+        let numbers: BTreeMap<usize, ()> = operations
+            .iter()
+            .map(|operation| (operation.end(), ()))
+            .collect();
+        numbers
+            .into_keys()
+            .map(|end| (end, lock(&self.ends[end])))
+            .collect()
+    }
+
+    pub(super) fn capture(&self, number: usize, stream: usize, operations: &[Recorded]) {
+        let mut ends = self.ends_of(operations);
+        if ends.values().any(|end| end.endpoint.is_none()) {
+            return;
+        }
+        let mut lane = self.lane(stream);
+        let Some(cuda) = lane.stream.cuda() else {
+            return;
+        };
+        match self.record(number, &mut ends, cuda, operations) {
+            Ok(graph) => *lock(&self.graphs[number]) = Some(graph),
+            Err(error) => {
+                // What was recorded before is dropped.
+                for end in ends.values() {
+                    self.model.lose_count(&end.life);
+                }
+                self.judge(number, &mut lane, &mut ends, error);
+            }
+        }
+    }
+
+    fn record(
+        &self,
+        number: usize,
+        ends: &mut Ends<'_>,
+        stream: &CudaStream,
+        operations: &[Recorded],
+    ) -> Result<GraphExec> {
+        let memory = &self.model.memory;
+        let mut builder = GraphBuilder::capture(stream)?;
+        for (at, operation) in operations.iter().enumerate() {
+            let end = operation.end();
+            let endpoint = ends.get_mut(&end).unwrap().endpoint.as_mut().unwrap();
+            let wr_id = recorded(number, at) as u64 + 1;
+            match operation {
+                Recorded::Write { signaled, .. } => {
+                    let range = graph_bytes(at);
+                    let (from, len_bytes) = (place(number) + range.start, range.end - range.start);
+                    let slices: [Slice<'_>; 1] =
+                        [memory.sources[0].of(end).slice(from, len_bytes).unwrap()];
+                    let remote = memory.targets[0].of(end ^ 1).remote();
+                    let work = Work::write(&slices, remote.slice(from, len_bytes).unwrap());
+                    builder.send(endpoint, &work.wr_id(wr_id).signaled(*signaled))?;
+                }
+                Recorded::FetchAdd { .. } => {
+                    let result = place(number) + 8 * at as u64;
+                    let slices = [memory.targets[0].of(end).slice(result, 8).unwrap()];
+                    let remote = memory.launches.of(end ^ 1).remote();
+                    let word = remote.slice(8 * recorded(number, at) as u64, 8).unwrap();
+                    builder.send(endpoint, &Work::fetch_add(&slices, word, 1).wr_id(wr_id))?;
+                }
+                Recorded::Wait { timeout, .. } => {
+                    builder.wait_cq_for(endpoint, QueueKind::Send, Some(*timeout))?;
+                }
+            }
+        }
+        let mut graph = builder.instantiate()?;
+        // So that other calls can post to the endpoints before the first launch.
+        graph.disarm(&mut endpoints(ends))?;
+        Ok(graph)
+    }
+
+    pub(super) fn launch_graph(&self, number: usize, of: usize, stream: usize) {
+        let operations = self.plan.graph(of);
+        let mut ends = self.ends_of(operations);
+        let mut lane = self.lane(stream);
+        let Some(graph) = self.graphs.get(of) else {
+            return;
+        };
+        let mut graph = lock(graph);
+        let (Some(graph), Some(cuda)) = (&mut *graph, lane.stream.cuda()) else {
+            return;
+        };
+        let failures: Vec<_> = (ends.values())
+            .filter_map(|end| Some((&end.life, end.endpoint.as_ref()?.failure()?)))
+            .inspect(|(life, failure)| self.model.failed(life, *failure))
+            .map(|(_, failure)| failure)
+            .collect();
+        match graph.launch(cuda, &mut endpoints(&mut ends)) {
+            Ok(()) => {
+                if let Some(failure) = failures.first() {
+                    self.model.lie(
+                        "accepted after a failure",
+                        format!("step {number}: {failure:?}"),
+                    );
+                }
+                let behind = Lane::last_kernel(&lane.log);
+                for (at, (operation, ticket)) in operations.iter().zip(graph.tickets()).enumerate()
+                {
+                    let request = self.model.request(recorded(number, at));
+                    let life = &ends[&operation.end()].life;
+                    self.model
+                        .accepted(request, life, ticket.clone(), behind.clone());
+                    lane.log.push(Entry::Request(request.number));
+                }
+            }
+            Err(error) => {
+                if graph.is_armed() {
+                    let disarmed = graph.disarm(&mut endpoints(&mut ends));
+                    if let Err(error) = disarmed {
+                        self.model
+                            .lie("unexpected error", format!("disarm: {error:?}"));
+                    }
+                }
+                self.judge(number, &mut lane, &mut ends, error);
+            }
+        }
+    }
+
+    /// An error of a call for a graph.
+    fn judge(&self, number: usize, lane: &mut Lane, ends: &mut Ends<'_>, error: Error) {
+        match error {
+            Error::Work(failure) => {
+                let named = |end: &&mut MutexGuard<'_, End>| {
+                    let endpoint = end.endpoint.as_ref();
+                    endpoint.and_then(Endpoint::failure) == Some(failure)
+                };
+                match ends.values_mut().find(named) {
+                    Some(end) => self.model.failed(&end.life, failure),
+                    None => self.model.lie(
+                        "a failure of no endpoint",
+                        format!("step {number}: {failure:?}"),
+                    ),
+                }
+            }
+            Error::QueueFull { .. } | Error::State { .. } | Error::Timeout { .. } => {}
+            Error::Foreign { .. } if ends.values().any(|end| end.endpoint.is_none()) => {}
+            Error::Asynchronous { .. } => lane.take_fault(),
+            error => self
+                .model
+                .lie("unexpected error", format!("step {number}: {error:?}")),
+        }
+    }
+}
+
+fn endpoints<'a>(ends: &'a mut Ends<'_>) -> Vec<&'a mut Endpoint> {
+    ends.values_mut()
+        .filter_map(|end| end.endpoint.as_mut())
+        .collect()
+}
