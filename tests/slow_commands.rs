@@ -368,6 +368,35 @@ fn chain_of_hung_devices_delays_no_other_endpoint() {
     }
 }
 
+/// Each send is behind the wait of the endpoint whose send comes next. A thread follows such a chain by recursion.
+#[test]
+fn long_chain_on_one_stream_is_stopped() {
+    const LONG: usize = 100;
+    let test = "long_chain_on_one_stream_is_stopped";
+    let Some(device) = faulty(test) else { return };
+    let _limit = Limit::new(test, STEP);
+    let config = patient(Duration::from_secs(600))
+        .send_depth(4)
+        .recv_depth(4);
+    let mut pairs: Vec<_> = (0..LONG).map(|_| Pair::new(&device, &config)).collect();
+    let stream = rig::stream("chain");
+    let mut tickets = Vec::new();
+    for pair in &mut pairs {
+        let into = pair.region(64);
+        tickets.push(wait_for_nothing(&mut pair.a, &into, &stream));
+    }
+    for pair in pairs.iter_mut().rev() {
+        tickets.push(send_behind(pair, &stream));
+    }
+    pairs[LONG - 1].a.abort();
+    for ticket in tickets.iter().rev().take(LONG) {
+        let status = settled(ticket);
+        assert!(!matches!(status, Status::Complete), "{status:?}");
+    }
+    stream.abort();
+    let _ = stream.synchronize(SOON);
+}
+
 /// Every endpoint waits on every stream, in another order on each. So there are very many ways from one endpoint to another, and a failure is followed
 /// once, not once for each way.
 #[test]

@@ -18,14 +18,16 @@ impl CountedStream for StreamState {
         drop_stream(self);
     }
 
-    fn fail_queued_after(self: Arc<Self>, owner: usize) {
+    fn fail_queued_after(self: Arc<Self>, owner: usize, generation: u32) {
         let done = self.count.read();
         let pending = self.pending.lock();
         let forgiven = self.forgiven.load(Ordering::Acquire);
         let first_behind = |entry: u64| {
             (pending.entries.iter())
                 .filter(|pending| pending.done > entry)
-                .find_map(|pending| Some((pending.done, pending.failure_in(owner, done)?)))
+                .find_map(|pending| {
+                    Some((pending.done, pending.failure_in((owner, generation), done)?))
+                })
         };
         // What was queued before a fault was taken ends at that place. So a wait of after it has work of its own behind it.
         let (earliest, later) = (first_behind(0), first_behind(forgiven));

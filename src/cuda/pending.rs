@@ -340,15 +340,23 @@ impl PendingEntry {
         }
     }
 
-    /// Why a wait of the owner at that address ends without success, if this is one and the stream, which has counted to `done`, has not passed it.
-    pub(super) fn failure_in(&self, owner: usize, done: u64) -> Option<StreamFailure> {
+    /// Why a wait of that generation of the owner at that address ends without success, if this is one and the stream, which has counted to `done`,
+    /// has not passed it. While an entry is pending, its owner's generation stays.
+    pub(super) fn failure_in(
+        &self,
+        (owner, generation): (usize, u32),
+        done: u64,
+    ) -> Option<StreamFailure> {
         match &self.what {
             PendingWork::Program {
                 owner: own,
                 cookie,
                 waits: true,
                 ..
-            } if self.done > done && Arc::as_ptr(own).addr() == owner => {
+            } if self.done > done
+                && Arc::as_ptr(own).addr() == owner
+                && own.generation() == generation =>
+            {
                 own.failure_of(*cookie, Outcome::Released)
             }
             _ => None,

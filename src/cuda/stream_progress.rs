@@ -13,7 +13,7 @@ pub(super) trait CountedStream: Send + Sync {
     fn settle_now(self: Arc<Self>);
 
     /// As [`FailureListener::fail_queued_after`].
-    fn fail_queued_after(self: Arc<Self>, owner: usize);
+    fn fail_queued_after(self: Arc<Self>, owner: usize, generation: u32);
 }
 
 /// How far a stream has come: a 64-bit count, from the 32-bit word that the stream stores its count to.
@@ -89,9 +89,9 @@ impl FailureListener for Count {
         self.words.note(STATUS_WORK);
     }
 
-    fn fail_queued_after(&self, owner: usize) {
+    fn fail_queued_after(&self, owner: usize, generation: u32) {
         if let Some(stream) = self.stream.upgrade() {
-            stream.fail_queued_after(owner);
+            stream.fail_queued_after(owner, generation);
         }
     }
 }

@@ -63,6 +63,11 @@ impl Poison {
     /// stream may have passed records of which this process does not know yet.
     fn add(&self, (first, last): (u64, u64), failure: StreamFailure, several: bool) {
         let mut spans = self.spans.lock();
+        let covers = |(from, to, _): &(u64, u64, StreamFailure)| *from <= first && last <= *to;
+        if several && spans.all.iter().any(covers) {
+            // Another thread has given them up, too.
+            return;
+        }
         let is_over = std::mem::replace(&mut spans.is_last_over, false);
         match spans.all.last_mut() {
             Some((_, end, known))

@@ -11,10 +11,10 @@ pub(crate) trait FailureListener: Send + Sync {
     /// The owner has failed. Called in the thread that has found the failure, under its locks: it must not wait.
     fn owner_failed(&self);
 
-    /// The waits of the owner, which is known by its address, are about to end without success: gives up the owners of all that is queued behind
-    /// the first of them. Called within [`stopping`](super::stopping).
-    fn fail_queued_after(&self, owner: usize) {
-        let _ = owner;
+    /// The waits of that generation of the owner, which is known by its address, are about to end without success: gives up the owners of all that is
+    /// queued behind the first of them. Called within [`stopping`](super::stopping).
+    fn fail_queued_after(&self, owner: usize, generation: u32) {
+        let _ = (owner, generation);
     }
 }
 
@@ -87,15 +87,15 @@ impl FailureNotifier {
         self.has_failed.load(Ordering::SeqCst)
     }
 
-    /// The waits of the owner at that address are about to end without success. Returns handles that the caller must not drop if it must not wait
-    /// for a GPU.
-    pub(crate) fn fail_queued_after(&self, owner: usize) -> Vec<FailureCallback> {
+    /// The waits of that generation of the owner at that address are about to end without success. Returns handles that the caller must not drop if it
+    /// must not wait for a GPU.
+    pub(crate) fn fail_queued_after(&self, owner: usize, generation: u32) -> Vec<FailureCallback> {
         let streams: Vec<FailureCallback> = (self.streams().iter())
             .map(|(_, _, listener)| Arc::clone(listener))
             .collect();
         streams
             .iter()
-            .for_each(|stream| stream.fail_queued_after(owner));
+            .for_each(|stream| stream.fail_queued_after(owner, generation));
         streams
     }
 
@@ -130,7 +130,7 @@ mod tests {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
 
-        fn fail_queued_after(&self, owner: usize) {
+        fn fail_queued_after(&self, owner: usize, _generation: u32) {
             self.0.fetch_add(owner as u32, Ordering::SeqCst);
         }
     }
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(counts(), [0, 0]);
         failure_notifier.notify();
         assert_eq!(counts(), [1, 0]);
-        failure_notifier.fail_queued_after(0);
+        failure_notifier.fail_queued_after(0, 0);
         // A stream that enters late is told at once; after a reset none is.
         enter(1);
         assert_eq!(counts(), [1, 1]);

@@ -128,9 +128,9 @@ pub(crate) fn visit(id: u64, (from, to): (u64, u64), give_up: impl FnOnce()) -> 
     found
 }
 
-/// From here on [`await_or_defer`] does not wait on this thread, which calls [`await_ending`] before it executes anything of an owner.
-pub(super) fn defer_waits() {
-    with(|this| this.is_deferring = true);
+/// Until `defers` is false again, [`await_or_defer`] does not wait on this thread, which calls [`await_ending`] before it executes anything of an owner.
+pub(super) fn defer_waits(defers: bool) {
+    with(|this| this.is_deferring = defers);
 }
 
 /// Waits for the device: in [`stopping`] at its end, and on a thread that defers waits when that thread waits for all.
@@ -155,7 +155,9 @@ pub(crate) fn await_behind(give_up: impl FnOnce()) {
     });
     give_up();
     let first = with(|this| {
-        let all = mem::replace(&mut this.meets_visited, outer);
+        let all = this.meets_visited;
+        // What is waited for from `found` on is waited for by every call around this one.
+        this.meets_visited |= outer;
         if all { this.found } else { before }
     });
     await_ending(first);
@@ -261,8 +263,15 @@ mod tests {
             notes.tell("more");
             await_behind(|| {});
             assert_eq!(notes.take(), [""; 0]);
+            // The call around another one that has waited for all waits for what was told since.
+            await_behind(|| {
+                await_behind(meet_visited);
+                assert_eq!(notes.take(), ["more"]);
+                notes.tell("behind");
+            });
+            assert_eq!(notes.take(), ["behind"]);
         });
-        assert_eq!(notes.take(), ["more"]);
+        assert_eq!(notes.take(), [""; 0]);
     }
 
     #[test]

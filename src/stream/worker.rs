@@ -145,7 +145,7 @@ impl Queued {
 /// The thread of a stream.
 pub(super) fn run(shared: &StreamShared, mut consumer: Consumer<Queued>) {
     CURRENT.set(shared.id);
-    defer_waits();
+    defer_waits(true);
     set_min_timer_slack();
     let awake = Awake::new();
     let mut shares_core = false;
@@ -157,6 +157,7 @@ pub(super) fn run(shared: &StreamShared, mut consumer: Consumer<Queued>) {
         await_ending(0);
         // The queue is looked at after the flag, so what was queued before the last handle went is seen.
         if shared.closing.load(Ordering::Acquire) && consumer.is_empty() {
+            defer_waits(false);
             return;
         }
         // A parked thread answers some 50 us late, which an application that synchronizes after each kernel would pay at each

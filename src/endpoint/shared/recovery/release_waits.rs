@@ -32,7 +32,8 @@ impl EndpointShared {
             let span = (u64::from(generation), u64::from(generation));
             let give_up_behind = || {
                 let this = std::ptr::from_ref(self).addr();
-                let streams = self.attachments.failure_notifier().fail_queued_after(this);
+                let notifier = self.attachments.failure_notifier();
+                let streams = notifier.fail_queued_after(this, generation);
                 if !streams.is_empty() {
                     drop_elsewhere(Box::new(streams));
                 }

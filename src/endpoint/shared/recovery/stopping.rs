@@ -27,7 +27,8 @@ const FLUSH_NS: u64 = 20_000_000;
 /// The threads that issue commands. A command that hangs blocks one of them, until the kernel gives it up (mlx5: 60 s).
 static COMMANDS: Workers = Workers::new("doorbell-commands", 64);
 /// The threads that stop streams of GPUs before the command. A device that hangs blocks one of them, as long as a device may take to stop.
-static STOPS: Workers = Workers::new("doorbell-stops", 64);
+/// They follow chains of endpoints by recursion.
+static STOPS: Workers = Workers::new("doorbell-stops", 64).stack(64 << 20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Command {
