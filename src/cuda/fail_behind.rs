@@ -10,7 +10,7 @@ use super::stream_progress::CountedStream;
 use super::stream_words::{STATUS_STREAM, STATUS_WORK};
 use crate::Error;
 use crate::proxy::drop_elsewhere;
-use crate::stream::{Dependent, StreamFailure, Visited, meet_visited, stopping, visit};
+use crate::stream::{Dependent, StreamFailure, stopping, visit};
 
 impl CountedStream for StreamState {
     fn settle_now(self: Arc<Self>) {
@@ -124,7 +124,10 @@ impl StreamState {
     /// Gives up what is behind the entry, up to the last: its owners, the records from `first` on, and what other streams have behind waits for
     /// them.
     fn fail_behind(&self, entry: u64, (first, last): (u64, u64), failure: StreamFailure) {
-        let give_up = || {
+        stopping(|| {
+            if !visit(self.id, (entry, last)) {
+                return;
+            }
             let owner_reader = self.owner_readers.enter();
             let pending = self.pending.lock();
             let owners: Vec<_> = (pending.entries.iter())
@@ -146,11 +149,6 @@ impl StreamState {
             }
             drop(owner_reader);
             self.progress.fail_dependents(first);
-        };
-        stopping(|| {
-            if visit(self.id, (entry, last), give_up) == Visited::Before {
-                meet_visited();
-            }
         });
     }
 

@@ -19,7 +19,6 @@ pub(crate) struct Workers {
     most: usize,
     /// Threads that stay without work.
     least: usize,
-    stack_bytes: usize,
     state: Mutex<WorkersState>,
     come: Condvar,
 }
@@ -44,7 +43,6 @@ impl Workers {
             name,
             most,
             least: 0,
-            stack_bytes: 2 << 20,
             state: Mutex::new(WorkersState {
                 jobs: VecDeque::new(),
                 threads: 0,
@@ -57,12 +55,6 @@ impl Workers {
     /// Once there is a thread, one stays: a job that may wait for its caller then never runs in its caller for want of a thread.
     pub(crate) const fn keep_one(mut self) -> Workers {
         self.least = 1;
-        self
-    }
-
-    /// Each thread has a stack of that size, in bytes. The kernel provides only what is used.
-    pub(crate) const fn stack(mut self, bytes: usize) -> Workers {
-        self.stack_bytes = bytes;
         self
     }
 
@@ -83,7 +75,6 @@ impl Workers {
         }
         let started = std::thread::Builder::new()
             .name(self.name.into())
-            .stack_size(self.stack_bytes)
             .spawn(move || self.work());
         if started.is_err() {
             let mut state = self.lock();

@@ -63,8 +63,8 @@ pub(crate) use lock::locks_taken;
 pub(crate) use owner::DeferredDrop;
 pub use owner::{Attachments, Outcome, Owner};
 #[cfg(feature = "cuda")]
-pub(crate) use stopping::meet_visited;
-pub(crate) use stopping::{EndingDevice, Visited, await_behind, await_or_defer, stopping, visit};
+pub(crate) use stopping::visit;
+pub(crate) use stopping::{EndingDevice, await_or_defer, stopping};
 #[cfg(feature = "cuda")]
 pub(crate) use substitute::{Substitute, may_have_seen};
 #[cfg(feature = "cuda")]

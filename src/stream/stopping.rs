@@ -1,9 +1,9 @@
 //! How a thread gives up endpoints and streams that wait for each other, and waits for their devices.
 //!
-//! An endpoint must not be in error before everything behind its waits is: otherwise its flush ends a wait, and the stream rings what the wait was to protect.
-//! So a thread that stops an endpoint first stops what its streams have behind, and what other streams have behind those, in depth. Several threads may do
-//! so at the same time, also for the same objects: each visits all of them itself, and waits for their devices, whoever has told those to stop. No lock is
-//! held meanwhile, so a device that does not answer delays only what waits for it.
+//! A GPU stops at a completion in error until this process releases the wait. Before that, everything that is queued behind the wait is given up: the streams
+//! would ring what the wait was to protect. So the thread that stops an endpoint tells the devices of all that is behind its waits, also on streams that
+//! wait for events behind them, and waits for these devices at the same time. An endpoint that is given up so sees to what is behind its own waits before it
+//! releases those. No lock is held meanwhile, so a device that does not answer delays only what waits for it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -25,29 +25,8 @@ struct Stopping {
     /// The devices that this thread has told to stop and not waited for. It waits for all of them at the same time, so the number of devices that do not answer
     /// adds no time.
     ending: Vec<Arc<dyn EndingDevice>>,
-    /// The number of those that the outermost call of [`stopping`] found.
-    found: usize,
-    /// Something behind the next endpoint was visited before, so its devices may be any of those told since.
-    meets_visited: bool,
-    /// By the number of the endpoint or stream, the spans of its work that are given up.
-    visited: BTreeMap<u64, Vec<VisitedSpan>>,
-}
-
-struct VisitedSpan {
-    from: u64,
-    to: u64,
-    is_done: bool,
-}
-
-/// What this thread knows of a span of work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Visited {
-    /// It was given up now.
-    Now,
-    /// The thread is giving it up: the caller is behind it, too.
-    InProgress,
-    /// It was given up, and its devices may still have to be waited for.
-    Before,
+    /// By the number of a stream, the spans of its entries that are given up.
+    visited: BTreeMap<u64, Vec<(u64, u64)>>,
 }
 
 thread_local! {
@@ -57,8 +36,6 @@ thread_local! {
             is_stopping: false,
             is_deferring: false,
             ending: Vec::new(),
-            found: 0,
-            meets_visited: false,
             visited: BTreeMap::new(),
         }))
     };
@@ -68,64 +45,42 @@ fn with<R>(call: impl FnOnce(&mut Stopping) -> R) -> R {
     STOPPING.with(|stopping| call(&mut stopping.borrow_mut()))
 }
 
-/// Runs `stop`, which gives up owners and streams. When the outermost call returns, all of them were given up, and their devices were waited for.
+/// Runs `stop`, which gives up owners and streams. When the outermost call returns, their devices were waited for.
 pub(crate) fn stopping<R>(stop: impl FnOnce() -> R) -> R {
-    let is_nested = with(|this| {
-        if !this.is_stopping {
-            this.found = this.ending.len();
-        }
-        mem::replace(&mut this.is_stopping, true)
+    let (is_nested, before) = with(|this| {
+        let is_nested = mem::replace(&mut this.is_stopping, true);
+        (is_nested, this.ending.len())
     });
     if is_nested {
         return stop();
     }
-    /// Also where an owner panics.
-    struct Leave;
+    /// Also where an owner panics. With the number of devices that were not waited for before.
+    struct Leave(usize);
 
     impl Drop for Leave {
         fn drop(&mut self) {
-            await_ending(with(|this| this.found));
-            let _visited = with(|this| {
-                this.is_stopping = false;
-                this.meets_visited = false;
-                mem::take(&mut this.visited)
-            });
+            let _visited = with(|this| mem::take(&mut this.visited));
+            await_ending(self.0);
+            with(|this| this.is_stopping = false);
         }
     }
 
-    let _leave = Leave;
+    let _leave = Leave(before);
     stop()
 }
 
-/// Runs `give_up` for that span of the work of an endpoint or stream, first to last, unless this thread has done so since the outermost call of [`stopping`]
-/// began. So each thread visits each once, however many ways lead there.
-pub(crate) fn visit(id: u64, (from, to): (u64, u64), give_up: impl FnOnce()) -> Visited {
-    let found = with(|this| {
-        let spans = this.visited.entry(id).or_default();
-        let covers = |span: &&VisitedSpan| span.from <= from && to <= span.to;
-        if let Some(span) = spans.iter().find(covers) {
-            return if span.is_done {
-                Visited::Before
-            } else {
-                Visited::InProgress
-            };
+/// Notes that this thread gives up that span of the entries of a stream, first to last. Returns false if it has done so since the outermost call of
+/// [`stopping`] began. So a thread follows each stream once, however many ways lead there.
+#[cfg(feature = "cuda")]
+pub(crate) fn visit(stream: u64, (from, to): (u64, u64)) -> bool {
+    with(|this| {
+        let spans = this.visited.entry(stream).or_default();
+        let is_new = !spans.iter().any(|span| span.0 <= from && to <= span.1);
+        if is_new {
+            spans.push((from, to));
         }
-        spans.push(VisitedSpan {
-            from,
-            to,
-            is_done: false,
-        });
-        Visited::Now
-    });
-    if found == Visited::Now {
-        give_up();
-        with(|this| {
-            let spans = this.visited.get_mut(&id).into_iter().flatten();
-            let same = |span: &&mut VisitedSpan| (span.from, span.to) == (from, to);
-            spans.filter(same).for_each(|span| span.is_done = true);
-        });
-    }
-    found
+        is_new
+    })
 }
 
 /// Until `defers` is false again, [`await_or_defer`] does not wait on this thread, which calls [`await_ending`] before it executes anything of an owner.
@@ -145,28 +100,6 @@ pub(crate) fn await_or_defer(device: Arc<dyn EndingDevice>) {
     if let Some(device) = left {
         device.wait();
     }
-}
-
-/// Gives up what is behind an endpoint, by `give_up`, and waits for the devices of all that.
-pub(crate) fn await_behind(give_up: impl FnOnce()) {
-    let (before, outer) = with(|this| {
-        let outer = mem::replace(&mut this.meets_visited, false);
-        (this.ending.len(), outer)
-    });
-    give_up();
-    let first = with(|this| {
-        let all = this.meets_visited;
-        // What is waited for from `found` on is waited for by every call around this one.
-        this.meets_visited |= outer;
-        if all { this.found } else { before }
-    });
-    await_ending(first);
-}
-
-/// The stream behind the endpoint was visited before. Its devices may be any of those that the thread has told to stop.
-#[cfg(feature = "cuda")]
-pub(crate) fn meet_visited() {
-    with(|this| this.meets_visited = true);
 }
 
 /// Waits for all devices but the `first` ones that this thread has told to stop.
@@ -212,66 +145,40 @@ mod tests {
     }
 
     #[test]
-    fn devices_behind_an_endpoint_are_waited_for_before_its_own() {
+    fn devices_are_waited_for_when_all_are_told() {
         let notes = Notes::default();
         notes.tell("outside");
         assert_eq!(notes.take(), ["outside"]);
         stopping(|| {
-            notes.tell("beside");
-            stopping(|| await_behind(|| notes.tell("behind")));
-            assert_eq!(notes.take(), ["behind"]);
-            notes.tell("own");
+            notes.tell("one");
+            stopping(|| notes.tell("other"));
             assert_eq!(notes.take(), [""; 0]);
         });
-        assert_eq!(notes.take(), ["beside", "own"]);
+        assert_eq!(notes.take(), ["one", "other"]);
+        // A thread that defers waits does so for what it tells apart from that.
+        defer_waits(true);
+        notes.tell("deferred");
+        stopping(|| notes.tell("stopped"));
+        assert_eq!(notes.take(), ["stopped"]);
+        await_ending(0);
+        assert_eq!(notes.take(), ["deferred"]);
+        defer_waits(false);
+        notes.tell("at once");
+        assert_eq!(notes.take(), ["at once"]);
     }
 
-    #[test]
-    fn span_is_visited_once_in_an_outermost_call() {
-        let visits = Mutex::new(Vec::new());
-        let look = |id: u64, span: (u64, u64)| visit(id, span, || visits.lock().unwrap().push(id));
-        for _ in 0..2 {
-            stopping(|| {
-                let found = visit(1, (5, 9), || {
-                    assert_eq!(look(1, (6, 9)), Visited::InProgress);
-                    assert_eq!(look(2, (0, 0)), Visited::Now);
-                });
-                assert_eq!(found, Visited::Now);
-                assert_eq!(look(1, (5, 8)), Visited::Before);
-                assert_eq!(look(2, (0, 0)), Visited::Before);
-                // More of the same stream, or another generation of the same endpoint.
-                assert_eq!(look(1, (4, 9)), Visited::Now);
-                assert_eq!(look(2, (1, 1)), Visited::Now);
-            });
-            assert_eq!(mem::take(&mut *visits.lock().unwrap()), [2, 1, 2]);
-        }
-    }
-
-    /// What was visited before may have its devices among those of another endpoint.
     #[cfg(feature = "cuda")]
     #[test]
-    fn endpoint_before_a_visited_stream_waits_for_all_devices() {
-        let notes = Notes::default();
-        stopping(|| {
-            notes.tell("other");
-            await_behind(|| {
-                meet_visited();
-                await_behind(|| notes.tell("inner"));
-                assert_eq!(notes.take(), ["inner"]);
+    fn span_is_visited_once_in_an_outermost_call() {
+        for _ in 0..2 {
+            stopping(|| {
+                assert!(visit(1, (5, 9)));
+                for covered in [(5, 9), (6, 9), (5, 8)] {
+                    assert!(!stopping(|| visit(1, covered)));
+                }
+                assert!(visit(1, (4, 9)) && visit(1, (5, 10)) && visit(2, (5, 9)));
             });
-            assert_eq!(notes.take(), ["other"]);
-            notes.tell("more");
-            await_behind(|| {});
-            assert_eq!(notes.take(), [""; 0]);
-            // The call around another one that has waited for all waits for what was told since.
-            await_behind(|| {
-                await_behind(meet_visited);
-                assert_eq!(notes.take(), ["more"]);
-                notes.tell("behind");
-            });
-            assert_eq!(notes.take(), ["behind"]);
-        });
-        assert_eq!(notes.take(), [""; 0]);
+        }
     }
 
     #[test]
@@ -280,12 +187,11 @@ mod tests {
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             stopping(|| {
                 notes.tell("device");
-                visit(1, (0, 0), || panic!("on purpose"));
+                panic!("on purpose");
             });
         }));
         assert!(panicked.is_err());
         assert_eq!(notes.take(), ["device"]);
-        assert!(with(|this| this.visited.is_empty() && !this.is_stopping));
         notes.tell("later");
         assert_eq!(notes.take(), ["later"]);
     }

@@ -25,7 +25,7 @@ use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
 use crate::nic::{NicQueuePair, Queues};
 use crate::proxy::{PollMembership, ProgressThread, execute_elsewhere};
 use crate::region::ProtectionDomain;
-use crate::stream::{Attachments, next_id};
+use crate::stream::Attachments;
 use crate::{Error, Result, WorkError};
 
 use in_flight::InFlight;
@@ -36,8 +36,6 @@ pub(super) use recovery::Entered;
 use status::GenerationEnd;
 
 pub(super) struct EndpointShared {
-    /// Of this process, among endpoints and streams.
-    id: u64,
     /// Before the memory that it is about.
     attachments: Attachments,
     /// Before the queue pair.
@@ -256,7 +254,6 @@ impl EndpointShared {
         let progress_words = [rung.dword(0)?, rung.dword(4)?];
         let seen_words = [seen.dword(0)?, seen.dword(4)?];
         let shared = Arc::new_cyclic(|weak| EndpointShared {
-            id: next_id(),
             attachments: Attachments::default(),
             _doorbell_probe: doorbell_probe,
             qp,

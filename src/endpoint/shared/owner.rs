@@ -4,13 +4,11 @@
 #[cfg(feature = "cuda")]
 use std::any::Any;
 use std::ptr::NonNull;
-use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
 use super::EndpointShared;
-use super::recovery::DeviceStop;
 use crate::Cause;
 #[cfg(feature = "cuda")]
 use crate::bytecode::Role;
@@ -18,7 +16,7 @@ use crate::bytecode::{TargetId, Targets};
 use crate::endpoint::QueueKind;
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::queue::Wait;
-use crate::stream::{Attachments, Outcome, Owner, StreamFailure, await_or_defer};
+use crate::stream::{Attachments, Outcome, Owner, StreamFailure};
 
 /// The cookie that an executor hands back: it names the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,9 +143,7 @@ unsafe impl Owner for EndpointShared {
             if !cookie.is_wait {
                 // Before the stream executes anything else: the next doorbell of the queue would release this request, too, because doorbell
                 // records count.
-                if self.begin_error(self.epoch.load(Ordering::Acquire)) {
-                    await_or_defer(Arc::<DeviceStop>::clone(&self.stop_state));
-                }
+                self.tell_device(self.epoch.load(Ordering::Acquire));
             }
         }
         self.on_streams.leave();
@@ -178,9 +174,8 @@ unsafe impl Owner for EndpointShared {
 
     fn give_up(&self, generation: u32) {
         self.fail_in(generation, None, Cause::Discarded);
-        if self.is_in(generation) {
-            self.stop(generation);
-        }
+        // What is behind its own waits is stopped by another thread, before those are released.
+        self.tell_device(generation);
     }
 
     fn generation(&self) -> u32 {

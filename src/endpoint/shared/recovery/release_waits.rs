@@ -10,7 +10,7 @@ use crate::endpoint::clock::now_ns;
 use crate::endpoint::queue::QueueState;
 use crate::endpoint::shared::EndpointShared;
 use crate::proxy::drop_elsewhere;
-use crate::stream::{Visited, await_behind, await_or_defer, stopping, visit};
+use crate::stream::{await_or_defer, stopping};
 
 impl EndpointShared {
     /// The endpoint was dropped, and tickets or streams still have handles. Nothing is received any more, and every ticket ends.
@@ -25,24 +25,25 @@ impl EndpointShared {
         self.stop_transmitting();
     }
 
-    /// After a failure of that generation, and before any wait of this endpoint ends: moves the queue pair to error, so that doorbells transmit nothing.
-    /// Streams that cannot skip what is queued have the endpoints behind these waits given up first, since the flush of the queue pair may end a wait.
+    /// After a failure of that generation, and before any wait of this endpoint is released: moves the queue pair to error, so that doorbells transmit
+    /// nothing, and those of the endpoints behind the waits on streams that cannot skip what is queued.
     pub(in crate::endpoint::shared) fn stop(&self, generation: u32) {
         stopping(|| {
-            let span = (u64::from(generation), u64::from(generation));
-            let give_up_behind = || {
-                let this = std::ptr::from_ref(self).addr();
-                let notifier = self.attachments.failure_notifier();
-                let streams = notifier.fail_queued_after(this, generation);
-                if !streams.is_empty() {
-                    drop_elsewhere(Box::new(streams));
-                }
-            };
-            let visited = visit(self.id, span, || await_behind(give_up_behind));
-            if visited != Visited::InProgress && self.begin_error(generation) {
-                await_or_defer(Arc::<DeviceStop>::clone(&self.stop_state));
+            let this = std::ptr::from_ref(self).addr();
+            let notifier = self.attachments.failure_notifier();
+            let streams = notifier.fail_queued_after(this, generation);
+            if !streams.is_empty() {
+                drop_elsewhere(Box::new(streams));
             }
+            self.tell_device(generation);
         });
+    }
+
+    /// Moves the queue pair to error, unless that generation is over. The caller waits for the device later if it is [`stopping`].
+    pub(in crate::endpoint::shared) fn tell_device(&self, generation: u32) {
+        if self.begin_error(generation) {
+            await_or_defer(Arc::<DeviceStop>::clone(&self.stop_state));
+        }
     }
 
     /// After a failure: ends everything that waits for the endpoint. Goes as far as possible without waiting, and returns whether it is done. The

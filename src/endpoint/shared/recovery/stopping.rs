@@ -18,8 +18,7 @@ use crate::proxy::Workers;
 use crate::stream::EndingDevice;
 use crate::{Error, Result, StateKind};
 
-/// The time limit until the first command is issued, if streams of GPUs are stopped first. Endpoints that wait for each other in a chain are stopped one
-/// after the other.
+/// The time limit until waits are released although what is behind them on streams of GPUs was not given up: for many endpoints that fail at the same time.
 const STOP_STREAMS_NS: u64 = 5 * STOP_NS;
 /// How long a device may take to flush what was rung.
 const FLUSH_NS: u64 = 20_000_000;
@@ -27,8 +26,7 @@ const FLUSH_NS: u64 = 20_000_000;
 /// The threads that issue commands. A command that hangs blocks one of them, until the kernel gives it up (mlx5: 60 s).
 static COMMANDS: Workers = Workers::new("doorbell-commands", 64);
 /// The threads that stop streams of GPUs before the command. A device that hangs blocks one of them, as long as a device may take to stop.
-/// They follow chains of endpoints by recursion.
-static STOPS: Workers = Workers::new("doorbell-stops", 64).stack(64 << 20);
+static STOPS: Workers = Workers::new("doorbell-stops", 64);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Command {
