@@ -12,8 +12,8 @@ use std::thread;
 use std::time::Duration;
 
 use doorbell::{
-    Cause, Condition, EndpointConfig, Error, Executor, HostStream, QueueKind, Work,
-    stream_wait_value32,
+    Cause, Condition, EndpointConfig, Error, Executor, HostStream, QueueKind, Status, Work,
+    stream_post, stream_wait_value32,
 };
 use rig::{Limit, Pair, SOON, device, has_no_queue};
 
@@ -235,6 +235,34 @@ fn ticket_wait_ends_on_completion_timeout_or_abort() {
 }
 
 /// The failure names the oldest work request that was not done, and the usual cause.
+/// A request that was dropped before a stream had it is cancelled, although its place in the queue is rung with later ones.
+#[test]
+fn deadline_failure_names_no_cancelled_request() {
+    let test = "deadline_failure_names_no_cancelled_request";
+    let _limit = Limit::new(test, STEP);
+    let device = device();
+    if !device.set_frozen(true) {
+        waived::waived(test, "the device cannot be frozen");
+        return;
+    }
+    let mut pair = Pair::new(&device, &config(DEPTH));
+    let stream = rig::stream("s");
+    let dropped = pair.a.prepare_send(&Work::nop().wr_id(76)).unwrap();
+    let cancelled = dropped.ticket();
+    let sent = pair.a.prepare_send(&Work::nop().wr_id(77)).unwrap();
+    drop(dropped);
+    stream_post(&stream, sent).map_err(|it| it.error).unwrap();
+    pair.a
+        .stream_wait_cq_for(&stream, QueueKind::Send, SHORT)
+        .unwrap();
+    let _ = stream.synchronize(SOON);
+    let failure = pair.a.failure().unwrap();
+    assert!(matches!(failure.cause, Cause::Deadline(_)), "{failure}");
+    assert_eq!(failure.wr_id, Some(77), "{failure}");
+    assert_eq!(cancelled.status(), Status::Cancelled);
+    device.set_frozen(false);
+}
+
 #[test]
 fn deadline_failure_names_the_oldest_unfinished_request() {
     let _limit = Limit::new("deadline", STEP);

@@ -134,11 +134,11 @@ impl<T> OutstandingWork<T> {
         value
     }
 
-    /// Shows the oldest entry, if one is in flight. The reaper's call, for an entry that the poster does not take back.
-    pub(super) fn oldest<R>(&self, show: impl FnOnce(&T) -> R) -> Option<R> {
-        let count = self.done.load(Ordering::Relaxed);
-        // Acquire: pairs with the release in `post`.
-        if self.posted.load(Ordering::Acquire) == count {
+    /// Shows the entry of that count, if it is in flight. The reaper's call, for an entry that the poster does not take back.
+    pub(super) fn show<R>(&self, count: u32, show: impl FnOnce(&T) -> R) -> Option<R> {
+        let done = self.done.load(Ordering::Relaxed);
+        // Acquire inside: pairs with the release in `post`.
+        if count.wrapping_sub(done) >= self.posted().wrapping_sub(done) {
             return None;
         }
         // SAFETY: in flight, so the poster does not touch it before `done` has passed it, which only the caller moves.

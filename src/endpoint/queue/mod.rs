@@ -528,14 +528,18 @@ impl QueueState {
         }
     }
 
-    /// The number of the oldest work request that is not done. `rung` counts those that the poster cannot take back any more.
-    pub(super) fn oldest_wr_id(&self, rung: u32) -> Option<u64> {
+    /// The count and the number of the oldest work request that is neither done nor cancelled. `rung` counts those that the poster cannot take back any
+    /// more.
+    pub(super) fn oldest_request(&self, rung: u32) -> Option<(u32, u64)> {
         // Only the reaper may do this.
         let _cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_rung = rung.wrapping_sub(self.outstanding.done()).cast_signed() > 0;
-        is_rung
-            .then(|| self.outstanding.oldest(|work| work.wr_id))
-            .flatten()
+        let done = self.outstanding.done();
+        let in_flight = rung.wrapping_sub(done).cast_signed().max(0).cast_unsigned();
+        let count = (0..in_flight)
+            .map(|ahead| done.wrapping_add(ahead))
+            .find(|count| !self.is_cancelled(*count))?;
+        let wr_id = self.outstanding.show(count, |work| work.wr_id)?;
+        Some((count, wr_id))
     }
 
     /// Starts over when the endpoint is reset; the next completion has the running index `next_cqe`. No other thread uses the queue at this time.

@@ -108,7 +108,11 @@ impl EndpointShared {
     /// Fails the endpoint if a deadline has passed, with the number of the oldest work request in its queue.
     fn fail_overdue(&self, now_ns: u64) {
         for queue in &self.queues {
-            let wr_id = || queue.oldest_wr_id(self.doorbells_stored(queue.kind));
+            let oldest = || queue.oldest_request(self.doorbells_stored(queue.kind));
+            // Asked for when the failure is recorded, so that no thread cancels the request in between.
+            let is_cancelled = |named: Option<(u32, u64)>| {
+                named.is_some_and(|(count, _)| queue.is_cancelled(count))
+            };
             let cause = |timeout_ns| Cause::Deadline(Duration::from_nanos(timeout_ns));
             for index in queue.under_way() {
                 let record = queue.record(index);
@@ -119,20 +123,25 @@ impl EndpointShared {
                 let started = record.wait_started_ns.load(Ordering::Relaxed);
                 let timeout = record.wait_timeout_ns.load(Ordering::Relaxed);
                 // A stream that finds its wait decided reports the deadline, and no consequence of it.
-                if started != 0
-                    && now_ns.saturating_sub(started) > timeout
-                    && self.fail_if(wr_id(), cause(timeout), || {
-                        queue.set_wait(index, Wait::Failed)
-                    })
-                {
+                if started == 0 || now_ns.saturating_sub(started) <= timeout {
+                    continue;
+                }
+                let named = oldest();
+                let wr_id = named.map(|(_, wr_id)| wr_id);
+                if self.fail_if(wr_id, cause(timeout), || {
+                    !is_cancelled(named) && queue.set_wait(index, Wait::Failed)
+                }) {
                     return;
                 }
             }
             let timeout = queue.turn_timeout_ns;
             let since = queue.turn_waits.since_ns();
             if since.is_some_and(|since| now_ns.saturating_sub(since) > timeout) {
-                self.fail(wr_id(), cause(timeout));
-                return;
+                let named = oldest();
+                let wr_id = named.map(|(_, wr_id)| wr_id);
+                if self.fail_if(wr_id, cause(timeout), || !is_cancelled(named)) {
+                    return;
+                }
             }
         }
     }
