@@ -137,7 +137,7 @@ fn random_calls_report_only_possible_outcomes() {
     println!(
         "DOORBELL_SEED={seed} DOORBELL_TRUTH_OPERATIONS={operations} DOORBELL_TRUTH_REPEATS={repeats}"
     );
-    let (rounds, done) = (AtomicU64::new(0), AtomicU64::new(0));
+    let [rounds, done, faults] = [const { AtomicU64::new(0) }; 3];
     let ends = Ends::default();
     let findings = Mutex::new(BTreeMap::<&'static str, Finding>::new());
     let work = || {
@@ -155,15 +155,18 @@ fn random_calls_report_only_possible_outcomes() {
                 let patience = if never_over { SHORT_PATIENCE } else { PATIENCE };
                 let lies = runner.run(&plan, patience, &ends);
                 let after = done.fetch_add(plan.steps.len() as u64, Ordering::Relaxed);
+                let caused = plan.steps.iter().filter(|step| step.call.is_fault());
+                faults.fetch_add(caused.count() as u64, Ordering::Relaxed);
                 note(&findings, &plan, lies, after);
             }
         }
     };
     std::thread::scope(|scope| (0..WORKERS).for_each(|_| drop(scope.spawn(work))));
     println!(
-        "{} plans, {} calls: {ends:?}",
+        "{} plans, {} calls, {} of them faults: {ends:?}",
         rounds.into_inner(),
-        done.into_inner()
+        done.into_inner(),
+        faults.into_inner()
     );
     let findings = findings.into_inner().unwrap();
     for (kind, finding) in &findings {

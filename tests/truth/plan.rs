@@ -757,6 +757,25 @@ impl Call {
         }
     }
 
+    /// Whether it makes something fail, or may.
+    pub fn is_fault(&self) -> bool {
+        match self {
+            Call::Send(send) => send.wrong_key,
+            Call::Reset { aborts, .. } => *aborts,
+            Call::Freeze { is_frozen, .. } => *is_frozen,
+            Call::StallProxy { is_stalled, .. } => *is_stalled,
+            Call::StopPeer(is_stopped) => *is_stopped,
+            Call::Faults { loss, reorder, .. } => *loss + *reorder > 0.0,
+            Call::Launch { kernel, .. } => *kernel == Kernel::Panics,
+            Call::AbortStream(_)
+            | Call::Abort(_)
+            | Call::DropEndpoint(_)
+            | Call::KillPeer
+            | Call::Deregister { .. } => true,
+            _ => false,
+        }
+    }
+
     fn uses(&self, pair: usize) -> bool {
         let is_of = |operation: &Recorded| operation.end() / 2 == pair;
         match self {
