@@ -34,8 +34,8 @@ enum Subject {
 }
 
 /// A handle of one queued operation. It keeps the endpoint's queue memory alive; one of a value keeps the device open, and not the
-/// region. An endpoint keeps the final statuses
-/// of its last 64 generations: a ticket of an older generation reports [`Status::Unknown`]. Within a generation the status is exact for the last 2^31
+/// region. As long as there are tickets, an endpoint keeps the final statuses
+/// of its last 65,536 generations: a ticket of an older generation reports [`Status::Unknown`]. Within a generation the status is exact for the last 2^31
 /// operations of a queue: a ticket that is older may report a failure of later operations as its own.
 #[derive(Clone)]
 pub struct Ticket {

@@ -8,6 +8,7 @@ mod recovery;
 mod status;
 mod watched;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -72,7 +73,8 @@ pub(super) struct EndpointShared {
     ended: AtomicU32,
     /// Held while the watchdog checks and while a new generation starts, so that a failure is never recorded for the wrong generation.
     generation: Mutex<()>,
-    generations: Mutex<Vec<GenerationEnd>>,
+    /// Of earlier generations, the oldest first.
+    generations: Mutex<VecDeque<GenerationEnd>>,
     /// Programs that streams have and have not finished.
     on_streams: InFlight,
     /// The endpoint was dropped: its queue pair fails when no stream has a program of it.

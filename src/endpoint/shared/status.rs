@@ -85,11 +85,43 @@ impl EndpointShared {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let aborted = WorkError::new(self.qp.qpn(), None, Cause::Aborted);
-        let Some(past) = generations.iter().find(|past| past.epoch == epoch) else {
+        let at = generations.partition_point(|past| past.epoch < epoch);
+        let Some(past) = generations.get(at).filter(|past| past.epoch == epoch) else {
             return (OpStatus::Unknown, Some(aborted));
         };
         let (requests, waits) = &past.ends[kind as usize];
         let op_status = if is_wait { waits } else { requests }.of(count);
         (op_status, past.failure.or(Some(aborted)))
+    }
+}
+
+#[cfg(all(test, feature = "softcx", not(loom)))]
+mod tests {
+    use std::sync::PoisonError;
+
+    use crate::{Device, Endpoint, EndpointConfig};
+
+    #[test]
+    fn generations_are_kept_while_there_are_tickets() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let mut endpoint = Endpoint::new(&domain, &EndpointConfig::default()).unwrap();
+        let mut peer = Endpoint::new(&domain, &EndpointConfig::default()).unwrap();
+        let mut generation = |posts: bool| {
+            endpoint.connect(&peer.address()).unwrap();
+            peer.connect(&endpoint.address()).unwrap();
+            let ticket = posts.then(|| endpoint.post_recv(1, &[]).unwrap());
+            endpoint.reset().unwrap();
+            peer.reset().unwrap();
+            let generations = endpoint.shared.generations.lock();
+            let kept = generations.unwrap_or_else(PoisonError::into_inner).len();
+            (ticket, kept)
+        };
+        // The watchdog may have a handle just then.
+        (0..1000).find(|_| generation(false).1 == 0).unwrap();
+        let (ticket, first) = generation(true);
+        let (_, second) = generation(false);
+        assert!(first >= 1 && second == first + 1, "{first}, {second}");
+        drop(ticket);
+        (0..1000).find(|_| generation(false).1 == 0).unwrap();
     }
 }

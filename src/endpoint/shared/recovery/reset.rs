@@ -13,8 +13,8 @@ use crate::nic::Queues;
 use crate::proxy::await_executed;
 use crate::{Cause, Error, Result, StateKind};
 
-/// The number of generations whose final statuses are kept.
-const GENERATIONS_KEPT: usize = 64;
+/// The number of generations whose final statuses are kept while there are tickets: some 20 MiB.
+const GENERATIONS_KEPT: usize = 1 << 16;
 
 impl EndpointShared {
     /// Starts a new generation. The caller has the endpoint to itself, holds the generation, and no stream has a program of it.
@@ -47,14 +47,23 @@ impl EndpointShared {
                 .map(|kind| self.queue(kind).ends(self.doorbells_stored(kind))),
             failure: self.failure(),
         };
+        // Their threads have handles.
+        self.await_orders();
         let mut generations = self
             .generations
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if generations.len() == GENERATIONS_KEPT {
-            generations.remove(0);
+        // The endpoint and the caller's `Closing`.
+        const OWN_HANDLES: usize = 2;
+        if self.weak.strong_count() <= OWN_HANDLES {
+            // There is no ticket.
+            generations.clear();
+        } else {
+            if generations.len() == GENERATIONS_KEPT {
+                generations.pop_front();
+            }
+            generations.push_back(past);
         }
-        generations.push(past);
         drop(generations);
         // Before the queues are reset: a thread that looks at them and then finds the old count has not seen them start over.
         self.ended.fetch_add(1, Ordering::Relaxed);
