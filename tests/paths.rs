@@ -278,18 +278,21 @@ fn a_batch_in_the_calling_thread_ends_at_a_failure() {
         let stream = HostStream::new("batch").unwrap();
         stream.continue_on_error(continues);
         let nowhere = Work::write_inline(&[1; 4], RemoteSlice::at(remote.addr, !remote.rkey));
-        failing.a.stream_queue_send(&stream, &nowhere).unwrap();
         let write = Work::write_inline(&[2; 4], RemoteSlice::at(remote.addr, remote.rkey));
+        // All is prepared before the endpoint fails: calls are refused after that.
         let mut batch = vec![
+            failing.a.prepare_send(&nowhere).unwrap(),
             failing.a.prepare_wait_cq(QueueKind::Send).unwrap(),
             behind.a.prepare_send(&write).unwrap(),
             behind.a.prepare_wait_cq(QueueKind::Send).unwrap(),
         ];
         let tickets = stream_post_all(&stream, &mut batch).unwrap();
-        let [wait, write, over] = &tickets[..] else {
+        let [sent, wait, write, over] = &tickets[..] else {
             panic!("{tickets:?}")
         };
-        assert!(matches!(wait.status(), Status::Failed(_)), "{wait:?}");
+        for failed in [sent, wait] {
+            assert!(matches!(failed.status(), Status::Failed(_)), "{failed:?}");
+        }
         let executed = [write, over].map(|ticket| ticket.status() == Status::Complete);
         assert_eq!(executed, [continues; 2], "{tickets:?}");
         let written = if continues { 0x0202_0202 } else { 0 };
