@@ -65,6 +65,13 @@ fn settled(ticket: &Ticket) -> Status {
     ticket.status()
 }
 
+fn none_is_complete(tickets: &[Ticket]) {
+    for ticket in tickets {
+        let status = settled(ticket);
+        assert!(!matches!(status, Status::Complete), "{status:?}");
+    }
+}
+
 /// Whether a peer finds the memory registered at that address.
 fn is_registered(pair: &mut Pair, remote: RemoteSlice) -> bool {
     let into = pair.region(8);
@@ -191,10 +198,7 @@ fn endpoints_behind_a_failed_wait_are_stopped_together() {
     // They go to ERR at the same time, then the first endpoint to ERR and to RESET.
     assert!(took < timeout + command * 3 + LATE, "{took:?}");
     assert!(matches!(settled(&wait), Status::Failed(_)), "{wait:?}");
-    for send in &sends {
-        let status = settled(send);
-        assert!(!matches!(status, Status::Complete), "{status:?}");
-    }
+    none_is_complete(&sends);
     device.set_faults(Faults::default());
 }
 
@@ -267,10 +271,7 @@ fn abort_transmits_nothing_queued_behind_waits_in_a_circle() {
     for stream in &streams {
         let _ = stream.synchronize(SOON);
     }
-    for ticket in &tickets {
-        let status = settled(ticket);
-        assert!(!matches!(status, Status::Complete), "{status:?}");
-    }
+    none_is_complete(&tickets);
     for to in &to {
         assert!(to.is_filled_with(0, 64, 0).unwrap(), "it was transmitted");
     }
@@ -437,10 +438,7 @@ fn all_sends_behind_the_last_of_many_waits_are_given_up() {
     if !rig::is_cuda() {
         stream.abort();
     }
-    for send in &sends {
-        let status = settled(send);
-        assert!(!matches!(status, Status::Complete), "{status:?}");
-    }
+    none_is_complete(&sends);
     stream.abort();
     let _ = stream.synchronize(SOON);
 }
@@ -471,10 +469,7 @@ fn streams_that_wait_for_each_other_in_circles_end_soon() {
     }
     let took = begin.elapsed();
     assert!(took < LATE, "{took:?}");
-    for ticket in &tickets {
-        let status = settled(ticket);
-        assert!(!matches!(status, Status::Complete), "{status:?}");
-    }
+    none_is_complete(&tickets);
 }
 
 /// Two streams wait for each other's events, many times. Each event leads to the rest of the other stream.
@@ -508,10 +503,7 @@ fn streams_that_take_turns_end_soon() {
     let took = begin.elapsed();
     assert!(took < LATE, "{took:?}");
     assert!(matches!(settled(&wait), Status::Failed(_)), "{wait:?}");
-    for send in &sends {
-        let status = settled(send);
-        assert!(!matches!(status, Status::Complete), "{status:?}");
-    }
+    none_is_complete(&sends);
 }
 
 /// Each endpoint with a dead peer gets the time to flush, and none waits for the flush of another.

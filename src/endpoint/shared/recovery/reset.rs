@@ -13,7 +13,7 @@ use crate::nic::Queues;
 use crate::proxy::await_executed;
 use crate::{Cause, Error, Result, StateKind};
 
-/// The number of generations whose final statuses are kept while there are tickets: some 20 MiB.
+/// The number of generations whose final statuses are kept while there are tickets.
 const GENERATIONS_KEPT: usize = 1 << 16;
 
 impl EndpointShared {
