@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use doorbell::{
     Bounce, BounceConfig, Cause, CopyEngine, CopyTicket, EndpointConfig, Error, MemcpyEngine,
-    RemoteRegion, Result, StateKind, WcStatus, WorkError,
+    QueueKind, RemoteRegion, Result, StateKind, WcStatus, Work, WorkError,
 };
 use rig::{Limit, Pair, Random, device, from_env};
 
@@ -487,6 +487,53 @@ fn stuck_copies_and_a_frozen_device_end_by_the_deadline() {
     device.set_frozen(false);
     pair.reset();
     round(&mut pair, &engine, &mut bounce, 5000, 6);
+}
+
+#[test]
+fn endpoint_with_completions_that_are_not_collected_is_refused() {
+    let _limit = Limit::new("not collected", Duration::from_secs(100));
+    let device = device();
+    let mut pair = Pair::new(&device, &config());
+    let region = pair.region(64);
+    let engine = Strange::default();
+    let mut bounce = bounce(&pair, &engine, 64, 4);
+    let (mut from, mut into) = (Foreign::new(64, 1), Foreign::new(64, 2));
+    let (source, sink) = (from.addr(), into.addr());
+    let short = Duration::from_millis(50);
+    let is_refused = |result: &Result<()>| {
+        matches!(
+            result,
+            Err(Error::State {
+                kind: StateKind::WorkPending,
+                ..
+            })
+        )
+    };
+
+    // Of the same number as the first chunk.
+    let work = Work::write_inline(&[0; 8], region.remote().slice(0, 8).unwrap()).wr_id(0);
+    let ticket = pair.a.post_send(&work).unwrap();
+    ticket.wait(Some(SOON)).unwrap();
+    device.set_frozen(true);
+    // SAFETY: it stays until the call returns.
+    let result = unsafe { bounce.write(&mut pair.a, source, 64, &region.remote(), 0, short) };
+    assert!(is_refused(&result), "{result:?}");
+    device.set_frozen(false);
+    pair.a.poll_cq(QueueKind::Send).unwrap().unwrap();
+
+    // The first message would be another receive's.
+    let slices = [region.slice(0, 64).unwrap()];
+    pair.a.post_recv(0, &slices).unwrap();
+    // SAFETY: as above.
+    let result = unsafe { bounce.recv(&mut pair.a, sink, 64, short) };
+    assert!(is_refused(&result), "{result:?}");
+    assert_eq!(engine.plan().begun, 0);
+    assert_eq!(pair.a.failure(), None);
+    pair.b.post_send(&Work::send_inline(&[0; 8])).unwrap();
+    let completion = pair.a.wait_cq(QueueKind::Recv, Some(SOON)).unwrap();
+    assert_eq!(completion.len_bytes, 8);
+    pair.b.wait_cq(QueueKind::Send, Some(SOON)).unwrap();
+    round(&mut pair, &engine, &mut bounce, 1000, 3);
 }
 
 #[test]

@@ -17,9 +17,10 @@ extern "C" {
 /*
  * Pinned buffers between the NIC and memory that the NIC cannot access. Transfers may have any length. They are split
  * into chunks, and one chunk is copied while another one is on the wire. Each call returns when the whole transfer is
- * done. The endpoint must have no uncollected completions. After a failed transfer the caller may reuse its memory,
- * but it is not known how many bytes have arrived. The endpoint is aborted after a timeout with chunks on the wire,
- * and after any failure of doorbell_bounce_send or doorbell_bounce_recv.
+ * done. All completions of the endpoint's send queue must be collected, for doorbell_bounce_recv those of its receive
+ * queue; otherwise calls return DOORBELL_ESTATE. After a failed transfer the caller may reuse its memory, but it is not
+ * known how many bytes have arrived. The endpoint is aborted after a timeout with chunks on the wire, and after any
+ * failure of doorbell_bounce_send or doorbell_bounce_recv. The wr_id of its failure is 2^63 plus the number of a chunk.
  */
 typedef struct doorbell_bounce doorbell_bounce;
 

@@ -18,6 +18,11 @@ const CHUNK_BYTES_MAX: u32 = 1 << 30;
 /// The most slots.
 const SLOTS_MAX: u32 = 256;
 
+/// Added to the number of a chunk for its `wr_id`, so that a failure does not name a work request of the application.
+const CHUNK_WR_ID: u64 = 1 << 63;
+
+const OPERATION: &str = "transfer through a bounce buffer";
+
 /// How much pinned memory a [`Bounce`] has, and how it is divided. For two-sided transfers both ends have the same `chunk_bytes`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -64,7 +69,10 @@ impl BounceConfig {
 
 /// Pinned memory between foreign memory and the NIC, and the engine that copies. One call at a time; each returns when all is done.
 ///
-/// During a call, the endpoint is not used otherwise, and all its completions were polled before.
+/// A call needs an endpoint whose completions are all polled, or taken by waits: those of the send queue, of [`Bounce::recv`] those of the receive
+/// queue. Otherwise it fails with [`Error::State`] and does nothing.
+///
+/// The failure of an endpoint ([`WorkError::wr_id`](crate::WorkError::wr_id)) names a chunk by its number plus 2^63.
 ///
 /// # When it fails
 /// The error is that of the first stage that failed. No chunk starts after it. The call returns when the chunks in flight have ended, so the caller
@@ -271,6 +279,7 @@ impl<E: CopyEngine> Bounce<E> {
                 max: u64::MAX - foreign,
             });
         }
+        endpoint.check_collected(way.queue_kind(), OPERATION)?;
         let deadline = Instant::now().checked_add(timeout);
         let chunk_bytes = u64::from(self.config.chunk_bytes);
         let mut job = Job {
@@ -297,7 +306,7 @@ impl<E: CopyEngine> Bounce<E> {
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break Error::Timeout {
-                    operation: "transfer through a bounce buffer",
+                    operation: OPERATION,
                     timeout,
                 };
             }
@@ -316,7 +325,7 @@ impl<E: CopyEngine> Bounce<E> {
         if stuck {
             return Err(Error::state(
                 StateKind::Unexpected,
-                "transfer through a bounce buffer",
+                OPERATION,
                 format!(
                     "{failed}; the copy engine did not end its copies within the timeout and may still access the foreign memory"
                 ),
@@ -392,26 +401,27 @@ impl<E: CopyEngine> Job<'_, E> {
     fn begin_transfer(&mut self, number: u64) -> Result<bool> {
         let chunk = self.chunk(number);
         let slices = [self.staging.slice(chunk.slot, chunk.len_bytes.into())?];
+        let wr_id = CHUNK_WR_ID + number;
         let posted = match self.way {
             ChunkTarget::Write { addr, rkey } => {
                 let work = Work::write(
                     &slices,
                     RemoteSlice::at(addr.wrapping_add(chunk.start), rkey),
                 );
-                self.endpoint.post_send(&work.wr_id(number))
+                self.endpoint.post_send(&work.wr_id(wr_id))
             }
             ChunkTarget::Read { addr, rkey } => {
                 let work = Work::read(
                     &slices,
                     RemoteSlice::at(addr.wrapping_add(chunk.start), rkey),
                 );
-                self.endpoint.post_send(&work.wr_id(number))
+                self.endpoint.post_send(&work.wr_id(wr_id))
             }
             ChunkTarget::Send => {
                 let work = Work::send(&slices).imm(self.imm(number));
-                self.endpoint.post_send(&work.wr_id(number))
+                self.endpoint.post_send(&work.wr_id(wr_id))
             }
-            ChunkTarget::Recv => self.endpoint.post_recv(number, &slices),
+            ChunkTarget::Recv => self.endpoint.post_recv(wr_id, &slices),
         };
         match posted {
             Ok(ticket) => {
@@ -440,16 +450,7 @@ impl<E: CopyEngine> Job<'_, E> {
         let Some(completion) = self.endpoint.poll_cq(self.way.queue_kind())? else {
             return Ok(false);
         };
-        if completion.wr_id != number {
-            return Err(Error::state(
-                StateKind::Unexpected,
-                "transfer through a bounce buffer",
-                format!(
-                    "the endpoint completed work request {}, which this transfer did not post",
-                    completion.wr_id
-                ),
-            ));
-        }
+        debug_assert_eq!(completion.wr_id, CHUNK_WR_ID + number);
         self.transfers.pop_front();
         let (chunk, imm) = (self.chunk(number), self.imm(number));
         let found = (completion.len_bytes, completion.imm);

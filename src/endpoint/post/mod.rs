@@ -154,6 +154,20 @@ impl Endpoint {
         self.take_completion(kind)
     }
 
+    /// Checks that polls take the completions of work requests that are posted from here on.
+    ///
+    /// # Errors
+    /// [`Error::Work`] if the endpoint has failed; those of `QueueState::check_collected`.
+    pub(crate) fn check_collected(
+        &mut self,
+        kind: QueueKind,
+        operation: &'static str,
+    ) -> Result<()> {
+        self.shared.check_alive()?;
+        self.roll_back_cancelled(kind)?;
+        self.shared.queue(kind).check_collected(operation)
+    }
+
     /// The next completion that the device has written; the failure of the endpoint, if there is one and none before it.
     fn take_completion(&mut self, kind: QueueKind) -> Result<Option<Completion>> {
         self.shared.reap();

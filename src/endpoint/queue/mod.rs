@@ -423,6 +423,25 @@ impl QueueState {
         }
     }
 
+    /// Checks that the next poll takes the completion of the next work request. Only the poster calls this.
+    ///
+    /// # Errors
+    /// [`Error::State`] if kernels own the queue, if earlier completions are not taken, or if a wait has taken the next one already.
+    pub(super) fn check_collected(&self, operation: &'static str) -> Result<()> {
+        self.check_host_owned(operation)?;
+        let (expected, taken) = (&self.expected, &self.taken);
+        let untaken =
+            (expected.load(Ordering::Relaxed)).wrapping_sub(taken.load(Ordering::Relaxed));
+        let reason = match untaken.cast_signed() {
+            0 => return Ok(()),
+            1.. => format!(
+                "{untaken} completions of earlier work requests are not collected; poll or wait for them first"
+            ),
+            _ => "a wait is there for the completion of the next work request".into(),
+        };
+        Err(Error::state(StateKind::WorkPending, operation, reason))
+    }
+
     /// Whether anything is posted whose completion was not taken: a signaled send or a receive, or work that may fail.
     pub(super) fn expects_completions(&self) -> bool {
         let ahead = (self.expected.load(Ordering::Relaxed))
