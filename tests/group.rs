@@ -14,8 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    Cause, Device, Error, Executor, Group, GroupConfig, HostStream, LaunchEnvironment, QueueKind,
-    Token,
+    Access, Cause, Device, Error, Executor, Group, GroupConfig, HostStream, LaunchEnvironment,
+    QueueKind, Region, Token, Work,
 };
 
 /// Set for a rank: the number of rounds.
@@ -210,16 +210,44 @@ fn every_rank_names_the_rank_killed_under_mpirun() {
     assert_eq!(named, 3, "{said}");
 }
 
+/// Joins a group of two ranks in this process, which meets at that port.
+fn join(rank: u32, port: u16) -> Group {
+    let [_, b, c, d] = std::process::id().to_be_bytes();
+    let address = format!("127.{b}.{c}.{d}:{port}");
+    let token = Token::new("of this test");
+    let environment = LaunchEnvironment::new(rank, 2, &address, token).unwrap();
+    let domain = Device::open("softcx").unwrap().protection_domain();
+    Group::join(&environment, &domain, &GroupConfig::default()).unwrap()
+}
+
+/// The end of the store is no failure of a rank that has left.
+#[test]
+fn taken_endpoint_works_after_its_rank_has_left() {
+    let one = |rank| {
+        let group = join(rank, 19_998);
+        let endpoint = group.take_endpoint(1 - rank).unwrap();
+        group.leave().unwrap();
+        endpoint
+    };
+    let (mut a, mut b) = thread::scope(|scope| {
+        let b = scope.spawn(|| one(1));
+        (one(0), b.join().unwrap())
+    });
+    // Time for what the ends of the connections may cause.
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!((a.failure(), b.failure()), (None, None));
+    let memory = Region::alloc(b.domain(), 64, Access::ALL).unwrap();
+    b.post_recv(1, &[memory.slice(0, 64).unwrap()]).unwrap();
+    a.post_send(&Work::send_inline(&[7; 64])).unwrap();
+    b.wait_cq(QueueKind::Recv, Some(LIMIT)).unwrap();
+    assert!(memory.is_filled_with(0, 64, 7).unwrap());
+}
+
 /// The ticket, the stream and a poll name the dead rank, without a call to the group.
 #[test]
 fn waits_for_a_dead_rank_name_it() {
-    let [_, b, c, d] = std::process::id().to_be_bytes();
-    let address = format!("127.{b}.{c}.{d}:19999");
     let one = |rank| {
-        let token = Token::new("of this test");
-        let environment = LaunchEnvironment::new(rank, 2, &address, token).unwrap();
-        let domain = Device::open("softcx").unwrap().protection_domain();
-        let mut group = Group::join(&environment, &domain, &GroupConfig::default()).unwrap();
+        let mut group = join(rank, 19_999);
         let peer = 1 - group.rank();
         group.endpoint(peer).unwrap();
         group.barrier().unwrap();

@@ -122,8 +122,9 @@ int doorbell_group_from_env(doorbell_group **group);
 
 /*
  * Leaves the group. After that the end of this process is not a failure of the group. Rank 0 waits until all others
- * have left. The handle is gone in any case. Returns DOORBELL_ERANK if a rank failed before, or DOORBELL_ETIMEOUT.
- * Call doorbell_group_barrier first to make sure that no rank has work in flight.
+ * have left. The handle is gone in any case; the endpoints of doorbell_group_endpoint stay usable. Returns
+ * DOORBELL_ERANK if a rank failed before, or DOORBELL_ETIMEOUT. Call doorbell_group_barrier first to make sure that no
+ * rank has work in flight.
  * Threads: alone with group.
  */
 int doorbell_group_leave(doorbell_group *group);

@@ -41,6 +41,10 @@ struct ClientState {
     /// The requests under way, with their answers once they are there.
     requests: BTreeMap<u32, Option<Result<Vec<u8>>>>,
     failure: Option<(u32, String)>,
+    /// The request to leave the group.
+    leave: Option<u32>,
+    /// This rank has left the group or ended the connection: what comes from then on is no failure.
+    is_over: bool,
 }
 
 impl ClientState {
@@ -131,6 +135,15 @@ impl StoreClient {
         answer
     }
 
+    /// Leaves the group. If it succeeds, no later event is a failure of the group for this rank.
+    pub(super) fn leave(&self, deadline: &Deadline) -> Result<()> {
+        let message = |id| {
+            self.state().leave = Some(id);
+            Message::Leave { id }
+        };
+        self.request(deadline, message).map(drop)
+    }
+
     fn wait(&self, id: u32, deadline: &Deadline) -> Result<Vec<u8>> {
         let mut state = self.state();
         loop {
@@ -178,6 +191,7 @@ impl StoreClient {
 
     /// Ends the connection.
     pub(super) fn hang_up(&self) {
+        self.state().is_over = true;
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
@@ -206,7 +220,6 @@ impl StoreClient {
             }
             input.drain(..at);
         };
-        // A rank that left, or dropped the store, makes no more calls.
         self.fail(0, reason, watcher);
     }
 
@@ -244,8 +257,11 @@ impl StoreClient {
             }
             _ => return Err("its store sent a message that only ranks send"),
         };
+        let mut state = self.state();
+        // Noted here, since the store may end the connection before the caller has seen the answer.
+        state.is_over |= state.leave == Some(id) && answer.is_ok();
         // If the answer is too late, no caller waits for it any more.
-        if let Some(request) = self.state().requests.get_mut(&id) {
+        if let Some(request) = state.requests.get_mut(&id) {
             *request = Some(answer);
             self.changed.notify_all();
         }
@@ -254,7 +270,8 @@ impl StoreClient {
 
     /// Only the first failure counts. Called by the reader thread.
     fn fail(&self, rank: u32, reason: String, watcher: &dyn Watcher) {
-        if self.failure().is_some() {
+        let is_over = |state: &ClientState| state.is_over || state.failure.is_some();
+        if is_over(&self.state()) {
             return;
         }
         // Endpoints are aborted before the failure is published, so that nothing that begins after that is aborted.

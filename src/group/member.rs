@@ -145,7 +145,7 @@ impl Group {
     }
 
     /// Gives the endpoint that is connected with another rank to the caller, and waits until it is connected. It is aborted with the others if
-    /// the group fails. Calls may come from several threads.
+    /// the group fails. After this rank has left the group, it is an endpoint like any other. Calls may come from several threads.
     ///
     /// # Errors
     /// As [`Group::endpoint`]; [`Error::State`] if either call has taken it before.
@@ -196,7 +196,7 @@ impl Group {
     }
 
     /// Leaves the group. After that, the end of this process is not a failure of the group. Operations that are under way with other ranks are
-    /// dropped with the endpoints. A [`Group::barrier`] before this makes sure that none are under way.
+    /// dropped with the endpoints of the group; those that were [taken](Group::take_endpoint) go on. A [`Group::barrier`] before this makes sure that none are under way.
     ///
     /// # Errors
     /// As [`Store::leave`].

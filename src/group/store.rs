@@ -147,10 +147,8 @@ impl Store {
     /// # Errors
     /// [`Error::Rank`] if a rank failed before; [`Error::Timeout`] at rank 0 if another rank does not leave in time; that rank then finds no store.
     pub fn leave(self, timeout: Duration) -> Result<()> {
-        let deadline = Deadline::new("leave of the group", timeout);
         self.client
-            .request(&deadline, |id| Message::Leave { id })
-            .map(drop)
+            .leave(&Deadline::new("leave of the group", timeout))
     }
 }
 
