@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{self, CUresult, CUstream, CUstreamWaitValue_flags as Flags};
+use cudarc::driver::sys::{self, CUevent, CUresult, CUstream, CUstreamWaitValue_flags as Flags};
 
 use super::capabilities::{Capabilities, Probed};
 use super::capture::RelaxedCapture;
@@ -21,6 +21,11 @@ use crate::{Error, Result, StateKind};
 /// How long a probe may take on a busy device. The conditions of its waits hold already.
 const BOUND: Duration = Duration::from_secs(5);
 
+/// How long a new stream may take to execute anything, on a device that is not blocked.
+const BEGINS: Duration = Duration::from_millis(500);
+/// The work queues of a context, if the variable is not set. Streams share them.
+const CONNECTIONS: u32 = 8;
+
 /// Tries the features that the driver promises, on a stream of its own and with a registered page of host memory.
 pub(super) fn probe(context: &CudaContext, promised: Capabilities) -> Probed {
     let mut probed = Probed {
@@ -30,7 +35,14 @@ pub(super) fn probe(context: &CudaContext, promised: Capabilities) -> Probed {
     // Queries and loads of modules invalidate a capture of another thread, and are refused, unless this thread's mode is relaxed.
     let _relaxed = RelaxedCapture::new();
     match ProbeStream::new(context) {
-        Ok(bench) => bench.try_all(&mut probed),
+        Ok(bench) => match bench.begins() {
+            Ok(()) => bench.try_all(&mut probed),
+            // They are taken as promised: what blocks the stream says nothing of them.
+            Err(error) => probed.findings.push(format!(
+                "memops, nor, qwords, flush, kernels: not tested. A new stream executed nothing ({error}). Another stream that waits may hold the work queue \
+                 that both share; CUDA_DEVICE_MAX_CONNECTIONS sets the number of queues"
+            )),
+        },
         Err(error) => {
             let Capabilities {
                 memops,
@@ -52,9 +64,22 @@ pub(super) fn probe(context: &CudaContext, promised: Capabilities) -> Probed {
             }
         }
     }
+    probed.findings.extend(few_connections());
     let unknown = "iomemory: not tested; the first endpoint on a card tests it";
     probed.findings.push(unknown.into());
     probed
+}
+
+/// A note if the environment makes streams share fewer work queues than usual.
+fn few_connections() -> Option<String> {
+    let text = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok()?;
+    let count: u32 = text.parse().ok().filter(|count| *count > 0)?;
+    (count < CONNECTIONS).then(|| {
+        format!(
+            "streams: CUDA_DEVICE_MAX_CONNECTIONS is {count}. A stream that waits for a NIC stops the streams that share its work queue; what it waits for must not \
+             be queued on one of these later"
+        )
+    })
 }
 
 /// A stream for probes, and its words.
@@ -91,6 +116,24 @@ impl<'a> ProbeStream<'a> {
             words: ManuallyDrop::new(words),
             hangs: Cell::new(false),
         })
+    }
+
+    /// Waits until the stream has executed something that every driver has.
+    fn begins(&self) -> Result<()> {
+        let _entered = self.context.enter()?;
+        let mut event: CUevent = std::ptr::null_mut();
+        // SAFETY: it writes a handle.
+        check("cuEventCreate", unsafe {
+            sys::cuEventCreate(&mut event, 0)
+        })?;
+        // SAFETY: both were made here.
+        let recorded = check("cuEventRecord", unsafe {
+            sys::cuEventRecord(event, self.stream)
+        });
+        let began = recorded.and_then(|()| self.wait(BEGINS));
+        // SAFETY: made here. The driver keeps it until the record is done.
+        let _ = unsafe { sys::cuEventDestroy_v2(event) };
+        began
     }
 
     fn try_all(&self, probed: &mut Probed) {
@@ -147,7 +190,7 @@ impl<'a> ProbeStream<'a> {
             let words = batch.words(launch);
             // SAFETY: the addresses are those of `words`, which stay until the stream is idle, or as long as the process.
             unsafe { module.execute(self.stream, words, self.words.control_at())? };
-            self.wait()?;
+            self.wait(BOUND)?;
             self.expect(10)
         });
         let Capabilities {
@@ -168,13 +211,13 @@ impl<'a> ProbeStream<'a> {
         check("cuStreamBatchMemOp", unsafe {
             sys::cuStreamBatchMemOp_v2(self.stream, ops.len() as u32, ops.as_mut_ptr(), 0)
         })?;
-        self.wait()
+        self.wait(BOUND)
     }
 
     /// Waits until the stream is idle.
-    fn wait(&self) -> Result<()> {
+    fn wait(&self, timeout: Duration) -> Result<()> {
         let _entered = self.context.enter()?;
-        let deadline = Instant::now() + BOUND;
+        let deadline = Instant::now() + timeout;
         let mut backoff = Backoff::new();
         loop {
             // SAFETY: a stream of the context.
@@ -186,7 +229,7 @@ impl<'a> ProbeStream<'a> {
                 self.hangs.set(true);
                 return Err(Error::Timeout {
                     operation: "what was tried on a stream",
-                    timeout: BOUND,
+                    timeout,
                 });
             }
         }

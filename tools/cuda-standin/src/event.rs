@@ -73,6 +73,10 @@ impl Task for WaitTask {
         self.0.wait(life);
         Ok(())
     }
+
+    fn holds_work_queue(&self) -> bool {
+        true
+    }
 }
 
 static EVENTS: ObjectTable<Event> = ObjectTable::new();

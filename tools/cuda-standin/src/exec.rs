@@ -107,6 +107,10 @@ impl Task for GraphLaunch {
         Ok(())
     }
 
+    fn holds_work_queue(&self) -> bool {
+        self.tasks.iter().any(|task| task.holds_work_queue())
+    }
+
     /// What the next launch waits for.
     fn end(&self) -> Option<&StreamMark> {
         Some(&self.end)

@@ -269,6 +269,11 @@ impl Task for Memops {
         self.0.iter().try_for_each(|memop| memop.run(life))
     }
 
+    fn holds_work_queue(&self) -> bool {
+        let is_wait = |memop: &Memop| matches!(memop, Memop::Wait { .. });
+        self.0.iter().any(is_wait)
+    }
+
     fn node_type(&self) -> u32 {
         node_type::MEMOPS
     }

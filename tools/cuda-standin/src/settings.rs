@@ -15,6 +15,7 @@
 //!   which can be mapped. `reuse`: an address that was freed is given out again. `iomemory`: registers of a card can be registered, as by an
 //!   administrator; otherwise that is CUDA_ERROR_NOT_PERMITTED. `confidential`: confidential computing. The devices lack `hostregister` and `gdr`,
 //!   and host memory of the driver is managed memory.
+//! - `CUDA_DEVICE_MAX_CONNECTIONS`, the driver's own variable: work queues of a context, 1 to 32. Unless given each stream has one of its own; see `stream`.
 //! - `DOORBELL_CUDA_STANDIN_FAULTS`, `DOORBELL_CUDA_STANDIN_SEED`: see `fault`.
 
 use std::sync::OnceLock;
@@ -26,6 +27,7 @@ pub struct Settings {
     pub page_bytes: u64,
     pub driver: i32,
     pub queue: u64,
+    pub connections: Option<u64>,
     lacks: Vec<String>,
     has: Vec<String>,
     pub faults: String,
@@ -53,6 +55,7 @@ pub fn settings() -> &'static Settings {
         page_bytes: number("_PAGE_BYTES", 4096),
         driver: number("_DRIVER", 13_000) as i32,
         queue: number("_QUEUE", 1024),
+        connections: connections(),
         lacks: words("_LACKS"),
         has: words("_HAS"),
         faults: text("_FAULTS").unwrap_or_default(),
@@ -70,6 +73,12 @@ fn number(name: &str, otherwise: u64) -> u64 {
         text.parse()
             .unwrap_or_else(|_| panic!("DOORBELL_CUDA_STANDIN{name}: {text:?} is no number"))
     })
+}
+
+/// A driver ignores what is no number of its range.
+fn connections() -> Option<u64> {
+    let text = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok()?;
+    text.parse().ok().filter(|count| (1..=32).contains(count))
 }
 
 fn words(name: &str) -> Vec<String> {

@@ -47,6 +47,9 @@ struct TaskQueue {
     submitted: u64,
     /// How many are done, or never will be.
     completed: u64,
+    /// How many must be done before later work of other streams in the same work queue begins: all that were queued before a task that only has to
+    /// begin, and a wait with them.
+    held_until: u64,
     /// A task is being done.
     busy: bool,
     /// No more tasks come: the thread ends with the last.
@@ -63,6 +66,24 @@ impl Task for WaitForStreams {
             stream.wait_until_over(*place, life);
         }
         Ok(())
+    }
+
+    fn holds_work_queue(&self) -> bool {
+        true
+    }
+}
+
+impl TaskQueue {
+    fn push(&mut self, task: Arc<dyn Task>) -> u64 {
+        let place = self.submitted + 1;
+        self.held_until = if task.holds_work_queue() {
+            place
+        } else {
+            self.held_until.max(self.submitted)
+        };
+        self.tasks.push_back(task);
+        self.submitted = place;
+        place
     }
 }
 
@@ -140,22 +161,13 @@ impl Stream {
         self.context.life.check()?;
         let before: Vec<(Arc<Stream>, u64)> = streams
             .iter()
-            .filter(|other| match self.kind {
-                StreamOrder::Legacy => other.kind == StreamOrder::Blocking,
-                StreamOrder::Blocking => other.kind == StreamOrder::Legacy,
-                StreamOrder::NonBlocking => false,
-            })
-            .filter(|other| !other.is_idle())
-            .map(|other| (other.clone(), other.submitted()))
+            .filter_map(|other| Some((other.clone(), self.place_before(other)?)))
             .collect();
         let mut queue = self.lock();
         if !before.is_empty() {
-            queue.tasks.push_back(Arc::new(WaitForStreams(before)));
-            queue.submitted += 1;
+            queue.push(Arc::new(WaitForStreams(before)));
         }
-        queue.tasks.push_back(task);
-        queue.submitted += 1;
-        let place = queue.submitted;
+        let place = queue.push(task);
         if !queue.has_thread {
             let stream = self.clone();
             std::thread::Builder::new()
@@ -167,6 +179,29 @@ impl Stream {
         drop(queue);
         self.changed.notify_all();
         Ok(place)
+    }
+
+    /// How much of the work of another stream comes before what is queued next: all of it by the rules of the default stream, or what is ahead in the same
+    /// work queue. Streams are aliased onto work queues, which are in order (NVIDIA, Multi-Process Service, architecture; CUDA programming guide,
+    /// `CUDA_DEVICE_MAX_CONNECTIONS`). Programs set one queue to have kernels begin in the order of their launches (NVIDIA/Megatron-LM issue 533).
+    fn place_before(&self, other: &Stream) -> Option<u64> {
+        let is_ordered = match self.kind {
+            StreamOrder::Legacy => other.kind == StreamOrder::Blocking,
+            StreamOrder::Blocking => other.kind == StreamOrder::Legacy,
+            StreamOrder::NonBlocking => false,
+        };
+        let shares = |count: &u64| other.id != self.id && other.id % count == self.id % count;
+        let shares_queue = settings().connections.as_ref().is_some_and(shares);
+        if !is_ordered && !shares_queue {
+            return None;
+        }
+        let queue = other.lock();
+        let place = if is_ordered {
+            queue.submitted
+        } else {
+            queue.held_until
+        };
+        (queue.completed < place).then_some(place)
     }
 
     /// Queues a task and waits for its end.

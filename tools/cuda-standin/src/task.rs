@@ -21,6 +21,11 @@ pub trait Task: Send + Sync {
     /// An error ends all work of the context. So does the end of the context's life, for which whatever waits looks.
     fn run(&self, life: &ContextLife) -> CudaResult;
 
+    /// Whether it is a wait: nothing that was queued later in its work queue begins before its end. Anything else stops a work queue only until it begins.
+    fn holds_work_queue(&self) -> bool {
+        false
+    }
+
     /// What is reached with its end.
     fn end(&self) -> Option<&StreamMark> {
         None
