@@ -625,6 +625,22 @@ mod tests {
         assert!(progress.failure_at(5).is_some() && progress.failure_at(6).is_none());
     }
 
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn span_that_is_told_again_takes_no_place() {
+        let progress = Progress::new(1);
+        for _ in 0..SPANS_MAX {
+            // Two threads that stop endpoints may both come to a stream.
+            for position in [1, 3] {
+                progress.poison_all((position, position), "it was aborted".into());
+            }
+        }
+        let failed: Vec<u64> = (0..5)
+            .filter(|at| progress.failure_at(*at).is_some())
+            .collect();
+        assert_eq!(failed, [1, 3]);
+    }
+
     #[test]
     fn never_recorded_is_passed() {
         let event = Event::new();

@@ -107,7 +107,7 @@ fn means() -> Means {
     Means {
         // If kernels of an application execute programs, the panic is the application's.
         panics: !by_trigger(),
-        graphs: is_cuda() && !by_trigger(),
+        cuda: is_cuda() && !by_trigger(),
     }
 }
 
@@ -195,7 +195,7 @@ fn random_calls_report_only_possible_outcomes() {
     let [complete, failed, cancelled, launched] =
         [complete, failed, cancelled, launched].map(AtomicU64::into_inner);
     assert!(operations < 2000 || complete > operations / 20 && failed > 0 && cancelled > 0);
-    assert!(operations < 10_000 || launched > 0 || !means().graphs);
+    assert!(operations < 10_000 || launched > 0 || !means().cuda);
 }
 
 fn note(

@@ -53,6 +53,8 @@ pub struct Life {
     pub end: usize,
     failure: Mutex<Option<WorkError>>,
     sides: [Order; 2],
+    /// Kernels own its send queue, or owned it.
+    has_kernels: AtomicBool,
 }
 
 /// The requests of one queue in one life, in order.
@@ -67,6 +69,40 @@ struct Order {
     exact: AtomicBool,
 }
 
+impl Order {
+    fn enter(&self, number: usize, is_signaled: bool) {
+        lock(&self.requests).push(number);
+        if is_signaled {
+            lock(&self.completions).push(number);
+        }
+    }
+
+    /// The newest of that number gets another, or leaves.
+    #[cfg(feature = "cuda")]
+    fn replace(&self, number: usize, by: Option<usize>) {
+        for list in [&self.requests, &self.completions] {
+            let mut list = lock(list);
+            if let Some(at) = list.iter().rposition(|other| *other == number) {
+                match by {
+                    Some(by) => list[at] = by,
+                    None => drop(list.remove(at)),
+                }
+            }
+        }
+    }
+}
+
+/// An operation of a graph whose next launch is prepared.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+pub struct Armed {
+    /// Stands for it in the order of the queue.
+    number: usize,
+    /// Of a wait: which completion it takes.
+    index: Option<usize>,
+    life: Arc<Life>,
+}
+
 impl Life {
     pub fn new(end: usize) -> Arc<Life> {
         let order = || Order {
@@ -79,7 +115,22 @@ impl Life {
             end,
             failure: Mutex::default(),
             sides: [order(), order()],
+            has_kernels: AtomicBool::new(false),
         })
+    }
+
+    pub fn has_kernels(&self) -> bool {
+        self.has_kernels.load(Ordering::SeqCst)
+    }
+
+    #[cfg(feature = "cuda")]
+    pub fn begin_kernels(&self) {
+        self.has_kernels.store(true, Ordering::SeqCst);
+    }
+
+    #[cfg(feature = "cuda")]
+    pub fn has_failed(&self) -> bool {
+        lock(&self.failure).is_some()
     }
 }
 
@@ -143,6 +194,8 @@ pub struct Model {
     pub checks_faults: bool,
     /// The endpoint in another process.
     pub remote: Option<usize>,
+    /// The ranks of a group that have ended or are ending.
+    ended: [AtomicBool; 2],
     clock: AtomicU64,
     lies: Mutex<Vec<Lie>>,
     /// Generations that have ended, and current ones.
@@ -304,6 +357,7 @@ impl Model {
             requests,
             checks_faults,
             remote: plan.remote,
+            ended: Default::default(),
             clock: AtomicU64::new(1),
             lies: Mutex::default(),
             lives: Mutex::default(),
@@ -358,14 +412,62 @@ impl Model {
         if request.is_wait() {
             trail.index = Some(order.taken.fetch_add(1, Ordering::SeqCst));
         } else {
-            lock(&order.requests).push(request.number);
-            if !request.is_unsignaled() {
-                lock(&order.completions).push(request.number);
-            }
+            order.enter(request.number, !request.is_unsignaled());
         }
         trail.life = Some(Arc::clone(life));
         trail.behind = behind;
         trail.ticket = Some(ticket);
+    }
+
+    /// The next launch of a graph was prepared: an operation that step `of` recorded has its place in the order of its queue.
+    #[cfg(feature = "cuda")]
+    pub fn armed(&self, of: usize, at: usize, what: Recorded, life: &Arc<Life>) -> Armed {
+        let order = &life.sides[QueueKind::Send as usize];
+        let number = recorded(of, at);
+        let index = if let Recorded::Wait { .. } = what {
+            Some(order.taken.fetch_add(1, Ordering::SeqCst))
+        } else {
+            let is_signaled = !matches!(
+                what,
+                Recorded::Write {
+                    signaled: false,
+                    ..
+                }
+            );
+            order.enter(number, is_signaled);
+            None
+        };
+        Armed {
+            number,
+            index,
+            life: Arc::clone(life),
+        }
+    }
+
+    /// What was armed was launched, as this request.
+    #[cfg(feature = "cuda")]
+    pub fn launched(
+        &self,
+        armed: Armed,
+        request: &Request,
+        ticket: Ticket,
+        behind: Option<Arc<Launched>>,
+    ) {
+        let order = &armed.life.sides[QueueKind::Send as usize];
+        order.replace(armed.number, Some(request.number));
+        let mut trail = request.trail();
+        trail.index = armed.index;
+        trail.life = Some(armed.life);
+        trail.behind = behind;
+        trail.ticket = Some(ticket);
+    }
+
+    /// What was armed is not launched.
+    #[cfg(feature = "cuda")]
+    pub fn disarmed(&self, armed: &Armed) {
+        let order = &armed.life.sides[QueueKind::Send as usize];
+        order.replace(armed.number, None);
+        self.lose_count(&armed.life);
     }
 
     /// A request that was refused.
@@ -392,8 +494,26 @@ impl Model {
         }
     }
 
+    /// A rank of the group ends without having left.
+    pub fn rank_ends(&self, rank: usize) {
+        self.ended[rank].store(true, Ordering::SeqCst);
+    }
+
+    pub fn has_ended(&self, rank: u32) -> bool {
+        let ended = self.ended.get(rank as usize);
+        ended.is_some_and(|ended| ended.load(Ordering::SeqCst))
+    }
+
     /// The failure that an endpoint names, or a call of it.
     pub fn failed(&self, life: &Life, failure: WorkError) {
+        if let Cause::Rank(rank) = failure.cause
+            && !self.has_ended(rank)
+        {
+            self.lie(
+                "a rank that has not ended",
+                format!("endpoint {}: {failure:?}", life.end),
+            );
+        }
         {
             let mut known = lock(&life.failure);
             match *known {
@@ -475,7 +595,7 @@ impl Model {
         let index = order.taken.fetch_add(1, Ordering::SeqCst);
         let expected = lock(&order.completions).get(index).copied();
         let is_it = |request: &&Request| request.wr_id == wr_id;
-        let expected_request = expected.map(|number| self.request(number));
+        let expected_request = expected.and_then(|number| self.requests[number].as_ref());
         let found = expected_request.filter(is_it);
         // Where the order is not known exactly, launches of one graph cannot be told apart: one of this life that is complete will do.
         let is_complete = |request: &&Request| {
@@ -971,7 +1091,8 @@ impl Model {
     }
 
     fn settle_order(&self, life: &Life, order: &Order) {
-        let last = |number: usize| self.request(number).trail().last;
+        // An operation that is armed and was not launched has no request.
+        let last = |number: usize| self.requests[number].as_ref()?.trail().last;
         let mut failed = None;
         for number in lock(&order.requests).iter().copied() {
             match last(number) {

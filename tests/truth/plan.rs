@@ -31,6 +31,8 @@ pub struct Plan {
     pub devices: usize,
     /// The endpoint that another process has, the last of all: its memory is the plan's, and it posts receives.
     pub remote: Option<usize>,
+    /// Whether the endpoints of the first pair are those of a group of two ranks.
+    pub has_group: bool,
     /// Whether each stream continues behind failed work.
     pub continues: Vec<bool>,
     pub threads: usize,
@@ -130,6 +132,31 @@ impl Recorded {
     }
 }
 
+/// A transfer through a bounce buffer, by the calling thread.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounced {
+    pub end: usize,
+    pub is_read: bool,
+    pub len_bytes: u64,
+    pub chunk_bytes: u32,
+    pub slots: u32,
+    pub wrong_key: bool,
+    /// The copy of the engine that fails; the first is 1.
+    pub fails_at: Option<u64>,
+    pub timeout: Duration,
+}
+
+/// A kernel that writes by a send queue that it owns, and waits for the completion.
+#[derive(Debug, Clone, Copy)]
+pub struct Put {
+    pub end: usize,
+    pub stream: usize,
+    pub len_bytes: u64,
+    pub to: usize,
+    pub wrong_key: bool,
+    pub timeout: Duration,
+}
+
 /// The number by which an operation of a step's graph or of a step's launch is known; no step has it.
 pub fn recorded(step: usize, at: usize) -> usize {
     STEPS_MAX + RECORDS_MAX * step + at
@@ -140,7 +167,8 @@ pub fn recorded(step: usize, at: usize) -> usize {
 pub struct Means {
     /// They report kernels that panic.
     pub panics: bool,
-    pub graphs: bool,
+    /// They are streams of a GPU whose work the driver executes: graphs, and queues of kernels.
+    pub cuda: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -259,6 +287,19 @@ pub enum Call {
         of: usize,
         stream: usize,
     },
+    /// Prepares the next launch of a graph.
+    Arm(usize),
+    Disarm(usize),
+    Bounce(Bounced),
+    /// Hands the send queue of an endpoint to kernels.
+    TakeQueue(usize),
+    Put(Put),
+    /// Once the streams are done.
+    DropQueue(usize),
+    /// A rank of the group ends without leaving it.
+    EndRank(usize),
+    Leave(usize),
+    CheckRank(usize),
 }
 
 impl Plan {
@@ -279,7 +320,9 @@ impl Plan {
         // An operation between devices may fail at one of them, and the other one learns it from packets.
         let devices = 1 + usize::from(!is_storm && random.below(3) == 0);
         let remote = (!is_storm && random.below(12) == 0).then_some(2 * pairs.len() - 1);
+        let has_group = !is_storm && remote.is_none() && random.below(8) == 0;
         let mut makes = Makes {
+            has_group,
             ends: 2 * pairs.len(),
             devices,
             remote,
@@ -292,6 +335,7 @@ impl Plan {
             without: Feature::ALL.map(|_| random.below(4) == 0),
             prepared: Vec::new(),
             graphs: Vec::new(),
+            kernels_own: None,
             random,
         };
         let step = |number| Step {
@@ -305,6 +349,7 @@ impl Plan {
             pairs,
             devices,
             remote,
+            has_group,
             continues: (0..streams).map(|_| makes.random.below(6) == 0).collect(),
             threads,
             steps,
@@ -418,6 +463,7 @@ struct Makes {
     ends: usize,
     devices: usize,
     remote: Option<usize>,
+    has_group: bool,
     streams: usize,
     is_storm: bool,
     gremlin: u64,
@@ -427,6 +473,8 @@ struct Makes {
     prepared: Vec<usize>,
     /// Steps that record a graph.
     graphs: Vec<usize>,
+    /// The endpoint whose send queue was handed to kernels last.
+    kernels_own: Option<usize>,
 }
 
 impl Makes {
@@ -475,8 +523,8 @@ impl Makes {
             return self.mischief();
         }
         let streams = self.streams;
-        let has_graphs = self.means.graphs && self.remote.is_none();
-        let kind = match self.random.below(if has_graphs { 115 } else { 105 }) {
+        let has_gpu = self.means.cuda && self.remote.is_none();
+        let kind = match self.random.below(if has_gpu { 128 } else { 108 }) {
             _ if self.is_storm => return self.storm(number),
             64..=70 if !self.has(Feature::Kernels) => 0,
             71 | 72 | 96..=103 if !self.has(Feature::Events) => 0,
@@ -579,15 +627,31 @@ impl Makes {
                 timeout: *self.random.pick(&[None, Some(Duration::from_micros(500))]),
             },
             104 => Call::TakeFault(self.below(streams)),
-            105..=107 => self.capture(number),
-            108..=114 => match self.graphs.len() {
+            105..=107 => self.bounced(),
+            108..=110 => self.capture(number),
+            111..=120 => match self.graphs.len() {
                 0 => self.capture(number),
                 graphs => {
                     let which = self.below(graphs);
-                    Call::LaunchGraph {
-                        of: self.graphs[which],
-                        stream: self.below(streams),
+                    let of = self.graphs[which];
+                    match kind {
+                        118 | 119 => Call::Arm(of),
+                        120 => Call::Disarm(of),
+                        _ => Call::LaunchGraph {
+                            of,
+                            stream: self.below(streams),
+                        },
                     }
+                }
+            },
+            // Most often the endpoint that has such a queue.
+            121..=127 => match self.kernels_own {
+                Some(end) if kind < 125 || self.random.below(3) > 0 => Call::Put(self.put(end)),
+                Some(end) if kind == 127 => Call::DropQueue(end),
+                _ => {
+                    let end = self.end();
+                    self.kernels_own = Some(end);
+                    Call::TakeQueue(end)
                 }
             },
             _ => Call::Pause(self.random.below(500)),
@@ -622,6 +686,33 @@ impl Makes {
         Call::Capture {
             stream: self.below(self.streams),
             operations: (0..count).map(|_| operation(self)).collect(),
+        }
+    }
+
+    fn bounced(&mut self) -> Call {
+        let ms = Duration::from_millis;
+        Call::Bounce(Bounced {
+            end: self.end(),
+            is_read: self.random.below(2) == 0,
+            len_bytes: 8 * (1 + self.random.below(PLACE / 8)),
+            chunk_bytes: *self.random.pick(&[64, 256, PLACE as u32]),
+            slots: 1 + self.random.below(4) as u32,
+            wrong_key: self.gremlin > 0 && self.random.below(10) == 0,
+            fails_at: (self.gremlin > 0 && self.random.below(10) == 0)
+                .then(|| 1 + self.random.below(4)),
+            timeout: *self.random.pick(&[ms(1), ms(20), ms(200)]),
+        })
+    }
+
+    fn put(&mut self, end: usize) -> Put {
+        let ms = Duration::from_millis;
+        Put {
+            end,
+            stream: self.below(self.streams),
+            len_bytes: *self.random.pick(&[16, 64, PLACE]),
+            to: self.below(BANKS),
+            wrong_key: self.gremlin > 0 && self.random.below(20) == 0,
+            timeout: *self.random.pick(&[ms(1), ms(20), ms(200)]),
         }
     }
 
@@ -707,6 +798,13 @@ impl Makes {
                 _ => Call::StopPeer(false),
             };
         }
+        if self.has_group && self.random.below(6) == 0 {
+            return match self.random.below(3) {
+                0 => Call::EndRank(self.below(2)),
+                1 => Call::Leave(self.below(2)),
+                _ => Call::CheckRank(self.below(2)),
+            };
+        }
         match self.random.below(22) {
             0..=5 => Call::Abort(self.end()),
             6..=10 => self.reset(),
@@ -751,6 +849,10 @@ impl Call {
             | Call::Abort(end)
             | Call::DropEndpoint(end)
             | Call::WaitRoom { end, .. }
+            | Call::Bounce(Bounced { end, .. })
+            | Call::TakeQueue(end)
+            | Call::Put(Put { end, .. })
+            | Call::DropQueue(end)
             | Call::Failure(end) => Some(end / 2),
             Call::Reset { pair, .. } => Some(*pair),
             _ => None,
@@ -760,7 +862,8 @@ impl Call {
     /// Whether it makes something fail, or may.
     pub fn is_fault(&self) -> bool {
         match self {
-            Call::Send(send) => send.wrong_key,
+            Call::Send(Send { wrong_key, .. }) | Call::Put(Put { wrong_key, .. }) => *wrong_key,
+            Call::Bounce(bounced) => bounced.wrong_key || bounced.fails_at.is_some(),
             Call::Reset { aborts, .. } => *aborts,
             Call::Freeze { is_frozen, .. } => *is_frozen,
             Call::StallProxy { is_stalled, .. } => *is_stalled,
@@ -771,6 +874,7 @@ impl Call {
             | Call::Abort(_)
             | Call::DropEndpoint(_)
             | Call::KillPeer
+            | Call::EndRank(_)
             | Call::Deregister { .. } => true,
             _ => false,
         }
@@ -819,6 +923,9 @@ impl fmt::Display for Plan {
         }
         if let Some(end) = self.remote {
             writeln!(f, "// {} is in another process.", end_name(end))?;
+        }
+        if self.has_group {
+            writeln!(f, "// a0 and b0 are endpoints of a group: ranks 0 and 1.")?;
         }
         if self.is_strict {
             writeln!(f, "device.set_faults(strict());")?;
@@ -980,6 +1087,15 @@ impl fmt::Display for Step {
                 write!(f, "let g{number} = capture(&s{stream}, {operations:?});")
             }
             Call::LaunchGraph { of, stream } => write!(f, "g{of}.launch(&s{stream});"),
+            Call::Arm(of) => write!(f, "g{of}.arm();"),
+            Call::Disarm(of) => write!(f, "g{of}.disarm();"),
+            Call::Bounce(bounced) => write!(f, "bounce({bounced:?});"),
+            Call::TakeQueue(end) => write!(f, "let q = KernelQueue::on_gpu({});", end_name(*end)),
+            Call::Put(put) => write!(f, "q.put_step({put:?});"),
+            Call::DropQueue(_) => write!(f, "synchronize all; drop(q);"),
+            Call::EndRank(rank) => write!(f, "drop(group{rank});"),
+            Call::Leave(rank) => write!(f, "group{rank}.leave();"),
+            Call::CheckRank(rank) => write!(f, "group{rank}.check();"),
         }
     }
 }

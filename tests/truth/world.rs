@@ -1,28 +1,36 @@
 //! Executes a plan with endpoints, streams and threads, and passes the result of each call to the model.
 
+mod bounce;
 #[cfg(feature = "cuda")]
 mod graph;
+mod group;
+#[cfg(feature = "cuda")]
+mod kernel_queue;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-#[cfg(feature = "cuda")]
-use doorbell::GraphExec;
 use doorbell::softcx::Faults;
 use doorbell::{
-    AbortHandle, Condition, Control, Device, Endpoint, Error, Event, Executor, Prepared, QueueKind,
-    Result, Slice, StateKind, Status, Ticket, Work, stream_post, stream_post_all,
-    stream_wait_value32, stream_write_value32,
+    AbortHandle, Condition, Control, Device, Endpoint, Error, Event, Executor, Prepared,
+    ProtectionDomain, QueueKind, RemoteRegion, Result, Slice, StateKind, Status, Ticket, Work,
+    stream_post, stream_post_all, stream_wait_value32, stream_write_value32,
 };
 
-use crate::memory::{Memory, Shared, place, swapped, word};
+use crate::memory::{Bank, Memory, Shared, place, swapped, word};
 use crate::model::{Launched, Lie, Life, Model, Request, imm, lock};
 use crate::peer::Peer;
 use crate::plan::{
     Call, EVENTS, GATES, Kernel, Plan, STEPS_MAX, Send, Step, Transfer, Way, end_name,
 };
 use crate::rig::{Stream, stream};
+use bounce::Written;
+#[cfg(feature = "cuda")]
+use graph::Captured;
+use group::Ranks;
+#[cfg(feature = "cuda")]
+use kernel_queue::{Codes, OwnedQueue};
 
 /// Longer than a kernel waits for its gate.
 const GATE: Duration = Duration::from_secs(30);
@@ -34,6 +42,9 @@ struct End {
     /// `None` after it was dropped.
     endpoint: Option<Endpoint>,
     life: Arc<Life>,
+    /// Its send queue, if kernels own it.
+    #[cfg(feature = "cuda")]
+    queue: Option<OwnedQueue>,
 }
 
 /// A stream with all that was queued on it, in order.
@@ -72,8 +83,10 @@ struct Gates {
 pub struct World<'a> {
     plan: &'a Plan,
     devices: &'a [Device],
+    domains: Vec<ProtectionDomain>,
     /// The process of the remote endpoint.
     peer: Option<Peer>,
+    ranks: Option<Ranks>,
     pub model: Arc<Model>,
     ends: Vec<Mutex<End>>,
     /// `None`: the remote endpoint.
@@ -83,10 +96,14 @@ pub struct World<'a> {
     prepared: Vec<Mutex<Option<Prepared>>>,
     /// By the step that records it.
     #[cfg(feature = "cuda")]
-    graphs: Vec<Mutex<Option<GraphExec>>>,
+    graphs: Vec<Mutex<Option<Captured>>>,
+    #[cfg(feature = "cuda")]
+    codes: Option<Codes>,
     gates: Arc<Gates>,
     /// Contents of regions when they were deregistered.
     deregistered: Mutex<Vec<(usize, Vec<Vec<u8>>)>>,
+    /// What bounce buffers have written.
+    written: Mutex<Vec<Written>>,
     control: Control,
 }
 
@@ -164,13 +181,21 @@ impl<'a> World<'a> {
         devices.iter().for_each(|device| {
             device.set_faults(plan.usual_faults());
         });
+        let (mut ranks, mut of_group) = (None, Vec::new());
+        if plan.has_group {
+            let (joined, endpoints) = Ranks::join(plan, &domains);
+            (ranks, of_group) = (Some(joined), Vec::from(endpoints));
+        }
         let endpoint = |end: usize| {
             let domain = &domains[end % domains.len()];
             (plan.remote != Some(end)).then(|| Endpoint::new(domain, &plan.pairs[end / 2]).unwrap())
         };
-        let mut endpoints: Vec<_> = (0..2 * plan.pairs.len()).map(endpoint).collect();
+        let connected = of_group.len();
+        let mut endpoints: Vec<_> = (of_group.into_iter().map(Some))
+            .chain((connected..2 * plan.pairs.len()).map(endpoint))
+            .collect();
         let mut peer = None;
-        for pair in endpoints.chunks_mut(2) {
+        for pair in endpoints[connected..].chunks_mut(2) {
             match pair {
                 [Some(a), Some(b)] => {
                     a.connect(&b.address()).unwrap();
@@ -190,33 +215,49 @@ impl<'a> World<'a> {
             .map(|step| step.number + 1)
             .max()
             .unwrap_or(0);
+        let lanes: Vec<_> = (plan.continues.iter().enumerate())
+            .map(|(number, continues)| {
+                let stream = stream(&format!("s{number}"));
+                stream.continue_on_error(*continues);
+                Mutex::new(Lane {
+                    stream,
+                    continues: *continues,
+                    log: Vec::new(),
+                })
+            })
+            .collect();
+        let aborts = (endpoints.iter())
+            .map(|endpoint| endpoint.as_ref().map(Endpoint::abort_handle))
+            .collect();
+        let control = endpoints[0].as_ref().unwrap().path().control;
+        let ends: Vec<_> = (endpoints.into_iter().enumerate())
+            .map(|(end, endpoint)| {
+                Mutex::new(End {
+                    endpoint,
+                    life: model.begin_life(end),
+                    #[cfg(feature = "cuda")]
+                    queue: None,
+                })
+            })
+            .collect();
+        if let Some(ranks) = &mut ranks {
+            ranks.lives = ends[..2]
+                .iter()
+                .map(|end| Arc::clone(&lock(end).life))
+                .collect();
+        }
         World {
             plan,
             devices,
             peer,
-            control: endpoints[0].as_ref().unwrap().path().control,
-            aborts: (endpoints.iter())
-                .map(|endpoint| endpoint.as_ref().map(Endpoint::abort_handle))
-                .collect(),
-            ends: (endpoints.into_iter().enumerate())
-                .map(|(end, endpoint)| {
-                    Mutex::new(End {
-                        endpoint,
-                        life: model.begin_life(end),
-                    })
-                })
-                .collect(),
-            lanes: (plan.continues.iter().enumerate())
-                .map(|(number, continues)| {
-                    let stream = stream(&format!("s{number}"));
-                    stream.continue_on_error(*continues);
-                    Mutex::new(Lane {
-                        stream,
-                        continues: *continues,
-                        log: Vec::new(),
-                    })
-                })
-                .collect(),
+            ranks,
+            written: Mutex::default(),
+            control,
+            aborts,
+            ends,
+            #[cfg(feature = "cuda")]
+            codes: Codes::new(&lanes),
+            lanes,
             events: (0..EVENTS)
                 .map(|_| {
                     Mutex::new(Recorded {
@@ -232,6 +273,7 @@ impl<'a> World<'a> {
                 open: Default::default(),
             }),
             deregistered: Mutex::default(),
+            domains,
             model,
         }
     }
@@ -410,8 +452,30 @@ impl<'a> World<'a> {
             Call::Capture { stream, operations } => self.capture(number, *stream, operations),
             #[cfg(feature = "cuda")]
             Call::LaunchGraph { of, stream } => self.launch_graph(number, *of, *stream),
+            #[cfg(feature = "cuda")]
+            Call::Arm(of) => self.arm(number, *of),
+            #[cfg(feature = "cuda")]
+            Call::Disarm(of) => self.disarm(*of),
+            Call::Bounce(bounced) => self.bounce(number, bounced),
+            Call::EndRank(rank) => self.end_rank(*rank),
+            Call::Leave(rank) => self.leave(*rank),
+            Call::CheckRank(rank) => self.check_rank(*rank),
+            #[cfg(feature = "cuda")]
+            Call::TakeQueue(end) => self.take_queue(number, *end),
+            #[cfg(feature = "cuda")]
+            Call::Put(put) => self.put(number, put),
+            #[cfg(feature = "cuda")]
+            Call::DropQueue(end) => {
+                self.give_queue_back(&mut lock(&self.ends[*end]));
+            }
             #[cfg(not(feature = "cuda"))]
-            Call::Capture { .. } | Call::LaunchGraph { .. } => unreachable!(),
+            Call::Capture { .. }
+            | Call::LaunchGraph { .. }
+            | Call::Arm(_)
+            | Call::Disarm(_)
+            | Call::TakeQueue(_)
+            | Call::Put(_)
+            | Call::DropQueue(_) => unreachable!(),
         }
     }
 
@@ -438,14 +502,10 @@ impl<'a> World<'a> {
             Transfer::CompareSwap => (&memory.targets[send.to], &memory.swaps),
             _ => (&memory.sources[send.from], &memory.targets[send.to]),
         };
-        let (source, there) = (source.of(send.end), send.end ^ 1);
-        let mut remote = match &self.peer {
-            Some(peer) if Some(there) == self.plan.remote => peer.region(memory.number(target)),
-            _ => target.of(there).remote(),
-        };
-        if send.wrong_key {
-            remote.rkey ^= 0x5500;
-        }
+        let (source, remote) = (
+            source.of(send.end),
+            self.remote(target, send.end ^ 1, send.wrong_key),
+        );
         let (offset, one) = match send.transfer {
             Transfer::FetchAdd => Memory::counter(number),
             Transfer::CompareSwap => (swapped(number), 0),
@@ -495,10 +555,24 @@ impl<'a> World<'a> {
         );
     }
 
+    /// A bank as the peer of the endpoint `there` accesses it.
+    fn remote(&self, bank: &Bank, there: usize, wrong_key: bool) -> RemoteRegion {
+        let mut remote = match &self.peer {
+            Some(peer) if Some(there) == self.plan.remote => {
+                peer.region(self.model.memory.number(bank))
+            }
+            _ => bank.of(there).remote(),
+        };
+        if wrong_key {
+            remote.rkey ^= 0x5500;
+        }
+        remote
+    }
+
     fn operation(&self, number: usize, end: usize, way: Way, calls: Call3<'_>) {
         let request = self.model.request(number);
         let mut end = lock(&self.ends[end]);
-        let End { endpoint, life } = &mut *end;
+        let End { endpoint, life, .. } = &mut *end;
         let Some(endpoint) = endpoint else {
             return self
                 .model
@@ -577,7 +651,7 @@ impl<'a> World<'a> {
 
     fn wait_room(&self, end: usize, side: QueueKind, count: u32, timeout: Duration) {
         let mut locked = lock(&self.ends[end]);
-        let End { endpoint, life } = &mut *locked;
+        let End { endpoint, life, .. } = &mut *locked;
         let Some(endpoint) = endpoint else { return };
         let started = Instant::now();
         let result = endpoint.wait_room(side, count, Some(timeout));
@@ -668,11 +742,17 @@ impl<'a> World<'a> {
         take: impl FnOnce(&mut Endpoint) -> Result<Option<doorbell::Completion>>,
     ) {
         let mut end = lock(&self.ends[end]);
-        let End { endpoint, life } = &mut *end;
+        let End { endpoint, life, .. } = &mut *end;
         let Some(endpoint) = endpoint else { return };
         match take(endpoint) {
+            // The completion of a bounce buffer's chunk, left by a transfer that failed.
+            Ok(Some(completion)) if completion.wr_id >= bounce::CHUNKS => {}
             Ok(Some(completion)) => self.model.polled(life, side, completion.wr_id),
             Ok(None) => {}
+            Err(Error::State {
+                kind: StateKind::KernelsOwnQueue,
+                ..
+            }) if life.has_kernels() => {}
             Err(Error::Work(failure)) => {
                 self.model.polled_error(life, side);
                 self.model.names(failure);
@@ -859,6 +939,14 @@ impl<'a> World<'a> {
         {
             abort();
         }
+        #[cfg(feature = "cuda")]
+        if ![&mut a, &mut b]
+            .map(|end| self.give_queue_back(end))
+            .iter()
+            .all(|gone| *gone)
+        {
+            return;
+        }
         for (end, of) in [&mut a, &mut b].into_iter().zip(2 * pair..) {
             let Some(endpoint) = &mut end.endpoint else {
                 continue;
@@ -925,6 +1013,7 @@ impl<'a> World<'a> {
         {
             std::thread::sleep(Duration::from_micros(200));
         }
+        self.settle_ranks();
         for (number, prepared) in self.prepared.iter().enumerate() {
             if let Some(prepared) = lock(prepared).take() {
                 self.model.dropping(self.model.request(number));
@@ -941,6 +1030,11 @@ impl<'a> World<'a> {
             if !self.synchronize(stream, patience) {
                 self.model
                     .lie("a stream does not end", format!("stream {stream}"));
+                #[cfg(feature = "cuda")]
+                for end in &self.ends {
+                    // Kernels may still use it.
+                    std::mem::forget(lock(end).queue.take());
+                }
                 return;
             }
         }
@@ -973,6 +1067,10 @@ impl<'a> World<'a> {
                 None => {}
             }
         }
+        #[cfg(feature = "cuda")]
+        for end in &self.ends {
+            self.give_queue_back(&mut lock(end));
+        }
         // Time for late effects.
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -985,6 +1083,7 @@ impl<'a> World<'a> {
             self.settle_lane(stream, &failures);
         }
         self.model.settle();
+        self.settle_written();
         for (bank, before) in lock(&self.deregistered).iter() {
             for (number, before) in before.iter().enumerate() {
                 let request = self.model.requests[number].as_ref();

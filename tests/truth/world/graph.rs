@@ -9,10 +9,17 @@ use doorbell::{
 
 use super::{End, Entry, Lane, World};
 use crate::memory::{graph_bytes, place};
-use crate::model::lock;
+use crate::model::{Armed, lock};
 use crate::plan::{Recorded, recorded};
 
 type Ends<'a> = BTreeMap<usize, MutexGuard<'a, End>>;
+
+/// A graph of a step.
+pub struct Captured {
+    exec: GraphExec,
+    /// Its operations, if its next launch is prepared.
+    armed: Vec<Armed>,
+}
 
 impl World<'_> {
     /// The endpoints of a graph, in the order in which they are locked everywhere.
@@ -37,7 +44,10 @@ impl World<'_> {
             return;
         };
         match self.record(number, &mut ends, cuda, operations) {
-            Ok(graph) => *lock(&self.graphs[number]) = Some(graph),
+            Ok(exec) => {
+                let armed = Vec::new();
+                *lock(&self.graphs[number]) = Some(Captured { exec, armed });
+            }
             Err(error) => {
                 // What was recorded before is dropped.
                 for end in ends.values() {
@@ -100,12 +110,14 @@ impl World<'_> {
         let (Some(graph), Some(cuda)) = (&mut *graph, lane.stream.cuda()) else {
             return;
         };
+        let Captured { exec, armed } = graph;
         let failures: Vec<_> = (ends.values())
             .filter_map(|end| Some((&end.life, end.endpoint.as_ref()?.failure()?)))
             .inspect(|(life, failure)| self.model.failed(life, *failure))
             .map(|(_, failure)| failure)
             .collect();
-        match graph.launch(cuda, &mut endpoints(&mut ends)) {
+        let was_armed = exec.is_armed();
+        match exec.launch(cuda, &mut endpoints(&mut ends)) {
             Ok(()) => {
                 if let Some(failure) = failures.first() {
                     self.model.lie(
@@ -113,26 +125,77 @@ impl World<'_> {
                         format!("step {number}: {failure:?}"),
                     );
                 }
+                if !was_armed {
+                    *armed = self.armed(of, operations, &ends);
+                }
                 let behind = Lane::last_kernel(&lane.log);
-                for (at, (operation, ticket)) in operations.iter().zip(graph.tickets()).enumerate()
-                {
+                for ((at, armed), ticket) in armed.drain(..).enumerate().zip(exec.tickets()) {
                     let request = self.model.request(recorded(number, at));
-                    let life = &ends[&operation.end()].life;
                     self.model
-                        .accepted(request, life, ticket.clone(), behind.clone());
+                        .launched(armed, request, ticket.clone(), behind.clone());
                     lane.log.push(Entry::Request(request.number));
                 }
             }
             Err(error) => {
-                if graph.is_armed() {
-                    let disarmed = graph.disarm(&mut endpoints(&mut ends));
-                    if let Err(error) = disarmed {
-                        self.model
-                            .lie("unexpected error", format!("disarm: {error:?}"));
-                    }
-                }
+                self.unarm(graph, &mut ends);
                 self.judge(number, &mut lane, &mut ends, error);
             }
+        }
+    }
+
+    pub(super) fn arm(&self, number: usize, of: usize) {
+        let operations = self.plan.graph(of);
+        let mut ends = self.ends_of(operations);
+        let mut lane = self.lane(0);
+        let Some(graph) = self.graphs.get(of) else {
+            return;
+        };
+        let mut graph = lock(graph);
+        let Some(Captured { exec, armed }) = &mut *graph else {
+            return;
+        };
+        let was_armed = exec.is_armed();
+        match exec.arm(&mut endpoints(&mut ends)) {
+            Ok(()) if was_armed => self
+                .model
+                .lie("armed twice", format!("step {number}: graph {of}")),
+            Ok(()) => *armed = self.armed(of, operations, &ends),
+            Err(error) => self.judge(number, &mut lane, &mut ends, error),
+        }
+    }
+
+    pub(super) fn disarm(&self, of: usize) {
+        let mut ends = self.ends_of(self.plan.graph(of));
+        let Some(graph) = self.graphs.get(of) else {
+            return;
+        };
+        if let Some(graph) = &mut *lock(graph) {
+            self.unarm(graph, &mut ends);
+        }
+    }
+
+    fn armed(&self, of: usize, operations: &[Recorded], ends: &Ends<'_>) -> Vec<Armed> {
+        let armed = |(at, operation): (usize, &Recorded)| {
+            let life = &ends[&operation.end()].life;
+            self.model.armed(of, at, *operation, life)
+        };
+        operations.iter().enumerate().map(armed).collect()
+    }
+
+    /// Takes the preparation of the next launch back, if there is one.
+    fn unarm(&self, graph: &mut Captured, ends: &mut Ends<'_>) {
+        if !graph.exec.is_armed() {
+            return;
+        }
+        match graph.exec.disarm(&mut endpoints(ends)) {
+            Ok(()) => graph
+                .armed
+                .drain(..)
+                .for_each(|armed| self.model.disarmed(&armed)),
+            Err(Error::Foreign { .. }) if ends.values().any(|end| end.endpoint.is_none()) => {}
+            Err(error) => self
+                .model
+                .lie("unexpected error", format!("disarm: {error:?}")),
         }
     }
 
