@@ -17,6 +17,8 @@ const ADDS_PER_COUNTER: usize = 31;
 
 pub struct Memory {
     seed: u64,
+    /// By number: the bytes that a step transfers, in full length.
+    stamps: Vec<Vec<u8>>,
     pub sources: Vec<Bank>,
     pub targets: Vec<Bank>,
     pub counters: Bank,
@@ -170,8 +172,10 @@ impl Memory {
             Bank(domains.iter().map(register).collect())
         };
         const LEN_BYTES: u64 = PLACE * STEPS_MAX as u64;
+        let stamps = (0..STEPS_MAX).map(|number| stamp(seed, number)).collect();
         let memory = Memory {
             seed,
+            stamps,
             sources: (0..BANKS).map(|_| bank(LEN_BYTES)).collect(),
             targets: (0..BANKS).map(|_| bank(LEN_BYTES)).collect(),
             counters: bank(8 * STEPS_MAX.div_ceil(ADDS_PER_COUNTER) as u64),
@@ -184,7 +188,7 @@ impl Memory {
         for number in numbers {
             for source in &memory.sources {
                 source
-                    .write(place(number), &memory.stamp(number, PLACE))
+                    .write(place(number), memory.stamp(number, PLACE))
                     .unwrap();
             }
         }
@@ -214,15 +218,8 @@ impl Memory {
     }
 
     /// The bytes that a step transfers, which no other step has.
-    pub fn stamp(&self, number: usize, len_bytes: u64) -> Vec<u8> {
-        let mut random = Random(self.seed ^ (number as u64) << 48);
-        // The number can be read from the first word.
-        let first = (self.seed << 16) | (number as u64 + 1);
-        let words = std::iter::once(first).chain(std::iter::from_fn(|| Some(random.next() | 1)));
-        words
-            .take(len_bytes as usize / 8)
-            .flat_map(u64::to_le_bytes)
-            .collect()
+    pub fn stamp(&self, number: usize, len_bytes: u64) -> &[u8] {
+        &self.stamps[number][..len_bytes as usize]
     }
 
     /// The bytes of a step's place.
@@ -236,18 +233,16 @@ impl Memory {
     pub fn find(&self, bytes: &[u8], number: usize, len_bytes: u64) -> (Found, bool) {
         let (own, rest) = bytes.split_at(len_bytes as usize);
         let stamp = self.stamp(number, len_bytes);
-        let foreign = own
-            .iter()
-            .zip(&stamp)
-            .any(|(byte, stamp)| *byte != 0 && byte != stamp);
-        let found = if own == stamp {
-            Found::All
-        } else if own.iter().all(|byte| *byte == 0) {
-            Found::Nothing
-        } else {
-            Found::Part
-        };
-        (found, foreign || rest.iter().any(|byte| *byte != 0))
+        let is_spilled = !is_zero(rest);
+        if own == stamp {
+            return (Found::All, is_spilled);
+        }
+        if is_zero(own) {
+            return (Found::Nothing, is_spilled);
+        }
+        let mut pairs = own.iter().zip(stamp);
+        let is_foreign = pairs.any(|(byte, stamp)| *byte != 0 && byte != stamp);
+        (Found::Part, is_spilled || is_foreign)
     }
 
     /// The step whose bytes begin here.
@@ -303,6 +298,22 @@ impl Memory {
         self.counters.read(offset, &mut bytes).unwrap();
         (u64::from_le_bytes(bytes) / one) & 3
     }
+}
+
+fn stamp(seed: u64, number: usize) -> Vec<u8> {
+    let mut random = Random(seed ^ (number as u64) << 48);
+    // The number can be read from the first word.
+    let first = (seed << 16) | (number as u64 + 1);
+    let mut bytes = Vec::from(first.to_le_bytes());
+    while (bytes.len() as u64) < PLACE {
+        bytes.extend_from_slice(&(random.next() | 1).to_le_bytes());
+    }
+    bytes
+}
+
+/// Compares memory: these tests run without optimisation.
+pub fn is_zero(bytes: &[u8]) -> bool {
+    bytes == &[0; PLACE as usize][..bytes.len()]
 }
 
 /// The part of a step's place that an operation of its graph writes.

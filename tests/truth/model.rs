@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use doorbell::{Cause, Error, QueueKind, Status, Ticket, WcStatus, WorkError};
 
-use crate::memory::{Found, Memory, word};
+use crate::memory::{Found, Memory, is_zero, word};
 use crate::plan::{Call, Plan, Recorded, STEPS_MAX, Send, Step, Transfer, recorded};
 
 /// A contradiction between what the library reports and the actual state.
@@ -191,6 +191,8 @@ pub struct Trail {
 pub struct Model {
     pub memory: Memory,
     pub requests: Vec<Option<Request>>,
+    /// The numbers that requests have.
+    numbers: Vec<usize>,
     pub checks_faults: bool,
     /// The endpoint in another process.
     pub remote: Option<usize>,
@@ -352,9 +354,13 @@ impl Model {
                 }
             }
         }
+        let numbers = (0..requests.len())
+            .filter(|number| requests[*number].is_some())
+            .collect();
         Model {
             memory,
             requests,
+            numbers,
             checks_faults,
             remote: plan.remote,
             ended: Default::default(),
@@ -384,7 +390,7 @@ impl Model {
     }
 
     pub fn all(&self) -> impl Iterator<Item = &Request> {
-        self.requests.iter().flatten()
+        self.numbers.iter().map(|number| self.request(*number))
     }
 
     /// The request of that number for the application, if there is one.
@@ -709,8 +715,7 @@ impl Model {
     fn found(&self, request: &Request) -> Option<Found> {
         if let What::Recv { to, .. } = request.what {
             let bytes = Memory::read(&self.memory.targets[to], request.number);
-            let untouched = bytes.iter().all(|byte| *byte == 0);
-            return Some(if untouched {
+            return Some(if is_zero(&bytes) {
                 Found::Nothing
             } else {
                 Found::All
@@ -857,7 +862,7 @@ impl Model {
             .filter(|_| self.remote == Some(send.end ^ 1))
             .flat_map(|inbox| (0..STEPS_MAX).map(|receive| Memory::read(inbox, receive)));
         (receives.chain(inbox))
-            .filter(|bytes| bytes.starts_with(&stamp))
+            .filter(|bytes| bytes.starts_with(stamp))
             .count()
     }
 
@@ -870,7 +875,7 @@ impl Model {
             None => details.and_then(|(_, imm)| imm).map(|imm| imm as usize),
         };
         let Some(sender) = sender else {
-            if details.is_some() || bytes.iter().any(|byte| *byte != 0) {
+            if details.is_some() || !is_zero(&bytes) {
                 self.lie(
                     "received bytes that were not sent",
                     format!("step {number}: {details:?}, {:x?}", &bytes[..16]),

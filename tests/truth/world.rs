@@ -528,9 +528,9 @@ impl<'a> World<'a> {
         let bytes = memory.stamp(number, send.len_bytes);
         let mut work = match send.transfer {
             Transfer::Write | Transfer::WriteImm => Work::write(&slices, remote),
-            Transfer::WriteInline => Work::write_inline(&bytes, remote),
+            Transfer::WriteInline => Work::write_inline(bytes, remote),
             Transfer::Send => Work::send(&slices),
-            Transfer::SendInline => Work::send_inline(&bytes),
+            Transfer::SendInline => Work::send_inline(bytes),
             Transfer::Read => Work::read(&slices, remote),
             Transfer::FetchAdd => Work::fetch_add(&slices, remote, one),
             Transfer::CompareSwap => Work::compare_swap(&slices, remote, 0, number as u64 + 1),
@@ -1092,11 +1092,8 @@ impl<'a> World<'a> {
                     continue;
                 }
                 let now = Memory::read(&self.model.memory.targets[*bank], number);
-                let came = now
-                    .iter()
-                    .zip(before)
-                    .any(|(now, before)| *now != 0 && now != before);
-                if came {
+                let came = |(now, before): (&u8, &u8)| *now != 0 && now != before;
+                if now != *before && now.iter().zip(before).any(came) {
                     self.model.lie(
                         "written after it was deregistered",
                         format!("target {bank}, step {number}"),

@@ -7,7 +7,7 @@ use std::ptr::{NonNull, with_exposed_provenance, with_exposed_provenance_mut};
 use doorbell::{Bounce, BounceConfig, CopyEngine, CopyTicket, Endpoint, Error, Result, StateKind};
 
 use super::{End, World};
-use crate::memory::{Found, Memory, place};
+use crate::memory::{Found, Memory, is_zero, place};
 use crate::model::lock;
 use crate::plan::Bounced;
 
@@ -132,7 +132,7 @@ impl World<'_> {
             }
             result
         } else {
-            let mut from = bytes.clone();
+            let mut from = bytes.to_vec();
             let result = self.transfer(number, bounced, &mut buffer, endpoint, &mut from);
             let seen = Memory::read(&memory.targets[0], number);
             let (found, is_foreign) = memory.find(&seen, number, bounced.len_bytes);
@@ -216,7 +216,7 @@ impl World<'_> {
     pub(super) fn settle_written(&self) {
         for Written { number } in lock(&self.written).iter() {
             let bytes = Memory::read(&self.model.memory.targets[0], *number);
-            if bytes.iter().any(|byte| *byte != 0) {
+            if !is_zero(&bytes) {
                 self.model.lie("written again", format!("step {number}"));
             }
         }
