@@ -18,21 +18,123 @@ pub struct Pages {
     len_bytes: usize,
 }
 
-/// A mapping of this module's.
+/// Memory of one [`Pages`].
 #[derive(Debug)]
-struct MappedPages {
+struct Block {
     len_bytes: usize,
     /// How many calls of [`Pages::hold`] were not followed by [`Pages::release`].
     holds: usize,
     /// It is held, and no [`Pages`].
     is_free: bool,
+    /// The start of the slab that it is a part of. Otherwise it is a mapping of its own.
+    slab: Option<usize>,
 }
 
-/// All mappings, by their first address.
-static BLOCKS: Mutex<BTreeMap<usize, MappedPages>> = Mutex::new(BTreeMap::new());
+/// A mapping for many blocks. Queues of many endpoints in pages of 4 KiB each would need more translations than a processor keeps.
+#[derive(Debug)]
+struct Slab {
+    /// Ranges without a block: offsets and lengths, neighbours joined.
+    free: BTreeMap<usize, usize>,
+    /// No block was ever behind this offset: those bytes are the kernel's zeros.
+    used_bytes: usize,
+}
 
-fn blocks() -> MutexGuard<'static, BTreeMap<usize, MappedPages>> {
-    BLOCKS.lock().unwrap_or_else(PoisonError::into_inner)
+/// Bytes of a slab and its alignment: a huge page of x86-64, and of arm64 with pages of 4 KiB.
+const SLAB_BYTES: usize = 2 << 20;
+/// Longer blocks have a mapping of their own.
+const SLAB_BLOCK_MAX: usize = SLAB_BYTES / 16;
+
+impl Slab {
+    fn new() -> Slab {
+        Slab {
+            free: BTreeMap::from([(0, SLAB_BYTES)]),
+            used_bytes: 0,
+        }
+    }
+
+    /// The offset of a range that had no block, and how many of its first bytes may not be 0.
+    fn take(&mut self, len_bytes: usize) -> Option<(usize, usize)> {
+        let fits = |(_, free): &(&usize, &usize)| **free >= len_bytes;
+        let (&offset, &free) = self.free.iter().find(fits)?;
+        self.free.remove(&offset);
+        if free > len_bytes {
+            self.free.insert(offset + len_bytes, free - len_bytes);
+        }
+        let stale = self.used_bytes.saturating_sub(offset).min(len_bytes);
+        self.used_bytes = self.used_bytes.max(offset + len_bytes);
+        Some((offset, stale))
+    }
+
+    /// The range has no block any more. Returns whether none has.
+    fn give_back(&mut self, mut offset: usize, mut len_bytes: usize) -> bool {
+        if let Some(next) = self.free.remove(&(offset + len_bytes)) {
+            len_bytes += next;
+        }
+        if let Some((&before, &len)) = self.free.range(..offset).next_back()
+            && before + len == offset
+        {
+            self.free.remove(&before);
+            (offset, len_bytes) = (before, len + len_bytes);
+        }
+        self.free.insert(offset, len_bytes);
+        len_bytes == SLAB_BYTES
+    }
+}
+
+/// All blocks and slabs, by their first address.
+#[derive(Debug)]
+struct Memory {
+    blocks: BTreeMap<usize, Block>,
+    slabs: BTreeMap<usize, Slab>,
+}
+
+static MEMORY: Mutex<Memory> = Mutex::new(Memory {
+    blocks: BTreeMap::new(),
+    slabs: BTreeMap::new(),
+});
+
+fn memory() -> MutexGuard<'static, Memory> {
+    MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Memory {
+    /// A block of a slab: its address, and how many of its first bytes may not be 0.
+    fn take_of_slab(&mut self, len_bytes: usize) -> Option<(usize, usize)> {
+        let (slab, (offset, stale)) = self
+            .slabs
+            .iter_mut()
+            .find_map(|(start, slab)| Some((*start, slab.take(len_bytes)?)))?;
+        let block = Block {
+            len_bytes,
+            holds: 0,
+            is_free: false,
+            slab: Some(slab),
+        };
+        self.blocks.insert(slab + offset, block);
+        Some((slab + offset, stale))
+    }
+
+    /// The address of memory of that length that was dropped while it was held.
+    fn take_held(&mut self, len_bytes: usize) -> Option<usize> {
+        let is_it =
+            |(_, block): &(&usize, &mut Block)| block.is_free && block.len_bytes == len_bytes;
+        let (start, block) = self.blocks.iter_mut().find(is_it)?;
+        block.is_free = false;
+        Some(*start)
+    }
+
+    /// The block is over. Returns the mapping that has no block any more.
+    fn remove(&mut self, start: usize) -> Option<(usize, usize)> {
+        let block = self.blocks.remove(&start)?;
+        let Some(slab) = block.slab else {
+            return Some((start, block.len_bytes));
+        };
+        let is_empty = (self.slabs.get_mut(&slab)?).give_back(start - slab, block.len_bytes);
+        is_empty.then(|| {
+            self.slabs.remove(&slab);
+            (slab, SLAB_BYTES)
+        })
+    }
 }
 
 /// Alignment and granularity of [`Pages`]: bytes of a page of the system's, 4 KiB on x86-64, 4 or 64 KiB on arm64.
@@ -55,60 +157,58 @@ unsafe impl Sync for Pages {}
 
 impl Pages {
     /// At least `len_bytes` of memory, rounded up to whole pages. It comes from the kernel and not from the allocator, which would write the
-    /// zeros: a page becomes resident when it is first used.
+    /// zeros: a page becomes resident when it is first used. Shorter memory shares mappings, which are huge pages once there are several.
     ///
     /// # Errors
     /// [`Error::System`] with ENOMEM if there is not so much.
     pub fn new(len_bytes: usize) -> Result<Pages> {
-        let none = Error::System {
-            operation: "allocation of device memory",
-            errno: libc::ENOMEM,
-        };
         let Some(len_bytes) = len_bytes.max(1).checked_next_multiple_of(page_bytes()) else {
-            return Err(none);
+            return Err(NO_MEMORY);
         };
-        if let Some(pages) = Pages::held_before(len_bytes) {
-            return Ok(pages);
-        }
-        let (access, flags) = (
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-        );
-        // SAFETY: a new mapping, at an address of the kernel's choice.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, access, flags, -1, 0) };
-        if start == libc::MAP_FAILED {
-            return Err(none);
-        }
-        let start = NonNull::new(start.cast()).ok_or(none)?;
-        let block = MappedPages {
-            len_bytes,
-            holds: 0,
-            is_free: false,
+        let found = {
+            let mut memory = memory();
+            let held = memory.take_held(len_bytes);
+            let of_slab = || memory.take_of_slab(len_bytes);
+            held.map(|start| (start, len_bytes)).or_else(of_slab)
         };
-        blocks().insert(start.addr().get(), block);
+        let (start, stale) = match found {
+            Some(found) => found,
+            None if len_bytes <= SLAB_BLOCK_MAX => Pages::of_new_slab(len_bytes)?,
+            None => {
+                let start = map(len_bytes)?;
+                let block = Block {
+                    len_bytes,
+                    holds: 0,
+                    is_free: false,
+                    slab: None,
+                };
+                memory().blocks.insert(start, block);
+                (start, 0)
+            }
+        };
+        let start = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(start));
+        let start = start.ok_or(NO_MEMORY)?;
+        // SAFETY: a block of that length, with no other owner from now on.
+        unsafe { start.write_bytes(0, stale) };
         Ok(Pages { start, len_bytes })
     }
 
-    /// Memory of that length that was dropped while it was held.
-    fn held_before(len_bytes: usize) -> Option<Pages> {
-        let found = {
-            let mut blocks = blocks();
-            let is_it = |(_, block): &(&usize, &mut MappedPages)| {
-                block.is_free && block.len_bytes == len_bytes
-            };
-            let (start, block) = blocks.iter_mut().find(is_it)?;
-            block.is_free = false;
-            std::ptr::with_exposed_provenance_mut::<u8>(*start)
-        };
-        let start = NonNull::new(found)?;
-        // SAFETY: a mapping of that length, with no other owner from now on.
-        unsafe { start.write_bytes(0, len_bytes) };
-        Some(Pages { start, len_bytes })
+    fn of_new_slab(len_bytes: usize) -> Result<(usize, usize)> {
+        let start = map_aligned()?;
+        let mut memory = memory();
+        // A process with few endpoints has no use for 2 MiB of resident memory.
+        if !memory.slabs.is_empty() {
+            let address = std::ptr::with_exposed_provenance_mut(start);
+            // SAFETY: the mapping made above. The advice changes no byte, and without huge pages nothing is lost but time.
+            let _ = unsafe { libc::madvise(address, SLAB_BYTES, libc::MADV_HUGEPAGE) };
+        }
+        memory.slabs.insert(start, Slab::new());
+        memory.take_of_slab(len_bytes).ok_or(NO_MEMORY)
     }
 
     /// Keeps the memory around that address mapped, as the same memory, until [`Pages::release`]. False if it is no memory of this module's.
     pub fn hold(address: usize) -> bool {
-        match find(&mut blocks(), address) {
+        match find(&mut memory().blocks, address) {
             Some((_, block)) => {
                 block.holds += 1;
                 true
@@ -120,19 +220,17 @@ impl Pages {
     /// Ends a [`Pages::hold`] that has returned true.
     pub fn release(address: usize) {
         let gone = {
-            let mut blocks = blocks();
-            let Some((start, block)) = find(&mut blocks, address) else {
+            let mut memory = memory();
+            let Some((start, block)) = find(&mut memory.blocks, address) else {
                 return;
             };
             block.holds = block.holds.saturating_sub(1);
             if !block.is_free || block.holds > 0 {
                 return;
             }
-            blocks.remove_entry(&start)
+            memory.remove(start)
         };
-        if let Some((start, block)) = gone {
-            unmap(start, block.len_bytes);
-        }
+        gone.into_iter().for_each(unmap);
     }
 
     /// Gives up the ownership, for callers of C. [`Pages::from_raw`] takes it back.
@@ -148,8 +246,8 @@ impl Pages {
     /// Each address is taken back once.
     pub unsafe fn from_raw(start: NonNull<u8>) -> Option<Pages> {
         let len_bytes = {
-            let blocks = blocks();
-            let block = blocks.get(&start.addr().get())?;
+            let memory = memory();
+            let block = memory.blocks.get(&start.addr().get())?;
             (!block.is_free).then_some(block.len_bytes)?
         };
         Some(Pages { start, len_bytes })
@@ -175,36 +273,66 @@ impl Pages {
     }
 }
 
-/// The mapping around that address.
-fn find(
-    blocks: &mut BTreeMap<usize, MappedPages>,
-    address: usize,
-) -> Option<(usize, &mut MappedPages)> {
+const NO_MEMORY: Error = Error::System {
+    operation: "allocation of device memory",
+    errno: libc::ENOMEM,
+};
+
+/// The block around that address.
+fn find(blocks: &mut BTreeMap<usize, Block>, address: usize) -> Option<(usize, &mut Block)> {
     let (start, block) = blocks.range_mut(..=address).next_back()?;
     (address - start < block.len_bytes).then_some((*start, block))
 }
 
-fn unmap(start: usize, len_bytes: usize) {
-    // SAFETY: mapped in `Pages::new` with the same length, and not used any more.
+/// A new mapping, at an address of the kernel's choice.
+fn map(len_bytes: usize) -> Result<usize> {
+    let (access, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+    );
+    // SAFETY: a new mapping.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, access, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(NO_MEMORY);
+    }
+    Ok(start.expose_provenance())
+}
+
+/// A new mapping for a slab.
+fn map_aligned() -> Result<usize> {
+    let start = map(2 * SLAB_BYTES)?;
+    let slab = start.next_multiple_of(SLAB_BYTES);
+    let end = slab + SLAB_BYTES;
+    for (from, to) in [(start, slab), (end, start + 2 * SLAB_BYTES)] {
+        if from < to {
+            unmap((from, to - from));
+        }
+    }
+    Ok(slab)
+}
+
+/// Ends a mapping, or a part of one.
+fn unmap((start, len_bytes): (usize, usize)) {
+    // SAFETY: mapped by `map`, and not used any more.
     unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(start), len_bytes) };
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
         let start = self.start.as_ptr().expose_provenance();
-        {
-            let mut blocks = blocks();
-            if let Some(block) = blocks.get_mut(&start)
+        let gone = {
+            let mut memory = memory();
+            if let Some(block) = memory.blocks.get_mut(&start)
                 && block.holds > 0
             {
                 block.is_free = true;
                 return;
             }
             // Before it is unmapped: then the kernel may give the address to another thread.
-            blocks.remove(&start);
-        }
+            memory.remove(start)
+        };
         // Without the lock: `munmap` waits for a thread that has asked the kernel for a notification of it.
-        unmap(start, self.len_bytes);
+        gone.into_iter().for_each(unmap);
     }
 }
 
@@ -229,6 +357,53 @@ mod tests {
         }
     }
 
+    /// Each block has its bytes to itself, and is zeroed when it is given out again.
+    #[test]
+    fn blocks_of_slabs_are_apart_and_zeroed() {
+        let mut random = 1_u64;
+        let mut below = |end: usize| {
+            random = (random.wrapping_mul(6_364_136_223_846_793_005)).wrapping_add(1);
+            (random >> 33) as usize % end
+        };
+        // SAFETY: within the pages, which have no other owner.
+        let bytes = |pages: &Pages| unsafe {
+            std::slice::from_raw_parts_mut(pages.at(0), pages.len_bytes())
+        };
+        let mut blocks: Vec<(Pages, u8)> = Vec::new();
+        for turn in 0..2000 {
+            if blocks.len() > 60 || (turn % 3 == 0 && !blocks.is_empty()) {
+                let (pages, mark) = blocks.swap_remove(below(blocks.len()));
+                assert!(bytes(&pages).iter().step_by(512).all(|byte| *byte == mark));
+                continue;
+            }
+            let pages = Pages::new(1 + below(SLAB_BLOCK_MAX + page_bytes())).unwrap();
+            let all = bytes(&pages);
+            assert!(all.iter().step_by(512).all(|byte| *byte == 0));
+            let mark = 1 + (turn % 255) as u8;
+            all.fill(mark);
+            blocks.push((pages, mark));
+        }
+    }
+
+    #[test]
+    fn slab_without_blocks_is_unmapped() {
+        let mut slab = Slab::new();
+        let (one, two, three) = (4096, 8192, SLAB_BYTES - 12288);
+        assert_eq!(slab.take(one), Some((0, 0)));
+        assert_eq!(slab.take(two), Some((4096, 0)));
+        assert!(!slab.give_back(0, one));
+        // The first range is too short. Of that behind it nothing was used.
+        assert_eq!(slab.take(three), Some((12288, 0)));
+        assert_eq!(slab.take(one), Some((0, one)));
+        assert_eq!(slab.take(1), None);
+        assert!(!slab.give_back(4096, two));
+        assert!(!slab.give_back(12288, three));
+        assert_eq!(slab.take(three), Some((4096, three)));
+        assert!(!slab.give_back(0, one));
+        assert!(slab.give_back(4096, three));
+        assert_eq!(slab.free, BTreeMap::from([(0, SLAB_BYTES)]));
+    }
+
     /// A length that no other test asks for, so that no other one is given the memory.
     const PAGES: usize = 37;
 
@@ -247,7 +422,8 @@ mod tests {
         unsafe { pages.at(len_bytes - 1).write(7) };
         assert!(Pages::hold(start + 1) && Pages::hold(start + len_bytes - 1));
         assert!(
-            !Pages::hold(start + len_bytes) || find(&mut blocks(), start + len_bytes).is_some()
+            !Pages::hold(start + len_bytes)
+                || find(&mut memory().blocks, start + len_bytes).is_some()
         );
         drop(pages);
         assert!(is_mapped(start));
@@ -262,11 +438,7 @@ mod tests {
         drop(again);
         assert!(is_mapped(start), "it is held once more");
         Pages::release(start);
-        assert!(
-            blocks()
-                .get(&start)
-                .is_none_or(|block| block.len_bytes != len_bytes)
-        );
+        assert!((memory().blocks.get(&start)).is_none_or(|block| block.len_bytes != len_bytes));
     }
 
     #[test]
@@ -277,11 +449,7 @@ mod tests {
         assert!(Pages::hold(start));
         Pages::release(start);
         drop(pages);
-        assert!(
-            blocks()
-                .get(&start)
-                .is_none_or(|block| block.len_bytes != len_bytes)
-        );
+        assert!((memory().blocks.get(&start)).is_none_or(|block| block.len_bytes != len_bytes));
         assert!(!Pages::hold(0));
     }
 }
