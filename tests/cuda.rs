@@ -18,8 +18,8 @@ use cudarc::driver::sys;
 use doorbell::__private::{Attachments, Outcome, Owner};
 use doorbell::{
     Access, Cause, Condition, Control, CudaContext, CudaStream, Device, EndpointConfig, Error,
-    Event, Execution, Executor, HostStream, QueueKind, Region, StateKind, Status, Ticket,
-    TimingEvent, Work, stream_post_all, stream_wait_value32, stream_write_value32,
+    Event, Execution, Executor, HostStream, KernelQueue, QueueKind, Region, StateKind, Status,
+    Ticket, TimingEvent, Work, stream_post_all, stream_wait_value32, stream_write_value32,
 };
 use doorbell_wire::bytecode::{Program, Role, Target, TargetId, Targets};
 use rig::gpu::{Bench, alone, config, context};
@@ -556,15 +556,20 @@ fn proxy_rings_if_registers_cannot_be_mapped() {
     works(&mut pair).unwrap();
     // An application that requests the path gets it, and the first stream that cannot use it returns an error.
     let config = EndpointConfig::default().control(Some(Control::Direct));
-    let mut pair = Pair::new(&device, &config);
-    match works(&mut pair) {
+    let check = |result: Result<(), Error>| match result {
         Ok(()) => assert!(may),
         Err(Error::State { kind, reason, .. }) => {
             assert!(!may && kind == StateKind::Unsupported, "{reason}");
-            assert!(reason.contains("path=proxy"), "{reason}");
+            for said in ["path=proxy", "PeerMappingOverride"] {
+                assert!(reason.contains(said), "{reason}");
+            }
         }
         Err(error) => panic!("{error}"),
-    }
+    };
+    let mut pair = Pair::new(&device, &config);
+    check(works(&mut pair));
+    let mut other = Pair::new(&device, &config);
+    check(KernelQueue::on_gpu(&context, &mut other.a).map(drop));
     // A host stream rings on this path.
     let host = HostStream::new("host").unwrap();
     pair.a.stream_queue_send(&host, &Work::nop()).unwrap();

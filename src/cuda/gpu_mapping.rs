@@ -86,7 +86,7 @@ impl GpuMapping {
             )
         };
         let pinned = pinned.map_err(|error| match at.role {
-            Role::Uar if is_refused(&error) => no_registers(&error),
+            Role::Uar => registers_error("queue on a CUDA stream", error),
             _ => error,
         })?;
         let start = pinned.device_address(start);
@@ -97,13 +97,17 @@ impl GpuMapping {
     }
 }
 
+/// The error of a registration of a card's registers. If the driver has refused it, it names the reason and the remedy.
 #[cold]
-fn no_registers(error: &Error) -> Error {
-    let why = why_not(error);
+pub(crate) fn registers_error(operation: &'static str, error: Error) -> Error {
+    if !is_refused(&error) {
+        return error;
+    }
+    let why = why_not(&error);
     let reason = format!(
         "{why}; an endpoint that is made while the CUDA context is known takes the path `proxy` by itself, or open the device with `path=proxy`"
     );
-    Error::state(StateKind::Unsupported, "queue on a CUDA stream", reason)
+    Error::state(StateKind::Unsupported, operation, reason)
 }
 
 #[cold]

@@ -60,6 +60,7 @@ pub use capabilities::{Capabilities, WritesOrdering};
 pub use context::CudaContext;
 pub(crate) use copy_stream::{CopyDirection, CopyStream};
 pub use execution::Execution;
+pub(crate) use gpu_mapping::registers_error;
 pub(crate) use graph::Draft;
 pub(crate) use host_registration::HostRegistration;
 pub(crate) use instantiated_graph::InstantiatedGraph;

@@ -1,6 +1,10 @@
 //! A send queue that kernels own: they write its work requests. On the proxy path, the host rings and counts.
 
+#[cfg(feature = "cuda")]
+use std::any::Any;
 use std::sync::Arc;
+#[cfg(feature = "cuda")]
+use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
 use crate::endpoint::QueueKind;
@@ -81,6 +85,12 @@ impl DeviceQueue {
     pub(crate) fn memory(&self) -> &QueuePairMemory {
         let Queues::Mlx5(memory) = self.shared.qp.queues();
         memory
+    }
+
+    /// What keeps the card's registers mapped, if a card has the queue.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn uar_mapping(&self) -> Option<Weak<dyn Any + Send + Sync>> {
+        self.shared.qp.uar_mapping()
     }
 
     pub(crate) fn qpn(&self) -> u32 {

@@ -3,7 +3,7 @@
 
 use super::{QueueView, state_words};
 use crate::Result;
-use crate::cuda::{CudaContext, DeviceBuffer, HostRegistration};
+use crate::cuda::{CudaContext, DeviceBuffer, HostRegistration, registers_error};
 use crate::endpoint::{DeviceQueue, fresh_mark};
 
 /// Bytes of `struct dbl_queue_state`, behind which the marks lie where the kernels ring.
@@ -24,9 +24,19 @@ impl OnGpu {
         view: &mut QueueView,
     ) -> Result<OnGpu> {
         let mut mapped = Vec::new();
+        let registers = queue.memory().uar.map(|uar| uar.addr());
         view.reach(queue, |address, len_bytes| {
+            let is_register = registers.contains(&address);
+            let keeper = is_register.then(|| queue.uar_mapping()).flatten();
             // SAFETY: memory of the queue, which lives longer than this: `KernelQueue` drops this first.
-            let pinned = unsafe { HostRegistration::new(context, address, len_bytes)? };
+            let pinned = unsafe { HostRegistration::new_kept(context, address, len_bytes, keeper) };
+            let pinned = pinned.map_err(|error| {
+                if is_register {
+                    registers_error("hand a send queue to kernels", error)
+                } else {
+                    error
+                }
+            })?;
             let reached = pinned.device_address(address);
             mapped.push(pinned);
             Ok(reached)

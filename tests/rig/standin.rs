@@ -37,6 +37,28 @@ pub fn with_setting(test: &str, name: &str, value: &str) -> bool {
     true
 }
 
+/// How often calls of this thread have waited for work of streams although that was not their purpose. Always 0 with a real driver, which does not say.
+pub fn waits_here() -> u64 {
+    if !is_standin() {
+        return 0;
+    }
+    let symbol = symbol(c"doorbell_cuda_standin_waits_here");
+    // SAFETY: a function of that type.
+    unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> u64>(symbol)() }
+}
+
+/// A symbol of the library that stands for the driver.
+fn symbol(name: &CStr) -> *mut libc::c_void {
+    // SAFETY: the library is loaded.
+    let symbol = unsafe {
+        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+        assert!(!library.is_null());
+        libc::dlsym(library, name.as_ptr())
+    };
+    assert!(!symbol.is_null(), "{name:?}");
+    symbol
+}
+
 /// Makes the stand-in fail by the rules of `tools/cuda-standin/src/fault.rs`, until it is dropped.
 pub struct Fault(Tell);
 
@@ -56,14 +78,8 @@ impl Fault {
     }
 
     fn with_rules(function: &CStr, rules: &str) -> Fault {
-        // SAFETY: the library is loaded; the symbol is a function of that type.
-        let function = unsafe {
-            let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
-            assert!(!library.is_null());
-            let symbol = libc::dlsym(library, function.as_ptr());
-            assert!(!symbol.is_null());
-            std::mem::transmute::<*mut libc::c_void, Tell>(symbol)
-        };
+        // SAFETY: a function of that type.
+        let function = unsafe { std::mem::transmute::<*mut libc::c_void, Tell>(symbol(function)) };
         let fault = Fault(function);
         for rule in rules.split(';') {
             let rule = CString::new(rule).unwrap();

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use doorbell::{Control, Device, Endpoint, EndpointConfig};
 
@@ -28,7 +28,7 @@ pub struct InfoOptions {
 /// Lists version, features, streams, devices, and the control paths of each device.
 ///
 /// # Errors
-/// A listed device that cannot be used, and failed writes.
+/// A device that was named and cannot be used, and failed writes. A device that was found and cannot be used is listed with the reason.
 pub fn run(options: &InfoOptions) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
@@ -63,43 +63,62 @@ pub fn run(options: &InfoOptions) -> Result<()> {
         Some(name) => vec![name.clone()],
         None => Device::list(),
     };
+    let mut failed = Ok(());
     for name in &names {
-        let device = Device::open(name).with_context(|| format!("device {name}"))?;
-        let endpoint = Endpoint::new(&device.protection_domain(), &EndpointConfig::default())
-            .with_context(|| format!("device {name}"))?;
-        let name = device.name();
-        let kind = if name == "softcx" {
-            "software ConnectX in this process; reaches processes on this host"
-        } else if name.starts_with("verbs:") {
-            "verbs device through rdma-core"
-        } else {
-            "mlx5 device through rdma-core"
-        };
-        let config = endpoint.config();
-        writeln!(out, "  {name:<8} {kind}")?;
-        writeln!(
-            out,
-            "    endpoint  {} sends, {} receives, {} KiB, MTU {} bytes",
-            config.send_depth,
-            config.recv_depth,
-            endpoint.memory_bytes().div_ceil(1024),
-            config.mtu_bytes,
-        )?;
-        writeln!(out, "    path      host stream: {}", endpoint.path())?;
-        for control in Control::ALL {
-            if control == endpoint.path().control {
-                continue;
+        match show(&mut out, name) {
+            Ok(()) => {}
+            Err(error) if error.is::<std::io::Error>() => return Err(error),
+            // The others are shown all the same.
+            Err(error) => {
+                writeln!(out, "  {name:<8} {error:#}")?;
+                failed = Err(error.context(format!("device {name}")));
             }
-            let config = EndpointConfig::default().control(Some(control));
-            match Endpoint::new(&device.protection_domain(), &config) {
-                Ok(other) => writeln!(
-                    out,
-                    "              also {}: {}",
-                    control,
-                    other.path().reason
-                )?,
-                Err(error) => writeln!(out, "              {error}")?,
-            }
+        }
+    }
+    // A device that the user has named has to work; of those that are found, a port may be down.
+    if options.device.is_some() {
+        failed
+    } else {
+        Ok(())
+    }
+}
+
+/// Shows a device, and the control paths that its endpoints may take.
+fn show(out: &mut impl Write, name: &str) -> Result<()> {
+    let device = Device::open(name)?;
+    let endpoint = Endpoint::new(&device.protection_domain(), &EndpointConfig::default())?;
+    let name = device.name();
+    let kind = if name == "softcx" {
+        "software ConnectX in this process; reaches processes on this host"
+    } else if name.starts_with("verbs:") {
+        "verbs device through rdma-core"
+    } else {
+        "mlx5 device through rdma-core"
+    };
+    let config = endpoint.config();
+    writeln!(out, "  {name:<8} {kind}")?;
+    writeln!(
+        out,
+        "    endpoint  {} sends, {} receives, {} KiB, MTU {} bytes",
+        config.send_depth,
+        config.recv_depth,
+        endpoint.memory_bytes().div_ceil(1024),
+        config.mtu_bytes,
+    )?;
+    writeln!(out, "    path      host stream: {}", endpoint.path())?;
+    for control in Control::ALL {
+        if control == endpoint.path().control {
+            continue;
+        }
+        let config = EndpointConfig::default().control(Some(control));
+        match Endpoint::new(&device.protection_domain(), &config) {
+            Ok(other) => writeln!(
+                out,
+                "              also {}: {}",
+                control,
+                other.path().reason
+            )?,
+            Err(error) => writeln!(out, "              {error}")?,
         }
     }
     Ok(())

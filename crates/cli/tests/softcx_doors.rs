@@ -323,6 +323,27 @@ fn provider_variable_that_changes_work_requests_is_refused() {
     assert!(text.contains("MLX5_QP_SIGNATURE"), "{text}");
 }
 
+/// As on a host one of whose ports is down: the others are listed.
+#[test]
+fn info_lists_a_device_that_cannot_be_used_with_the_reason() {
+    let inner = ["env", "MLX5_QP_SIGNATURE=1", DOORBELL, "info"];
+    let (code, text) = outcome(run(&[], &inner));
+    if text.contains("NICs of rdma-core: not compiled in") {
+        return waived("softcx_doors", "built without the feature `verbs`");
+    }
+    assert_eq!(code, 0, "{text}");
+    let devices = text.split_once("devices\n").unwrap().1;
+    assert!(
+        devices.contains("software ConnectX in this process"),
+        "{text}"
+    );
+    let refused = devices
+        .lines()
+        .find(|line| line.contains("mlx5_0"))
+        .unwrap();
+    assert!(refused.contains("MLX5_QP_SIGNATURE"), "{text}");
+}
+
 #[test]
 fn nested_doors_use_the_inner_device() {
     if is_instrumented() {

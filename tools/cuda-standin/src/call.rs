@@ -16,6 +16,7 @@ static INITIALIZED: AtomicBool = AtomicBool::new(false);
 thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
     static CALLS: Cell<u64> = const { Cell::new(0) };
+    static WAITS: Cell<u64> = const { Cell::new(0) };
 }
 
 /// `cuInit` succeeded.
@@ -34,6 +35,18 @@ pub fn as_host_function(run: impl FnOnce()) {
 #[unsafe(no_mangle)]
 pub extern "C" fn doorbell_cuda_standin_calls_here() -> u64 {
     CALLS.get()
+}
+
+/// The call waits for streams although it is not a call for that.
+pub fn count_wait() {
+    // A thread that is ending has no counter any more.
+    let _ = WAITS.try_with(|waits| waits.set(waits.get() + 1));
+}
+
+/// How often calls of this thread have waited for work of streams, those aside whose purpose it is (synchronize, copies). For tests of calls that must not.
+#[unsafe(no_mangle)]
+pub extern "C" fn doorbell_cuda_standin_waits_here() -> u64 {
+    WAITS.get()
 }
 
 /// A call that works before `cuInit` too.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use cudarc::driver::sys::{CUcontext, CUdevice};
 
+use crate::call::count_wait;
 use crate::handle::ObjectTable;
 use crate::life::ContextLife;
 use crate::stream::{Stream, StreamOrder};
@@ -88,6 +89,9 @@ impl Context {
     /// of the driver that the first one has (lupinemachines/lupine pull request 679; NVIDIA/nccl issue 48 of cuMemFreeHost).
     pub fn wait_idle_alone(&self) {
         *self.passed() = true;
+        if self.lock_streams().iter().any(|stream| !stream.is_idle()) {
+            count_wait();
+        }
         self.wait_idle();
         *self.lock_frees() = false;
         self.freed.notify_all();
@@ -101,6 +105,9 @@ impl Context {
 
     pub fn passed(&self) -> MutexGuard<'_, bool> {
         let mut frees = self.lock_frees();
+        if *frees {
+            count_wait();
+        }
         while *frees {
             frees = self
                 .freed

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use crate::call::{CUresult, CudaResult};
+use crate::call::{CUresult, CudaResult, count_wait};
 use crate::capture::Capture;
 use crate::context::Context;
 use crate::life::ContextLife;
@@ -142,6 +142,7 @@ impl Stream {
         if !is_full(&self.lock()) {
             return;
         }
+        count_wait();
         let _alone = self.context.passed();
         let mut queue = self.lock();
         while is_full(&queue) && !self.context.life.is_over() {
