@@ -97,7 +97,7 @@ fn deadline_of_a_wait_frees_the_streams_of_its_work_queue() {
         CudaStream::new(&context, "stores").unwrap(),
     );
     let words = words();
-    let timeout = 3 * WHILE;
+    let timeout = 20 * WHILE;
     let condition = Condition::GreaterOrEqual(1);
     let waited = stream_wait_value32(&waits, &words, 0, condition, Some(timeout)).unwrap();
     let stored = stream_write_value32(&stores, &words, 4, 7).unwrap();

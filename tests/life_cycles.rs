@@ -1,4 +1,5 @@
-//! Creating and dropping all objects repeatedly does not increase the number of threads, descriptors and mappings.
+//! Creating and dropping all objects repeatedly does not increase the number of threads, descriptors, mappings and
+//! blocks of queue memory.
 #![cfg(all(feature = "softcx", not(loom)))]
 
 mod rig;
@@ -7,6 +8,7 @@ mod waived;
 use std::time::{Duration, Instant};
 
 use doorbell::{EndpointConfig, Executor, HostStream, QueueKind, RemoteSlice};
+use doorbell_wire::memory::Pages;
 use rig::{Limit, Pair, SOON, device, from_env};
 
 /// Resources of the process.
@@ -15,6 +17,8 @@ struct Held {
     threads: usize,
     descriptors: usize,
     mappings: usize,
+    /// Memory of the library, many of which share a mapping.
+    pages: usize,
 }
 
 impl Held {
@@ -27,6 +31,7 @@ impl Held {
                 .unwrap()
                 .lines()
                 .count(),
+            pages: Pages::count(),
         }
     }
 
@@ -34,11 +39,12 @@ impl Held {
         self.threads > other.threads
             || self.descriptors > other.descriptors
             || self.mappings > other.mappings + mappings
+            || self.pages > other.pages
     }
 }
 
-/// The allocator splits and joins mappings of its own, and has up to eight arenas of two mappings for each core: so many more are not a leak, which would
-/// be one in each of a thousand cycles.
+/// The allocator splits and joins mappings of its own, and has up to eight arenas of two mappings for each core: so many more are not a leak. A leak of
+/// mappings would be one in each of a thousand cycles.
 fn mappings() -> usize {
     32 + 2 * 8 * std::thread::available_parallelism().map_or(1, usize::from)
 }

@@ -130,7 +130,8 @@ int doorbell_group_from_env(doorbell_group **group);
 int doorbell_group_leave(doorbell_group *group);
 
 /*
- * Destroys the handle. If the group was not left, the other ranks see a failure. NULL is allowed.
+ * Destroys the handle. If the group was not left, the other ranks see a failure, and the endpoints of this rank are
+ * aborted. NULL is allowed.
  * Threads: alone with group.
  */
 int doorbell_group_destroy(doorbell_group *group);

@@ -77,8 +77,8 @@ impl BounceConfig {
 /// # When it fails
 /// The error is that of the first stage that failed. No chunk starts after it. The call returns when the chunks in flight have ended, so the caller
 /// may use the foreign memory again. The number of bytes that have arrived is not known. If the engine of a `write` or `read` fails, the endpoint
-/// stays usable. After a timeout with chunks on the wire, and after any failure of a `send` or `recv`, whose peer waits for chunks that will not come,
-/// the endpoint is aborted. If the engine does not end its copies within a second timeout, the error is [`Error::State`], and the engine may still
+/// stays usable. After a timeout with chunks on the wire, and after any failure of a `send` or `recv` that has begun, whose peer waits for chunks that will not
+/// come, the endpoint is aborted. If the engine does not end its copies within a second timeout, the error is [`Error::State`], and the engine may still
 /// access the foreign memory.
 #[derive(Debug)]
 pub struct Bounce<E> {
@@ -312,6 +312,11 @@ impl<E: CopyEngine> Bounce<E> {
             }
             backoff.pause();
         };
+        // A chunk may only have been flushed: the cause is that of the endpoint.
+        let failed = match failed {
+            Error::Work(of_chunk) => Error::Work(job.endpoint.failure().unwrap_or(of_chunk)),
+            failed => failed,
+        };
         let clean = job.clear(deadline);
         let stuck = !job.end_copies(Instant::now().checked_add(timeout));
         if stuck {
@@ -450,7 +455,17 @@ impl<E: CopyEngine> Job<'_, E> {
         let Some(completion) = self.endpoint.poll_cq(self.way.queue_kind())? else {
             return Ok(false);
         };
-        debug_assert_eq!(completion.wr_id, CHUNK_WR_ID + number);
+        if completion.wr_id != CHUNK_WR_ID + number {
+            // A thread has dropped a prepared request meanwhile, and its wait gets a completion of this transfer.
+            return Err(Error::state(
+                StateKind::Unexpected,
+                OPERATION,
+                format!(
+                    "the next completion is of work request {}",
+                    completion.wr_id
+                ),
+            ));
+        }
         self.transfers.pop_front();
         let (chunk, imm) = (self.chunk(number), self.imm(number));
         let found = (completion.len_bytes, completion.imm);

@@ -17,6 +17,18 @@ use super::driver::{check, is};
 use crate::proxy::drop_elsewhere;
 use crate::{Error, Result, StateKind};
 
+/// How a dmabuf of GPU memory leads to the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DmabufMapping {
+    /// As the driver chooses. Where processor and GPU have a coherent link (GB200), that is through this link.
+    Usual,
+    /// Through the GPU's PCIe registers. A NIC that is beside the GPU and not at the processor needs that (ofiwg/libfabric pull request 10967; UCX does it for
+    /// such NICs alone, pull request 11571). Drivers know it since CUDA 12.8.
+    Pcie,
+}
+
+const PCIE: u64 = sys::CUmemRangeFlags::CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE as u64;
+
 /// Memory of a GPU. Clones, and [parts](DeviceBuffer::part), are handles of the same memory.
 ///
 /// Memory of [`CudaContext::alloc`] is freed when its last handle is dropped, including those of regions and of their queued work, and no CUDA stream
@@ -269,8 +281,8 @@ impl DeviceBuffer {
     /// A dmabuf of the allocation that it is part of, and its offset in that.
     ///
     /// # Errors
-    /// [`Error::State`] if the device's memory cannot be exported; [`Error::Cuda`].
-    pub(crate) fn dmabuf(&self) -> Result<(OwnedFd, u64)> {
+    /// [`Error::State`] if the device's memory cannot be exported; [`Error::Cuda`], also for a mapping that the driver does not know.
+    pub(crate) fn dmabuf(&self, mapping: DmabufMapping) -> Result<(OwnedFd, u64)> {
         if !self.context().capabilities().dmabuf {
             return Err(Error::state(
                 StateKind::Unsupported,
@@ -282,6 +294,10 @@ impl DeviceBuffer {
         let page_bytes = page_bytes() as u64;
         let start = self.memory.start & !(page_bytes - 1);
         let end = (self.memory.start + self.memory.len_bytes).next_multiple_of(page_bytes);
+        let flags = match mapping {
+            DmabufMapping::Usual => 0,
+            DmabufMapping::Pcie => PCIE,
+        };
         let _entered = self.context().enter_relaxed()?;
         let mut fd = -1_i32;
         // SAFETY: writes one descriptor; asks for memory that this handle keeps.
@@ -291,7 +307,7 @@ impl DeviceBuffer {
                 start,
                 (end - start) as usize,
                 sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD,
-                0,
+                flags,
             )
         })?;
         // SAFETY: a new descriptor, which is ours.

@@ -66,7 +66,7 @@ pub(crate) use host_registration::HostRegistration;
 pub(crate) use instantiated_graph::InstantiatedGraph;
 pub use kernel_stream::KernelStream;
 pub use memory::DeviceBuffer;
-pub(crate) use memory::{Allocation, HeldBuffer};
+pub(crate) use memory::{Allocation, DmabufMapping, HeldBuffer};
 pub(crate) use nic_registers::{RegistersFound, check_registers};
 pub use stream::CudaStream;
 pub use timing::TimingEvent;

@@ -37,11 +37,19 @@ pub(super) fn probe(context: &CudaContext, promised: Capabilities) -> Probed {
     match ProbeStream::new(context) {
         Ok(bench) => match bench.begins() {
             Ok(()) => bench.try_all(&mut probed),
-            // They are taken as promised: what blocks the stream says nothing of them.
-            Err(error) => probed.findings.push(format!(
-                "memops, nor, qwords, flush, kernels: not tested. A new stream executed nothing ({error}). Another stream that waits may hold the work queue \
-                 that both share; CUDA_DEVICE_MAX_CONNECTIONS sets the number of queues"
-            )),
+            // What blocks the stream says nothing of them.
+            Err(error @ Error::Timeout { .. }) => {
+                probed.findings.push(format!(
+                    "memops, nor, qwords, flush: not tested. A new stream executed nothing ({error}). Another stream that waits may hold the work queue \
+                     that both share; CUDA_DEVICE_MAX_CONNECTIONS sets the number of queues"
+                ));
+                // Loaded now, for a later load may wait for the GPU.
+                if let Err(error) = context.module() {
+                    probed.capabilities.kernels = false;
+                    probed.findings.push(format!("kernels: {error}"));
+                }
+            }
+            Err(_) => bench.try_all(&mut probed),
         },
         Err(error) => {
             let Capabilities {

@@ -43,8 +43,10 @@ struct ClientState {
     failure: Option<(u32, String)>,
     /// The request to leave the group.
     leave: Option<u32>,
-    /// This rank has left the group or ended the connection: what comes from then on is no failure.
-    is_over: bool,
+    /// This rank has left the group: what comes from then on is no failure.
+    has_left: bool,
+    /// It has ended the connection.
+    has_hung_up: bool,
 }
 
 impl ClientState {
@@ -191,7 +193,7 @@ impl StoreClient {
 
     /// Ends the connection.
     pub(super) fn hang_up(&self) {
-        self.state().is_over = true;
+        self.state().has_hung_up = true;
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
@@ -220,6 +222,10 @@ impl StoreClient {
             }
             input.drain(..at);
         };
+        if self.state().has_hung_up {
+            let reason = "it has ended the connection without leaving the group".to_owned();
+            return self.fail(self.rank, reason, watcher);
+        }
         self.fail(0, reason, watcher);
     }
 
@@ -259,7 +265,7 @@ impl StoreClient {
         };
         let mut state = self.state();
         // Noted here, since the store may end the connection before the caller has seen the answer.
-        state.is_over |= state.leave == Some(id) && answer.is_ok();
+        state.has_left |= state.leave == Some(id) && answer.is_ok();
         // If the answer is too late, no caller waits for it any more.
         if let Some(request) = state.requests.get_mut(&id) {
             *request = Some(answer);
@@ -270,7 +276,7 @@ impl StoreClient {
 
     /// Only the first failure counts. Called by the reader thread.
     fn fail(&self, rank: u32, reason: String, watcher: &dyn Watcher) {
-        let is_over = |state: &ClientState| state.is_over || state.failure.is_some();
+        let is_over = |state: &ClientState| state.has_left || state.failure.is_some();
         if is_over(&self.state()) {
             return;
         }

@@ -145,7 +145,8 @@ impl Group {
     }
 
     /// Gives the endpoint that is connected with another rank to the caller, and waits until it is connected. It is aborted with the others if
-    /// the group fails. After this rank has left the group, it is an endpoint like any other. Calls may come from several threads.
+    /// the group fails, and if this rank drops the group without leaving it. After this rank has left, it is an endpoint like any other. Calls may come
+    /// from several threads.
     ///
     /// # Errors
     /// As [`Group::endpoint`]; [`Error::State`] if either call has taken it before.

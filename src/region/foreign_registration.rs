@@ -1,7 +1,7 @@
 //! Memory of other devices, as GPUs: how the NIC may reach it, best way first.
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::ptr::NonNull;
 
@@ -53,7 +53,7 @@ pub struct DeviceMemory<'fd> {
 pub struct RegistrationReport {
     /// The memory, registered in the best way there is. `None`: only a [`Bounce`](crate::Bounce) buffer reaches it.
     pub region: Option<Region>,
-    /// The better ways that were tried, best first, each with the reason why it failed.
+    /// The better ways that were tried, best first, each with the reason why it failed. A dmabuf is tried as the driver maps it, and then mapped through PCIe.
     pub refused: Vec<(RegionKind, Error)>,
 }
 
@@ -201,28 +201,42 @@ impl Region {
                 "the memory was not exported as a dmabuf",
             )
         });
-        Region::try_methods(domain, addr, len_bytes, exported, access, || {
+        Region::try_methods(domain, addr, len_bytes, [exported], access, || {
             OwnedMemory::Nothing
         })
     }
 
-    /// [`Region::register_with_report`] of memory that was exported, or was not for that reason; what becomes a region holds `own`.
-    pub(super) fn try_methods(
+    /// [`Region::register_with_report`] of memory that was exported in these ways, best first, or was not for these reasons; what becomes a region holds
+    /// `own`. Of the second way on, only refusals of the NIC are reported: a driver may not know the way.
+    pub(super) fn try_methods<F: AsFd>(
         domain: &ProtectionDomain,
         addr: u64,
         len_bytes: u64,
-        exported: Result<(BorrowedFd<'_>, u64)>,
+        exports: impl IntoIterator<Item = Result<(F, u64)>>,
         access: Access,
         own: impl Fn() -> OwnedMemory,
     ) -> Result<RegistrationReport> {
         device_range(addr, len_bytes)?;
         let mut refused = Vec::new();
-        let by_dmabuf = exported
-            .and_then(|dmabuf| Region::by_dmabuf(domain, dmabuf, len_bytes, addr, access, own()));
-        let by_peermem = || Region::by_peermem(domain, addr, len_bytes, access, own());
-        let region = by_dmabuf
-            .map_err(|error| refused.push((RegionKind::Dmabuf, error)))
-            .or_else(|()| by_peermem().map_err(|error| refused.push((RegionKind::Peermem, error))))
+        for export in exports {
+            let registered = match export {
+                Ok((fd, offset)) => {
+                    let dmabuf = (fd.as_fd(), offset);
+                    Region::by_dmabuf(domain, dmabuf, len_bytes, addr, access, own())
+                }
+                Err(_) if !refused.is_empty() => continue,
+                Err(error) => Err(error),
+            };
+            match registered {
+                Ok(region) => {
+                    let region = Some(region);
+                    return Ok(RegistrationReport { region, refused });
+                }
+                Err(error) => refused.push((RegionKind::Dmabuf, error)),
+            }
+        }
+        let region = Region::by_peermem(domain, addr, len_bytes, access, own())
+            .map_err(|error| refused.push((RegionKind::Peermem, error)))
             .ok();
         Ok(RegistrationReport { region, refused })
     }

@@ -1,7 +1,6 @@
 //! Memory of a GPU in regions, and access of a GPU to regions.
 #![allow(unsafe_code)] // promises the driver that memory stays mapped
 
-use std::os::fd::AsFd;
 #[cfg(feature = "softcx")]
 use std::sync::Arc;
 
@@ -9,8 +8,8 @@ use super::doorbell_probe::try_ring;
 use super::foreign_registration::{RegionKind, RegistrationReport, device_range};
 use super::memory::OwnedMemory;
 use crate::cuda::{
-    Capabilities, CudaContext, DeviceBuffer, HostRegistration, RegistersFound, WritesOrdering,
-    check_registers,
+    Capabilities, CudaContext, DeviceBuffer, DmabufMapping, HostRegistration, RegistersFound,
+    WritesOrdering, check_registers,
 };
 #[cfg(feature = "softcx")]
 use crate::nic::Foreign;
@@ -90,12 +89,10 @@ impl Region {
             });
         }
         check_visible(memory.context().capabilities(), access)?;
-        let exported = memory.dmabuf();
-        let exported = match &exported {
-            Ok((fd, offset)) => Ok((fd.as_fd(), *offset)),
-            Err(error) => Err(error.clone()),
-        };
-        Region::try_methods(domain, addr, len_bytes, exported, access, own)
+        let exports = [DmabufMapping::Usual, DmabufMapping::Pcie]
+            .into_iter()
+            .map(|mapping| memory.dmabuf(mapping));
+        Region::try_methods(domain, addr, len_bytes, exports, access, own)
     }
 
     /// Registers memory of a GPU with a device that has it copied; `None` for any other device.

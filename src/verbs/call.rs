@@ -28,12 +28,18 @@ pub(super) fn object<T>(call: &'static str, of: impl FnOnce() -> *mut T) -> Resu
     Ok(made)
 }
 
-/// A call that destroys an object of [`object`], in a drop: its failure cannot be said there, and would be a wrong order of drops.
-pub(super) fn release(call: &'static str, of: impl FnOnce() -> c_int) {
+/// A call that destroys an object of [`object`], in a drop: its failure cannot be said there. It would be a wrong order of drops, or one of the device, and
+/// returns false.
+pub(super) fn release(call: &'static str, of: impl FnOnce() -> c_int) -> bool {
     let result = of();
     debug_assert_eq!(result, 0, "{call}");
     #[cfg(test)]
     injection::released();
+    #[cfg(test)]
+    if injection::release_fails() {
+        return false;
+    }
+    result == 0
 }
 
 /// A call that gives 0 or an errno; some of them give -1 and errno instead.
@@ -60,6 +66,16 @@ pub(super) mod injection {
     thread_local! {
         static CALLS_LEFT: Cell<Option<u32>> = const { Cell::new(None) };
         static ALIVE: Cell<i32> = const { Cell::new(0) };
+        static RELEASE_FAILS: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// Has this thread's next call that destroys an object count as failed.
+    pub(in crate::verbs) fn fail_release() {
+        RELEASE_FAILS.set(true);
+    }
+
+    pub(super) fn release_fails() -> bool {
+        RELEASE_FAILS.replace(false)
     }
 
     /// Objects that this thread made and did not destroy.

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::call::{object, release};
 use super::context::{Context, VerbsDevice};
 use crate::{Error, Result};
+use doorbell_wire::memory::Pages;
 use doorbell_wire::verbs::Access;
 
 /// A protection domain.
@@ -82,10 +83,16 @@ unsafe impl Send for Mr {}
 
 impl Drop for Mr {
     fn drop(&mut self) {
+        // SAFETY: as below.
+        let start = unsafe { self.0.as_ref() }.addr.addr();
         // SAFETY: registered in `MemoryRegion::new`, deregistered once.
-        release("ibv_dereg_mr", || unsafe {
+        let is_over = release("ibv_dereg_mr", || unsafe {
             rdma_sys::ibv_dereg_mr(self.0.as_ptr())
         });
+        if !is_over {
+            // The device may still access the memory for peers that have the key. If the library has allocated it, nobody gets it again.
+            Pages::give_up(start);
+        }
     }
 }
 

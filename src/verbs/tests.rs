@@ -5,7 +5,7 @@ use std::io::Write;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::call::injection::{ERRNO, alive, fail_after};
+use super::call::injection::{ERRNO, alive, fail_after, fail_release};
 use super::qp_states::States;
 use super::{Domain, MemoryRegion, Relay, VerbsDevice, VerbsQueuePair};
 use crate::{Error, Result};
@@ -104,6 +104,28 @@ fn whole_life(name: &str) -> Result<()> {
     assert!(region.deregister());
     assert!(!region.deregister());
     Ok(())
+}
+
+/// A peer that has the key might write what the memory is used for next.
+#[test]
+fn memory_that_is_not_deregistered_is_given_to_nobody() {
+    let Some(name) = device_name("memory_that_is_not_deregistered_is_given_to_nobody") else {
+        return;
+    };
+    let device = VerbsDevice::open(&name).unwrap().unwrap();
+    let domain = Arc::new(Domain::new(&device).unwrap());
+    let mut seen = Vec::new();
+    for fails in [false, true, false] {
+        // A length that no other test asks for.
+        let pages = Pages::new(11 * 4096).unwrap();
+        seen.push(pages.start());
+        let region = MemoryRegion::new(&domain, pages.start(), 11 * 4096, Access::ALL).unwrap();
+        if fails {
+            fail_release();
+        }
+        assert!(region.deregister());
+    }
+    assert_ne!(seen[2], seen[1]);
 }
 
 #[test]

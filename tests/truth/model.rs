@@ -25,6 +25,9 @@ pub struct Ends {
     pub cancelled: AtomicU64,
     /// Those of graphs that are complete.
     pub launched: AtomicU64,
+    /// Transfers through bounce buffers, and puts of kernels, that succeeded.
+    pub bounced: AtomicU64,
+    pub put: AtomicU64,
 }
 
 /// A kernel that was launched: when it ran, by the model's clock; 0: not yet.
@@ -198,6 +201,9 @@ pub struct Model {
     pub remote: Option<usize>,
     /// The ranks of a group that have ended or are ending.
     ended: [AtomicBool; 2],
+    /// See [`Ends`].
+    pub bounced: AtomicU64,
+    pub put: AtomicU64,
     clock: AtomicU64,
     lies: Mutex<Vec<Lie>>,
     /// Generations that have ended, and current ones.
@@ -364,6 +370,8 @@ impl Model {
             checks_faults,
             remote: plan.remote,
             ended: Default::default(),
+            bounced: AtomicU64::new(0),
+            put: AtomicU64::new(0),
             clock: AtomicU64::new(1),
             lies: Mutex::default(),
             lives: Mutex::default(),
@@ -481,6 +489,13 @@ impl Model {
         request.trail().never.get_or_insert(why);
     }
 
+    /// Whether all completions of the send queue were taken, as far as that is known.
+    pub fn is_collected(&self, life: &Life) -> bool {
+        let order = &life.sides[QueueKind::Send as usize];
+        order.exact.load(Ordering::SeqCst)
+            && lock(&order.completions).len() == order.taken.load(Ordering::SeqCst)
+    }
+
     /// Operations of an endpoint may have been dropped.
     pub fn lose_count(&self, life: &Life) {
         for order in &life.sides {
@@ -533,7 +548,11 @@ impl Model {
                 Some(_) => {}
             }
         }
-        self.names(failure);
+        // Kernels give their work requests no numbers: the failure names a slot.
+        let is_slot = life.has_kernels() && matches!(failure.cause, Cause::Completion { .. });
+        if !is_slot {
+            self.names(failure);
+        }
     }
 
     /// A failure that names a request: that request has failed.
@@ -937,6 +956,9 @@ impl Model {
 
     /// Adds the outcomes of its operations.
     pub fn count(&self, ends: &Ends) {
+        for (here, all) in [(&self.bounced, &ends.bounced), (&self.put, &ends.put)] {
+            all.fetch_add(here.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
         for request in self.all() {
             let of = match request.trail().last {
                 Some(Status::Complete) => &ends.complete,

@@ -435,7 +435,7 @@ impl QueueState {
         let reason = match untaken.cast_signed() {
             0 => return Ok(()),
             1.. => format!(
-                "{untaken} completions of earlier work requests are not collected; poll or wait for them first"
+                "{untaken} completions of earlier work requests are not collected; poll or wait for them first, and post or drop what is prepared"
             ),
             _ => "a wait is there for the completion of the next work request".into(),
         };

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::ptr::{NonNull, with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::atomic::Ordering;
 
 use doorbell::{Bounce, BounceConfig, CopyEngine, CopyTicket, Endpoint, Error, Result, StateKind};
 
@@ -157,12 +158,29 @@ impl World<'_> {
             self.model.failed(life, failure);
         }
         let Err(error) = result else {
+            self.model.bounced.fetch_add(1, Ordering::Relaxed);
             if before.is_some() {
                 self.model
                     .lie("accepted after a failure", format!("step {number}"));
             }
             return;
         };
+        let is_refused = matches!(
+            error,
+            Error::State {
+                kind: StateKind::WorkPending,
+                ..
+            }
+        );
+        if is_refused {
+            if self.model.is_collected(life) {
+                self.model.lie(
+                    "refused without a reason",
+                    format!("step {number}: {error:?}"),
+                );
+            }
+            return;
+        }
         // Completions of its chunks may be left.
         self.model.lose_count(life);
         match error {

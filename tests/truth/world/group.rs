@@ -70,10 +70,13 @@ impl World<'_> {
         let Some(group) = lock(&ranks.groups[rank]).take() else {
             return;
         };
-        if let Err(error) = group.leave() {
-            self.judge_rank(rank, error);
-            // The others may have found it gone.
-            self.model.rank_ends(rank);
+        let Err(error) = group.leave() else { return };
+        match error {
+            // It ends without having left, then.
+            Error::Rank { rank: named, .. } if self.model.has_ended(named) => {
+                self.model.rank_ends(rank)
+            }
+            error => self.judge_rank(rank, error),
         }
     }
 

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // launches kernels that post
 
 use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use doorbell::__private::PutStep;
@@ -156,10 +157,14 @@ impl World<'_> {
         if is_foreign {
             self.model.lie("wrong bytes", format!("step {number}"));
         }
+        if code == FINE {
+            self.model.put.fetch_add(1, Ordering::Relaxed);
+        }
         let is_right = match code {
             FINE => found == Found::All,
             EWORK => end.life.has_failed(),
-            EFULL | ETIMEOUT => true,
+            EFULL => found == Found::Nothing,
+            ETIMEOUT => true,
             _ => false,
         };
         if !is_right {

@@ -121,7 +121,7 @@ fn value(device: CUdevice, number: u32) -> Option<i32> {
         // ALL_DEVICES, or NONE.
         200 * has_both("gdr", "ordering")
     } else if is(A::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED) {
-        i32::from(settings.has("dmabuf"))
+        i32::from(settings.has("dmabuf") || settings.has("dmabuf-pcie"))
     } else {
         return None;
     })

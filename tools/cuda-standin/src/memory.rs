@@ -251,13 +251,16 @@ cuda! {
         Ok(())
     }
 
-    // Page-aligned ranges of device memory. The file that it gives begins where the allocation does, so only such a range can be had.
+    // Page-aligned ranges of device memory. The file that it gives begins where the allocation does, so only such a range can be had. CUDA 12.8 has
+    // brought the flag that maps it through PCIe.
     fn cuMemGetHandleForAddressRange(handle: Out<i32>, pointer: CUdeviceptr, size: usize, kind: u32, flags: u64) {
         current::context()?;
-        // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD; the flag maps it through PCIe, which is all that there is here.
-        valid(!handle.is_null() && kind == 1 && flags & !1 == 0 && size > 0)?;
+        // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+        valid(!handle.is_null() && kind == 1 && size > 0)?;
+        valid(flags & !u64::from(settings().driver >= 12_080) == 0)?;
         valid(pointer.is_multiple_of(reservation::page()) && (size as u64).is_multiple_of(reservation::page()))?;
-        if !settings().has("dmabuf") {
+        let has = settings().has("dmabuf") || (flags == 1 && settings().has("dmabuf-pcie"));
+        if !has {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         let block = find(pointer).filter(|block| block.kind == BlockKind::Device);

@@ -12,7 +12,7 @@
 //!   `peerstores` (stores of memory operations to registers of a card arrive: they are dropped without an error, as by PCIe access control or an IOMMU),
 //!   `kernels` (an image with code for them: CUDA_ERROR_NO_BINARY_FOR_GPU).
 //! - `DOORBELL_CUDA_STANDIN_HAS`: words in the same way, of what they have. `dmabuf`: a handle for an address range can be had; it is a memfd,
-//!   which can be mapped. `reuse`: an address that was freed is given out again. `iomemory`: registers of a card can be registered, as by an
+//!   which can be mapped. `dmabuf-pcie`: only with the flag for a mapping through PCIe. `reuse`: an address that was freed is given out again. `iomemory`: registers of a card can be registered, as by an
 //!   administrator; otherwise that is CUDA_ERROR_NOT_PERMITTED. `confidential`: confidential computing. The devices lack `hostregister` and `gdr`,
 //!   and host memory of the driver is managed memory.
 //! - `CUDA_DEVICE_MAX_CONNECTIONS`, the driver's own variable: work queues of a context, 1 to 32. Unless given each stream has one of its own; see `stream`.

@@ -9,9 +9,12 @@ use crate::{Error, Result};
 
 /// Zeroed, page-aligned memory that a device may access. Its address never changes.
 ///
+/// Shorter memory shares mappings of 2 MiB, which are huge pages once there are several. When it is dropped, it is given to the next [`Pages::new`] of any
+/// length that fits.
+///
 /// A driver may have registered the memory, and may be able to end that only later, for example when a GPU is idle: see [`Pages::hold`]. Such
-/// memory is not unmapped when it is dropped: at the same address there would be other memory soon, which could not be registered. It is given
-/// to the next [`Pages::new`] of the same length instead.
+/// memory keeps its length when it is dropped: at the same address there would be other memory soon, which could not be registered. It is given
+/// to the next [`Pages::new`] of the same length.
 #[derive(Debug)]
 pub struct Pages {
     start: NonNull<u8>,
@@ -26,6 +29,8 @@ struct Block {
     holds: usize,
     /// It is held, and no [`Pages`].
     is_free: bool,
+    /// See [`Pages::give_up`].
+    is_given_up: bool,
     /// The start of the slab that it is a part of. Otherwise it is a mapping of its own.
     slab: Option<usize>,
 }
@@ -65,6 +70,10 @@ impl Slab {
         Some((offset, stale))
     }
 
+    fn is_empty(&self) -> bool {
+        self.free.get(&0) == Some(&SLAB_BYTES)
+    }
+
     /// The range has no block any more. Returns whether none has.
     fn give_back(&mut self, mut offset: usize, mut len_bytes: usize) -> bool {
         if let Some(next) = self.free.remove(&(offset + len_bytes)) {
@@ -77,7 +86,7 @@ impl Slab {
             (offset, len_bytes) = (before, len + len_bytes);
         }
         self.free.insert(offset, len_bytes);
-        len_bytes == SLAB_BYTES
+        self.is_empty()
     }
 }
 
@@ -86,11 +95,14 @@ impl Slab {
 struct Memory {
     blocks: BTreeMap<usize, Block>,
     slabs: BTreeMap<usize, Slab>,
+    /// The process that made the slabs.
+    process: u32,
 }
 
 static MEMORY: Mutex<Memory> = Mutex::new(Memory {
     blocks: BTreeMap::new(),
     slabs: BTreeMap::new(),
+    process: 0,
 });
 
 fn memory() -> MutexGuard<'static, Memory> {
@@ -100,6 +112,14 @@ fn memory() -> MutexGuard<'static, Memory> {
 impl Memory {
     /// A block of a slab: its address, and how many of its first bytes may not be 0.
     fn take_of_slab(&mut self, len_bytes: usize) -> Option<(usize, usize)> {
+        if len_bytes > SLAB_BLOCK_MAX {
+            return None;
+        }
+        let process = std::process::id();
+        if std::mem::replace(&mut self.process, process) != process {
+            // After a fork registered ranges may be holes (MADV_DONTFORK), so the child uses nothing of them again.
+            self.slabs.clear();
+        }
         let (slab, (offset, stale)) = self
             .slabs
             .iter_mut()
@@ -108,6 +128,7 @@ impl Memory {
             len_bytes,
             holds: 0,
             is_free: false,
+            is_given_up: false,
             slab: Some(slab),
         };
         self.blocks.insert(slab + offset, block);
@@ -123,14 +144,19 @@ impl Memory {
         Some(*start)
     }
 
-    /// The block is over. Returns the mapping that has no block any more.
+    /// The block is over. Returns the mapping that has no block any more. One slab without blocks is kept.
     fn remove(&mut self, start: usize) -> Option<(usize, usize)> {
+        if self.blocks.get(&start)?.is_given_up {
+            return None;
+        }
         let block = self.blocks.remove(&start)?;
         let Some(slab) = block.slab else {
             return Some((start, block.len_bytes));
         };
         let is_empty = (self.slabs.get_mut(&slab)?).give_back(start - slab, block.len_bytes);
-        is_empty.then(|| {
+        let mut others = self.slabs.iter().filter(|(other, _)| **other != slab);
+        let has_spare = others.any(|(_, other)| other.is_empty());
+        (is_empty && has_spare).then(|| {
             self.slabs.remove(&slab);
             (slab, SLAB_BYTES)
         })
@@ -171,15 +197,19 @@ impl Pages {
             let of_slab = || memory.take_of_slab(len_bytes);
             held.map(|start| (start, len_bytes)).or_else(of_slab)
         };
-        let (start, stale) = match found {
+        let of_new_slab = || {
+            let fits = len_bytes <= SLAB_BLOCK_MAX;
+            fits.then(|| Pages::of_new_slab(len_bytes))?
+        };
+        let (start, stale) = match found.or_else(of_new_slab) {
             Some(found) => found,
-            None if len_bytes <= SLAB_BLOCK_MAX => Pages::of_new_slab(len_bytes)?,
             None => {
                 let start = map(len_bytes)?;
                 let block = Block {
                     len_bytes,
                     holds: 0,
                     is_free: false,
+                    is_given_up: false,
                     slab: None,
                 };
                 memory().blocks.insert(start, block);
@@ -193,17 +223,21 @@ impl Pages {
         Ok(Pages { start, len_bytes })
     }
 
-    fn of_new_slab(len_bytes: usize) -> Result<(usize, usize)> {
-        let start = map_aligned()?;
+    /// `None` if there is not so much address space.
+    fn of_new_slab(len_bytes: usize) -> Option<(usize, usize)> {
+        let start = map_aligned().ok()?;
         let mut memory = memory();
         // A process with few endpoints has no use for 2 MiB of resident memory.
-        if !memory.slabs.is_empty() {
-            let address = std::ptr::with_exposed_provenance_mut(start);
-            // SAFETY: the mapping made above. The advice changes no byte, and without huge pages nothing is lost but time.
-            let _ = unsafe { libc::madvise(address, SLAB_BYTES, libc::MADV_HUGEPAGE) };
-        }
+        let advice = if memory.slabs.is_empty() {
+            libc::MADV_NOHUGEPAGE
+        } else {
+            libc::MADV_HUGEPAGE
+        };
+        let address = std::ptr::with_exposed_provenance_mut(start);
+        // SAFETY: the mapping made above. The advice changes no byte, and a kernel without huge pages refuses it.
+        let _ = unsafe { libc::madvise(address, SLAB_BYTES, advice) };
         memory.slabs.insert(start, Slab::new());
-        memory.take_of_slab(len_bytes).ok_or(NO_MEMORY)
+        memory.take_of_slab(len_bytes)
     }
 
     /// Keeps the memory around that address mapped, as the same memory, until [`Pages::release`]. False if it is no memory of this module's.
@@ -231,6 +265,24 @@ impl Pages {
             memory.remove(start)
         };
         gone.into_iter().for_each(unmap);
+    }
+
+    /// A device may access the memory around that address for ever: when it is dropped, it stays mapped, and nobody gets it.
+    pub fn give_up(address: usize) {
+        if let Some((_, block)) = find(&mut memory().blocks, address) {
+            block.is_given_up = true;
+        }
+    }
+
+    /// How many there are in this process. For tests of leaks.
+    #[doc(hidden)]
+    pub fn count() -> usize {
+        let memory = memory();
+        memory
+            .blocks
+            .values()
+            .filter(|block| !block.is_free)
+            .count()
     }
 
     /// Gives up the ownership, for callers of C. [`Pages::from_raw`] takes it back.
@@ -325,7 +377,7 @@ impl Drop for Pages {
             if let Some(block) = memory.blocks.get_mut(&start)
                 && block.holds > 0
             {
-                block.is_free = true;
+                block.is_free = !block.is_given_up;
                 return;
             }
             // Before it is unmapped: then the kernel may give the address to another thread.
@@ -376,7 +428,7 @@ mod tests {
                 assert!(bytes(&pages).iter().step_by(512).all(|byte| *byte == mark));
                 continue;
             }
-            let pages = Pages::new(1 + below(SLAB_BLOCK_MAX + page_bytes())).unwrap();
+            let pages = Pages::new(1 + below(SLAB_BLOCK_MAX - 1)).unwrap();
             let all = bytes(&pages);
             assert!(all.iter().step_by(512).all(|byte| *byte == 0));
             let mark = 1 + (turn % 255) as u8;
@@ -404,7 +456,59 @@ mod tests {
         assert_eq!(slab.free, BTreeMap::from([(0, SLAB_BYTES)]));
     }
 
-    /// A length that no other test asks for, so that no other one is given the memory.
+    #[test]
+    fn held_block_of_a_slab_is_given_to_its_length_alone() {
+        // Lengths that no other test asks for.
+        let (len_bytes, other) = (3 * page_bytes(), 5 * page_bytes());
+        let pages = Pages::new(len_bytes).unwrap();
+        let start = pages.start().addr().get();
+        assert!(memory().blocks[&start].slab.is_some());
+        assert!(Pages::hold(start));
+        drop(pages);
+        for _ in 0..100 {
+            let pages = Pages::new(other).unwrap();
+            let taken = pages.start().addr().get();
+            assert!(taken + other <= start || start + len_bytes <= taken);
+            std::mem::forget(pages);
+        }
+        let again = Pages::new(len_bytes).unwrap();
+        assert_eq!(again.start().addr().get(), start);
+        drop(again);
+        Pages::release(start);
+        assert!((memory().blocks.get(&start)).is_none_or(|block| block.len_bytes != len_bytes));
+    }
+
+    #[test]
+    fn memory_that_was_given_up_is_given_to_nobody() {
+        // A length that no other test asks for.
+        let len_bytes = 7 * page_bytes();
+        let pages = Pages::new(len_bytes).unwrap();
+        let start = pages.start().addr().get();
+        Pages::give_up(start + 1);
+        drop(pages);
+        assert!(is_mapped(start));
+        assert_ne!(Pages::new(len_bytes).unwrap().start().addr().get(), start);
+        // Also if a driver has it registered.
+        let held = Pages::new(len_bytes).unwrap();
+        let start = held.start().addr().get();
+        assert!(Pages::hold(start));
+        Pages::give_up(start);
+        drop(held);
+        assert_ne!(Pages::new(len_bytes).unwrap().start().addr().get(), start);
+        Pages::release(start);
+        assert!(is_mapped(start));
+    }
+
+    #[test]
+    fn longer_memory_has_a_mapping_of_its_own() {
+        let short = Pages::new(1).unwrap();
+        let long = Pages::new(SLAB_BLOCK_MAX + 1).unwrap();
+        let is_of_slab =
+            |pages: &Pages| memory().blocks[&pages.start().addr().get()].slab.is_some();
+        assert!(is_of_slab(&short) && !is_of_slab(&long));
+    }
+
+    /// A length that no other test asks for, so that no other one is given the memory. Longer than blocks of slabs.
     const PAGES: usize = 37;
 
     fn is_mapped(start: usize) -> bool {
@@ -421,10 +525,6 @@ mod tests {
         // SAFETY: within the pages, which have no other owner.
         unsafe { pages.at(len_bytes - 1).write(7) };
         assert!(Pages::hold(start + 1) && Pages::hold(start + len_bytes - 1));
-        assert!(
-            !Pages::hold(start + len_bytes)
-                || find(&mut memory().blocks, start + len_bytes).is_some()
-        );
         drop(pages);
         assert!(is_mapped(start));
         // Another length does not fit.
