@@ -2,12 +2,18 @@
 #![allow(unsafe_code)] // calls the driver
 
 use std::collections::BTreeMap;
+#[cfg(feature = "verbs")]
+use std::ffi::CStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUstream};
 
 use super::context::{CudaContext, PER_THREAD, WeakContext, push};
+#[cfg(feature = "verbs")]
+use super::driver::is_loaded;
 use super::driver::{check, load};
+#[cfg(feature = "verbs")]
+use super::host_call::in_host_function;
 use super::probe::probe;
 use crate::{Error, Result, StateKind};
 
@@ -135,6 +141,23 @@ impl CudaContext {
 
 /// The context that was taken up last.
 static LATEST: Mutex<Option<WeakContext>> = Mutex::new(None);
+
+/// The PCI address of the GPU that this process uses, as sysfs writes it: `0000:3b:00.0`. `None` if it uses none that is known. A process that has not loaded
+/// the driver is not made to, and a host function must not call it.
+#[cfg(feature = "verbs")]
+pub(crate) fn gpu_address() -> Option<String> {
+    let may_call = is_loaded() && !in_host_function();
+    let context = may_call.then(CudaContext::any).flatten()?;
+    let mut text = [0; 32];
+    // SAFETY: writes a string of at most that length, with its end mark.
+    check("cuDeviceGetPCIBusId", unsafe {
+        sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, context.device())
+    })
+    .ok()?;
+    let bytes: Vec<u8> = text.iter().map(|byte| byte.cast_unsigned()).collect();
+    let text = CStr::from_bytes_until_nul(&bytes).ok()?;
+    Some(text.to_str().ok()?.to_ascii_lowercase())
+}
 
 impl CudaContext {
     /// A context that this process has a handle of, or the one that is current in this thread, which is not probed. The driver's library is loaded.

@@ -58,6 +58,8 @@ mod watch;
 
 pub use capabilities::{Capabilities, WritesOrdering};
 pub use context::CudaContext;
+#[cfg(feature = "verbs")]
+pub(crate) use contexts::gpu_address;
 pub(crate) use copy_stream::{CopyDirection, CopyStream};
 pub use execution::Execution;
 pub(crate) use gpu_mapping::registers_error;

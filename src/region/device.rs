@@ -30,7 +30,7 @@ impl Device {
     /// on by default.
     ///
     /// With the feature `verbs` an mlx5 device is opened by its name (`mlx5_0`), by its PCI address (`0000:3b:00.0`), or as `mlx5`, which
-    /// is the first that has an active port. Behind the name may stand which port, if not the first active one, and which entry of its
+    /// is the first that has an active port; in a process with a CUDA context, the one of these that is nearest to the GPU in the PCI tree. Behind the name may stand which port, if not the first active one, and which entry of its
     /// GID table is its address, if not the first (on Ethernet: the first RoCE v2 address of IPv4 in this network namespace): `mlx5_0,port=2,gid=3`.
     ///
     /// Any other device that libibverbs has a provider for is opened by its name (`rxe0`, or `verbs:rxe0`) and used by plain verbs:

@@ -1,7 +1,9 @@
 //! An open device.
 #![allow(unsafe_code)] // calls libibverbs
 
+use std::cmp::Reverse;
 use std::ffi::c_void;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once};
@@ -108,7 +110,7 @@ impl VerbsDevice {
 
     /// Opens the device of that name or PCI address. A device of the mlx5 provider is opened with direct access to its queues; any
     /// other, and any device behind the prefix `verbs:`, is opened by plain verbs. `mlx5` and `verbs` mean the first device with an
-    /// active port. `None` if there is no such device.
+    /// active port, or the nearest to the GPU that this process uses. `None` if there is no such device.
     ///
     /// # Errors
     /// [`Error::Malformed`] for the part behind the name; [`Error::System`] of the verbs call; [`Error::State`] if no port is active.
@@ -120,8 +122,16 @@ impl VerbsDevice {
             Err(Error::System { errno, .. }) if errno == libc::ENOSYS => return Ok(None),
             list => list?,
         };
+        let mut candidates: Vec<&Listed> =
+            (list.devices.iter().filter(|listed| selector.admits(listed))).collect();
+        if selector.is_automatic()
+            && let Some(gpu) = gpu_folder()
+        {
+            // Of those that are as near as each other, the first.
+            candidates.sort_by_key(|listed| Reverse(listed.nearness(&gpu)));
+        }
         let mut inactive = None;
-        for listed in list.devices.iter().filter(|listed| selector.admits(listed)) {
+        for listed in candidates {
             match VerbsDevice::open_listed(listed, &selector) {
                 // The next may do better.
                 Err(error) if selector.is_automatic() => inactive = Some(error),
@@ -227,6 +237,15 @@ fn is_5_12(release: &str) -> bool {
 
 /// The variable by which libmlx5 makes each queue pair with `MLX5_QP_FLAG_SIGNATURE`.
 const SIGNATURE: &str = "MLX5_QP_SIGNATURE";
+
+/// The folder of the GPU that this process uses, if it does.
+fn gpu_folder() -> Option<PathBuf> {
+    #[cfg(feature = "cuda")]
+    let address = crate::cuda::gpu_address()?;
+    #[cfg(not(feature = "cuda"))]
+    let address = None::<String>?;
+    Some(Path::new("/sys/bus/pci/devices").join(address))
+}
 
 fn first_active(
     context: NonNull<rdma_sys::ibv_context>,

@@ -10,6 +10,7 @@ mod domain;
 mod events;
 mod gid;
 mod managed;
+mod nearness;
 mod port;
 mod qp_states;
 mod queue_pair;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 use super::call::{object, release};
+use super::nearness::Nearness;
 use crate::{Error, Result};
 
 /// What selects the first mlx5 device with an active port.
@@ -105,6 +106,11 @@ pub(super) struct Listed {
 }
 
 impl Listed {
+    /// To a GPU, by the folder of its PCI device.
+    pub(super) fn nearness(&self, gpu: &Path) -> Nearness {
+        Nearness::between(&Path::new(&self.path).join("device"), gpu)
+    }
+
     /// The name to open it by, which says how it is used.
     pub(super) fn full_name(&self, plain: bool) -> String {
         if plain {
