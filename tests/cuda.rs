@@ -24,7 +24,7 @@ use doorbell::{
 use doorbell_wire::bytecode::{Program, Role, Target, TargetId, Targets};
 use rig::gpu::{Bench, alone, config, context};
 use rig::{Limit, Pair, Random, SOON, by_kernel, device, from_env, queueing};
-use standin::{Fault, LACKS, is_standin, lacking, with_setting};
+use standin::{Fault, LACKS, is_standin, lacking, memops_here, with_setting};
 use waived::waived;
 
 const BOUND: Duration = Duration::from_secs(60);
@@ -505,6 +505,49 @@ fn failed_context_push_does_not_end_the_stream() {
     bench.region.store_u32(0, 1).unwrap();
     stream.synchronize(SOON).unwrap();
     assert_eq!(waited.status(), Status::Complete);
+}
+
+/// The table of docs/gpu.md: what a send and a wait cost a GPU.
+#[test]
+fn a_send_and_a_wait_take_as_many_memory_operations_as_documented() {
+    let _alone = alone();
+    let test = "a_send_and_a_wait_take_as_many_memory_operations_as_documented";
+    let Some(context) = context(test) else {
+        return;
+    };
+    if !is_standin() || by_kernel() {
+        return waived(test, "only the stand-in counts memory operations");
+    }
+    let mut pair = Pair::new(&device(), &config());
+    let [send, wait, both] = match pair.a.path().control {
+        Control::Direct => [4, 5, 8],
+        Control::Proxy => [2, 4, 5],
+        _ => return waived(test, "the path `sync` queues none"),
+    };
+    let stream = CudaStream::new(&context, test).unwrap();
+    let counted = |queue: &mut dyn FnMut()| {
+        let before = memops_here();
+        queue();
+        memops_here() - before
+    };
+    for round in 0..4 {
+        let queued = [
+            counted(&mut || drop(pair.a.stream_queue_send(&stream, &Work::nop()).unwrap())),
+            counted(&mut || drop(pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap())),
+            counted(&mut || {
+                let mut batch = vec![
+                    pair.a.prepare_send(&Work::nop()).unwrap(),
+                    pair.a.prepare_wait_cq(QueueKind::Send).unwrap(),
+                ];
+                stream_post_all(&stream, &mut batch).unwrap();
+            }),
+        ];
+        // The first use registers memory.
+        if round > 0 {
+            assert_eq!(queued, [send, wait, both]);
+        }
+        stream.synchronize(SOON).unwrap();
+    }
 }
 
 /// A card, opened without a requested path, and whether the stand-in maps its registers. `None`: the test is WAIVED.

@@ -39,12 +39,21 @@ pub fn with_setting(test: &str, name: &str, value: &str) -> bool {
 
 /// How often calls of this thread have waited for work of streams although that was not their purpose. Always 0 with a real driver, which does not say.
 pub fn waits_here() -> u64 {
-    if !is_standin() {
-        return 0;
+    if is_standin() {
+        count_here(c"doorbell_cuda_standin_waits_here")
+    } else {
+        0
     }
-    let symbol = symbol(c"doorbell_cuda_standin_waits_here");
+}
+
+/// Memory operations that this thread has queued. The driver has to be the stand-in.
+pub fn memops_here() -> u64 {
+    count_here(c"doorbell_cuda_standin_memops_here")
+}
+
+fn count_here(name: &CStr) -> u64 {
     // SAFETY: a function of that type.
-    unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> u64>(symbol)() }
+    unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> u64>(symbol(name))() }
 }
 
 /// A symbol of the library that stands for the driver.

@@ -17,6 +17,7 @@ thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
     static CALLS: Cell<u64> = const { Cell::new(0) };
     static WAITS: Cell<u64> = const { Cell::new(0) };
+    static MEMOPS: Cell<u64> = const { Cell::new(0) };
 }
 
 /// `cuInit` succeeded.
@@ -47,6 +48,17 @@ pub fn count_wait() {
 #[unsafe(no_mangle)]
 pub extern "C" fn doorbell_cuda_standin_waits_here() -> u64 {
     WAITS.get()
+}
+
+/// A batch of memory operations was queued.
+pub fn count_memops(count: usize) {
+    let _ = MEMOPS.try_with(|memops| memops.set(memops.get() + count as u64));
+}
+
+/// How many memory operations the calling thread has queued in batches.
+#[unsafe(no_mangle)]
+pub extern "C" fn doorbell_cuda_standin_memops_here() -> u64 {
+    MEMOPS.get()
 }
 
 /// A call that works before `cuInit` too.

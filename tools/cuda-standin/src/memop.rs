@@ -9,7 +9,7 @@ use cudarc::driver::sys::{
     CUstreamBatchMemOpType_enum as Op,
 };
 
-use crate::call::{CUresult, CudaResult, In, cuda, valid};
+use crate::call::{CUresult, CudaResult, In, count_memops, cuda, valid};
 use crate::graph::{MemopWords, NodeWork};
 use crate::life::ContextLife;
 use crate::memory::{self, Place};
@@ -301,6 +301,7 @@ cuda! {
         let stream = streams::find_here(stream)?;
         valid(flags == 0)?;
         let (words, memops) = parse_all(stream.context.device, count, &params)?;
+        count_memops(memops.len());
         place(&stream, words, memops)
     }
 
