@@ -243,6 +243,30 @@ fn taken_endpoint_works_after_its_rank_has_left() {
     assert!(memory.is_filled_with(0, 64, 7).unwrap());
 }
 
+/// Otherwise a wait of its own for a message of another rank, whose endpoints are aborted, would not end.
+#[test]
+fn rank_that_drops_its_group_has_its_own_endpoints_aborted() {
+    let one = |rank| {
+        let group = join(rank, 19_997);
+        let endpoint = group.take_endpoint(1 - rank).unwrap();
+        group.barrier().unwrap();
+        (group, endpoint)
+    };
+    let ((zero, a), (one, b)) = thread::scope(|scope| {
+        let other = scope.spawn(|| one(1));
+        (one(0), other.join().unwrap())
+    });
+    drop(one);
+    for endpoint in [&a, &b] {
+        let began = Instant::now();
+        while endpoint.failure().is_none() && began.elapsed() < LIMIT {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(endpoint.failure().unwrap().cause, Cause::Rank(1));
+    }
+    assert!(zero.check().is_err());
+}
+
 /// The ticket, the stream and a poll name the dead rank, without a call to the group.
 #[test]
 fn waits_for_a_dead_rank_name_it() {

@@ -20,8 +20,8 @@ extern "C" {
  * done. All completions of the endpoint's send queue must be collected, for doorbell_bounce_recv those of its receive
  * queue; otherwise calls return DOORBELL_ESTATE. After a failed transfer the caller may reuse its memory, but it is not
  * known how many bytes have arrived. The endpoint is aborted after a timeout with chunks on the wire, and after any
- * failure of doorbell_bounce_send or doorbell_bounce_recv that has begun. The wr_id of its failure is 2^63 plus the
- * number of a chunk.
+ * failure of doorbell_bounce_send or doorbell_bounce_recv that has begun. The wr_id of a failure that a chunk
+ * caused is 2^63 plus its number.
  */
 typedef struct doorbell_bounce doorbell_bounce;
 

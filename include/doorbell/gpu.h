@@ -144,7 +144,8 @@ typedef struct doorbell_sge {
  * Gives the send queue of a connected endpoint to kernels (DOORBELL_KERNELS_*). Until the endpoint is reset, its own
  * sends return DOORBELL_ESTATE; receives continue. Returns DOORBELL_ESTATE if sends are prepared, in flight or not
  * collected, or if the control path is DOORBELL_CONTROL_SYNC, or if the GPU's ordering is DOORBELL_ORDERING_NONE, because
- * kernels cannot flush writes of NICs; DOORBELL_ECUDA if the driver cannot map the queue to the GPU.
+ * kernels cannot flush writes of NICs, or if the driver does not map the card's doorbell registers to the GPU;
+ * DOORBELL_ECUDA if it cannot map the memory of the queue.
  * Threads: one at a time for endpoint.
  */
 int doorbell_kernel_queue_create(doorbell_endpoint *endpoint, uint32_t kernels, doorbell_kernel_queue **queue);

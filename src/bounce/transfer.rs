@@ -72,7 +72,7 @@ impl BounceConfig {
 /// A call needs an endpoint whose completions are all polled, or taken by waits: those of the send queue, of [`Bounce::recv`] those of the receive
 /// queue. Otherwise it fails with [`Error::State`] and does nothing.
 ///
-/// The failure of an endpoint ([`WorkError::wr_id`](crate::WorkError::wr_id)) names a chunk by its number plus 2^63.
+/// A failure that a chunk caused names it by its number plus 2^63 ([`WorkError::wr_id`](crate::WorkError::wr_id)).
 ///
 /// # When it fails
 /// The error is that of the first stage that failed. No chunk starts after it. The call returns when the chunks in flight have ended, so the caller
@@ -456,7 +456,8 @@ impl<E: CopyEngine> Job<'_, E> {
             return Ok(false);
         };
         if completion.wr_id != CHUNK_WR_ID + number {
-            // A thread has dropped a prepared request meanwhile, and its wait gets a completion of this transfer.
+            // A thread has dropped a prepared request meanwhile, and its wait gets a completion of this transfer. Nobody else will find that one.
+            self.endpoint.abort();
             return Err(Error::state(
                 StateKind::Unexpected,
                 OPERATION,

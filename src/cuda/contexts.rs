@@ -142,20 +142,22 @@ impl CudaContext {
 /// The context that was taken up last.
 static LATEST: Mutex<Option<WeakContext>> = Mutex::new(None);
 
-/// The PCI address of the GPU that this process uses, as sysfs writes it: `0000:3b:00.0`. `None` if it uses none that is known. A process that has not loaded
-/// the driver is not made to, and a host function must not call it.
+/// The PCI address of the GPU of the context that is current in this thread, or else of one that the library knows, as sysfs writes it: `0000:3b:00.0`. A
+/// process that has not loaded the driver is not made to, and a host function must not call it.
 #[cfg(feature = "verbs")]
 pub(crate) fn gpu_address() -> Option<String> {
-    let may_call = is_loaded() && !in_host_function();
-    let context = may_call.then(CudaContext::any).flatten()?;
+    if !is_loaded() || in_host_function() {
+        return None;
+    }
+    let context = CudaContext::current_here().or_else(CudaContext::any)?;
     let mut text = [0; 32];
     // SAFETY: writes a string of at most that length, with its end mark.
     check("cuDeviceGetPCIBusId", unsafe {
         sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, context.device())
     })
     .ok()?;
-    let bytes: Vec<u8> = text.iter().map(|byte| byte.cast_unsigned()).collect();
-    let text = CStr::from_bytes_until_nul(&bytes).ok()?;
+    // SAFETY: the string that the driver has written.
+    let text = unsafe { CStr::from_ptr(text.as_ptr()) };
     Some(text.to_str().ok()?.to_ascii_lowercase())
 }
 
@@ -167,6 +169,11 @@ impl CudaContext {
             return Some(known);
         }
         drop(latest);
+        CudaContext::current_here()
+    }
+
+    /// The context that is current in this thread, which is not probed. The driver's library is loaded.
+    fn current_here() -> Option<CudaContext> {
         let (mut raw, mut device) = (std::ptr::null_mut(), 0);
         // SAFETY: writes one handle, null if there is none. The driver returns an error if it was not initialised.
         check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut raw) }).ok()?;

@@ -37,17 +37,12 @@ pub(super) fn probe(context: &CudaContext, promised: Capabilities) -> Probed {
     match ProbeStream::new(context) {
         Ok(bench) => match bench.begins() {
             Ok(()) => bench.try_all(&mut probed),
-            // What blocks the stream says nothing of them.
+            // What blocks the stream says nothing of them. The kernels are not loaded, because that may wait for the GPU.
             Err(error @ Error::Timeout { .. }) => {
                 probed.findings.push(format!(
-                    "memops, nor, qwords, flush: not tested. A new stream executed nothing ({error}). Another stream that waits may hold the work queue \
+                    "memops, nor, qwords, flush, kernels: not tested. A new stream executed nothing ({error}). Another stream that waits may hold the work queue \
                      that both share; CUDA_DEVICE_MAX_CONNECTIONS sets the number of queues"
                 ));
-                // Loaded now, for a later load may wait for the GPU.
-                if let Err(error) = context.module() {
-                    probed.capabilities.kernels = false;
-                    probed.findings.push(format!("kernels: {error}"));
-                }
             }
             Err(_) => bench.try_all(&mut probed),
         },

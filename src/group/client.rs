@@ -222,7 +222,15 @@ impl StoreClient {
             }
             input.drain(..at);
         };
-        if self.state().has_hung_up {
+        let (has_hung_up, leaves) = {
+            let state = self.state();
+            (state.has_hung_up, state.leave.is_some())
+        };
+        if has_hung_up && leaves {
+            // The others may see a failure, if the request to leave was not answered in time. This rank wanted to go.
+            return;
+        }
+        if has_hung_up {
             let reason = "it has ended the connection without leaving the group".to_owned();
             return self.fail(self.rank, reason, watcher);
         }

@@ -97,7 +97,8 @@ impl KernelQueue {
     /// # Errors
     /// As [`KernelQueue::new`], and [`Error::Cuda`](crate::Error::Cuda), for example if the driver does not map the memory.
     /// [`Error::State`](crate::Error::State) for a GPU that does not see writes of NICs in order (GPU_DIRECT_RDMA_WRITES_ORDERING is NONE): a
-    /// stream can flush them before it goes on, a kernel cannot, so it would find the completion of a get before its data.
+    /// stream can flush them before it goes on, a kernel cannot, so it would find the completion of a get before its data; and if the driver does not map
+    /// the card's doorbell registers to the GPU, with the remedy.
     #[cfg(feature = "cuda")]
     pub fn on_gpu(context: &CudaContext, endpoint: &mut Endpoint) -> Result<KernelQueue> {
         if context.capabilities().ordering == WritesOrdering::None {

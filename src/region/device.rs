@@ -30,12 +30,13 @@ impl Device {
     /// on by default.
     ///
     /// With the feature `verbs` an mlx5 device is opened by its name (`mlx5_0`), by its PCI address (`0000:3b:00.0`), or as `mlx5`, which
-    /// is the first that has an active port; in a process with a CUDA context, the one of these that is nearest to the GPU in the PCI tree. Behind the name may stand which port, if not the first active one, and which entry of its
+    /// is the first that has an active port. If a CUDA context is current in this thread or known to the library, it is the one of these that is
+    /// nearest to its GPU in the PCI tree. Behind the name may stand which port, if not the first active one, and which entry of its
     /// GID table is its address, if not the first (on Ethernet: the first RoCE v2 address of IPv4 in this network namespace): `mlx5_0,port=2,gid=3`.
     ///
     /// Any other device that libibverbs has a provider for is opened by its name (`rxe0`, or `verbs:rxe0`) and used by plain verbs:
-    /// streams cannot ring it, so the control path is not a direct one. `verbs:mlx5_0` does so with an mlx5 device, too, and `verbs` is the
-    /// first device of any kind that has an active port. What such a device cannot do is an error where it is asked for: depths and slices
+    /// streams cannot ring it, so the control path is not a direct one. `verbs:mlx5_0` does so with an mlx5 device, too, and `verbs` is as
+    /// `mlx5` for devices of any kind. What such a device cannot do is an error where it is asked for: depths and slices
     /// when an endpoint is made, reads and atomics when they are prepared.
     ///
     /// Behind any name may stand which [`Control`] path the endpoints of this handle take, if their configuration does not say it, and on

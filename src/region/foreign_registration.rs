@@ -179,7 +179,7 @@ impl Region {
         ))
     }
 
-    /// Registers device memory in the best way there is: dmabuf, peermem. If both are refused, there is no region, and only a
+    /// Registers device memory in the best way there is: a dmabuf, peermem. If both are refused, there is no region, and only a
     /// [`Bounce`](crate::Bounce) buffer reaches the memory; the reasons are told either way.
     ///
     /// # Errors

@@ -28,11 +28,13 @@ pub(super) fn object<T>(call: &'static str, of: impl FnOnce() -> *mut T) -> Resu
     Ok(made)
 }
 
-/// A call that destroys an object of [`object`], in a drop: its failure cannot be said there. It would be a wrong order of drops, or one of the device, and
-/// returns false.
+/// A call that destroys an object of [`object`], in a drop: its failure cannot be returned there. It means a wrong order of drops or a failure of the device;
+/// then this returns false.
 pub(super) fn release(call: &'static str, of: impl FnOnce() -> c_int) -> bool {
     let result = of();
-    debug_assert_eq!(result, 0, "{call}");
+    // A device may refuse to deregister memory, and the domain of the memory then stays, too.
+    let may_fail = matches!(call, "ibv_dereg_mr" | "ibv_dealloc_pd");
+    debug_assert!(result == 0 || may_fail, "{call}: {result}");
     #[cfg(test)]
     injection::released();
     #[cfg(test)]

@@ -1,7 +1,6 @@
 //! An open device.
 #![allow(unsafe_code)] // calls libibverbs
 
-use std::cmp::Reverse;
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -11,6 +10,7 @@ use std::sync::{Arc, Once};
 use super::call::{object, release, status};
 use super::events::Events;
 use super::gid::Gid;
+use super::nearness::nearest_first;
 use super::port::{Port, PortAddress};
 use super::relay::Limits;
 use super::select::{DeviceList, Listed, Selector};
@@ -127,8 +127,7 @@ impl VerbsDevice {
         if selector.is_automatic()
             && let Some(gpu) = gpu_folder()
         {
-            // Of those that are as near as each other, the first.
-            candidates.sort_by_key(|listed| Reverse(listed.nearness(&gpu)));
+            nearest_first(&mut candidates, |listed| listed.folder(), &gpu);
         }
         let mut inactive = None;
         for listed in candidates {

@@ -1,20 +1,26 @@
 //! How near a NIC is to a GPU, by what sysfs says of the PCI tree. On hosts with several cards a transfer between a GPU and a card at another processor
 //! crosses the link between the processors.
 
+use std::cmp::Reverse;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// More is nearer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(super) struct Nearness {
+struct Nearness {
     /// Parts of the way from the root that both have: the host bridge, and PCI bridges.
     bridges: usize,
     is_same_node: bool,
 }
 
+/// Sorts devices by the folders of their PCI devices, that nearest to the GPU's first. Equally near ones keep their order.
+pub(super) fn nearest_first<T>(devices: &mut [T], folder: impl Fn(&T) -> PathBuf, gpu: &Path) {
+    devices.sort_by_cached_key(|device| Reverse(Nearness::between(&folder(device), gpu)));
+}
+
 impl Nearness {
     /// Of two folders of PCI devices, or links to them. The least if one of them is none.
-    pub(super) fn between(one: &Path, other: &Path) -> Nearness {
+    fn between(one: &Path, other: &Path) -> Nearness {
         let (Some(one), Some(other)) = (Place::of(one), Place::of(other)) else {
             return Nearness::default();
         };
@@ -99,6 +105,11 @@ mod tests {
         let order = [&far, &same_node, &same_bridge, &beside].map(to);
         assert!(order.is_sorted_by(|a, b| a < b), "{order:?}");
         assert_eq!(to(&unknown), to(&far));
-        assert_eq!(to(&host.0.join("bus/0000:00:00.0")), Nearness::default());
+        let none = host.0.join("bus/0000:00:00.0");
+        assert_eq!(to(&none), Nearness::default());
+        let mut cards = [&none, &far, &unknown, &same_bridge, &beside, &same_node];
+        nearest_first(&mut cards, |card| PathBuf::from(card), &gpu);
+        let expected = [&beside, &same_bridge, &same_node, &none, &far, &unknown];
+        assert_eq!(cards, expected);
     }
 }

@@ -2,16 +2,15 @@
 #![allow(unsafe_code)] // reads the list that libibverbs gives
 
 use std::ffi::{CStr, c_char};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
 use super::call::{object, release};
-use super::nearness::Nearness;
 use crate::{Error, Result};
 
-/// What selects the first mlx5 device with an active port.
+/// What selects the first mlx5 device with an active port, or the nearest to a GPU.
 const FIRST_MLX5: &str = "mlx5";
-/// What selects the first device of any provider with an active port; with a name behind it, that device by plain verbs.
+/// The same of devices of any provider; with a name behind it, that device by plain verbs.
 const PLAIN: &str = "verbs";
 
 /// What an application asked for: `NAME[,port=N][,gid=N]`, or `verbs:` before it.
@@ -106,9 +105,9 @@ pub(super) struct Listed {
 }
 
 impl Listed {
-    /// To a GPU, by the folder of its PCI device.
-    pub(super) fn nearness(&self, gpu: &Path) -> Nearness {
-        Nearness::between(&Path::new(&self.path).join("device"), gpu)
+    /// The folder of its PCI device, if it is one.
+    pub(super) fn folder(&self) -> PathBuf {
+        Path::new(&self.path).join("device")
     }
 
     /// The name to open it by, which says how it is used.

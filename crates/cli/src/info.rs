@@ -63,24 +63,18 @@ pub fn run(options: &InfoOptions) -> Result<()> {
         Some(name) => vec![name.clone()],
         None => Device::list(),
     };
-    let mut failed = Ok(());
     for name in &names {
         match show(&mut out, name) {
             Ok(()) => {}
             Err(error) if error.is::<std::io::Error>() => return Err(error),
-            // The others are shown all the same.
-            Err(error) => {
-                writeln!(out, "  {name:<8} {error:#}")?;
-                failed = Err(error.context(format!("device {name}")));
+            // A device that the user has named has to work. Of those that are found, a port may be down.
+            Err(error) if options.device.is_some() => {
+                return Err(error.context(format!("device {name}")));
             }
+            Err(error) => writeln!(out, "  {name:<8} {error:#}")?,
         }
     }
-    // A device that the user has named has to work; of those that are found, a port may be down.
-    if options.device.is_some() {
-        failed
-    } else {
-        Ok(())
-    }
+    Ok(())
 }
 
 /// Shows a device, and the control paths that its endpoints may take.

@@ -150,7 +150,7 @@ mod tests {
     fn paths_are_read_up_to_their_zero_and_no_page_further() {
         let pages = crate::device::Pages::new(2 * 4096).unwrap();
         let base = pages.at(0) as u64;
-        // SAFETY: the last page, which is made accessible again below; an assertion that fails before ends the process of this test's runner, or leaves it so.
+        // SAFETY: the second page, which nothing else uses; it is made accessible again below.
         unsafe { libc::mprotect((base + 4096) as *mut _, 4096, libc::PROT_NONE) };
         let text = b"/dev/infiniband/uverbs0\0";
         let at = base + 4096 - text.len() as u64;

@@ -9,8 +9,8 @@ use crate::{Error, Result};
 
 /// Zeroed, page-aligned memory that a device may access. Its address never changes.
 ///
-/// Shorter memory shares mappings of 2 MiB, which are huge pages once there are several. When it is dropped, it is given to the next [`Pages::new`] of any
-/// length that fits.
+/// Memory of up to 128 KiB shares mappings of 2 MiB, which are huge pages once there are several. When it is dropped, it is given to the next
+/// [`Pages::new`] of any length that fits.
 ///
 /// A driver may have registered the memory, and may be able to end that only later, for example when a GPU is idle: see [`Pages::hold`]. Such
 /// memory keeps its length when it is dropped: at the same address there would be other memory soon, which could not be registered. It is given
@@ -110,15 +110,21 @@ fn memory() -> MutexGuard<'static, Memory> {
 }
 
 impl Memory {
+    /// After a fork registered ranges may be holes (MADV_DONTFORK). So the child uses nothing again that its parent has made.
+    fn check_process(&mut self) {
+        let process = std::process::id();
+        if std::mem::replace(&mut self.process, process) != process {
+            self.slabs.clear();
+            self.blocks
+                .values_mut()
+                .for_each(|block| block.is_free = false);
+        }
+    }
+
     /// A block of a slab: its address, and how many of its first bytes may not be 0.
     fn take_of_slab(&mut self, len_bytes: usize) -> Option<(usize, usize)> {
         if len_bytes > SLAB_BLOCK_MAX {
             return None;
-        }
-        let process = std::process::id();
-        if std::mem::replace(&mut self.process, process) != process {
-            // After a fork registered ranges may be holes (MADV_DONTFORK), so the child uses nothing of them again.
-            self.slabs.clear();
         }
         let (slab, (offset, stale)) = self
             .slabs
@@ -193,6 +199,7 @@ impl Pages {
         };
         let found = {
             let mut memory = memory();
+            memory.check_process();
             let held = memory.take_held(len_bytes);
             let of_slab = || memory.take_of_slab(len_bytes);
             held.map(|start| (start, len_bytes)).or_else(of_slab)
@@ -270,11 +277,11 @@ impl Pages {
     /// A device may access the memory around that address for ever: when it is dropped, it stays mapped, and nobody gets it.
     pub fn give_up(address: usize) {
         if let Some((_, block)) = find(&mut memory().blocks, address) {
-            block.is_given_up = true;
+            (block.is_given_up, block.is_free) = (true, false);
         }
     }
 
-    /// How many there are in this process. For tests of leaks.
+    /// How many there are in this process, and were given up. For tests of leaks.
     #[doc(hidden)]
     pub fn count() -> usize {
         let memory = memory();
@@ -392,6 +399,12 @@ impl Drop for Pages {
 mod tests {
     use super::*;
 
+    /// One test at a time: each may be given what another one has dropped.
+    fn alone() -> MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     #[test]
     fn more_memory_than_there_is_is_an_error() {
         for len_bytes in [usize::MAX, isize::MAX as usize, 1 << 60] {
@@ -412,6 +425,7 @@ mod tests {
     /// Each block has its bytes to itself, and is zeroed when it is given out again.
     #[test]
     fn blocks_of_slabs_are_apart_and_zeroed() {
+        let _alone = alone();
         let mut random = 1_u64;
         let mut below = |end: usize| {
             random = (random.wrapping_mul(6_364_136_223_846_793_005)).wrapping_add(1);
@@ -458,8 +472,8 @@ mod tests {
 
     #[test]
     fn held_block_of_a_slab_is_given_to_its_length_alone() {
-        // Lengths that no other test asks for.
-        let (len_bytes, other) = (3 * page_bytes(), 5 * page_bytes());
+        let _alone = alone();
+        let (len_bytes, other) = (page_bytes(), 2 * page_bytes());
         let pages = Pages::new(len_bytes).unwrap();
         let start = pages.start().addr().get();
         assert!(memory().blocks[&start].slab.is_some());
@@ -480,8 +494,8 @@ mod tests {
 
     #[test]
     fn memory_that_was_given_up_is_given_to_nobody() {
-        // A length that no other test asks for.
-        let len_bytes = 7 * page_bytes();
+        let _alone = alone();
+        let len_bytes = page_bytes();
         let pages = Pages::new(len_bytes).unwrap();
         let start = pages.start().addr().get();
         Pages::give_up(start + 1);
@@ -501,6 +515,7 @@ mod tests {
 
     #[test]
     fn longer_memory_has_a_mapping_of_its_own() {
+        let _alone = alone();
         let short = Pages::new(1).unwrap();
         let long = Pages::new(SLAB_BLOCK_MAX + 1).unwrap();
         let is_of_slab =
@@ -508,7 +523,7 @@ mod tests {
         assert!(is_of_slab(&short) && !is_of_slab(&long));
     }
 
-    /// A length that no other test asks for, so that no other one is given the memory. Longer than blocks of slabs.
+    /// Longer than blocks of slabs.
     const PAGES: usize = 37;
 
     fn is_mapped(start: usize) -> bool {
@@ -519,6 +534,7 @@ mod tests {
 
     #[test]
     fn held_memory_stays_mapped_and_is_given_out_again_zeroed() {
+        let _alone = alone();
         let len_bytes = PAGES * page_bytes();
         let pages = Pages::new(len_bytes).unwrap();
         let start = pages.start().addr().get();
@@ -543,6 +559,7 @@ mod tests {
 
     #[test]
     fn memory_that_is_held_no_more_is_unmapped_with_its_last_owner() {
+        let _alone = alone();
         let len_bytes = (PAGES + 2) * page_bytes();
         let pages = Pages::new(len_bytes).unwrap();
         let start = pages.start().addr().get();
