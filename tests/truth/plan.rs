@@ -109,6 +109,10 @@ pub enum Kernel {
 
 /// An operation of a graph. Each has 64 bytes of the place of the step that records it, behind 64 bytes for the results of atomics.
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(
+    not(feature = "cuda"),
+    expect(dead_code, reason = "only streams of a GPU have graphs")
+)]
 pub enum Recorded {
     Write {
         end: usize,
@@ -148,6 +152,10 @@ pub struct Bounced {
 
 /// A kernel that writes by a send queue that it owns, and waits for the completion.
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(
+    not(feature = "cuda"),
+    expect(dead_code, reason = "only a GPU has kernels")
+)]
 pub struct Put {
     pub end: usize,
     pub stream: usize,
