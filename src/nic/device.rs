@@ -49,12 +49,15 @@ pub(crate) trait Nic: fmt::Debug + Send + Sync {
 /// What a driver makes of a name: a device, or nothing if the driver has none of that name.
 type Opened = Result<Option<Arc<dyn Nic>>>;
 
+/// Returns the PCI address of the GPU that the device is to be near, if the process uses one. Called only where that matters.
+pub(crate) type GpuAddress<'a> = &'a dyn Fn() -> Option<String>;
+
 /// A way to open devices.
 pub(super) struct Driver {
     /// The names of the devices that it finds, best first.
     pub(super) list: fn() -> Vec<String>,
     /// Opens a device by its name. `None` if the driver has no such device.
-    pub(super) open: fn(&str) -> Opened,
+    pub(super) open: fn(&str, GpuAddress<'_>) -> Opened,
 }
 
 /// Cards first.
@@ -74,10 +77,10 @@ pub(crate) fn list() -> Vec<String> {
 ///
 /// # Errors
 /// [`Error::State`] naming the devices that there are, or the feature that the library was built without; those of the driver.
-pub(crate) fn open(name: &str) -> Result<Arc<dyn Nic>> {
+pub(crate) fn open(name: &str, gpu: GpuAddress<'_>) -> Result<Arc<dyn Nic>> {
     // From the last on: libibverbs need not look for a card of the name of the software ConnectX.
     for driver in DRIVERS.iter().rev() {
-        if let Some(nic) = (driver.open)(name)? {
+        if let Some(nic) = (driver.open)(name, gpu)? {
             return Ok(nic);
         }
     }
@@ -108,14 +111,14 @@ mod tests {
     fn the_software_connectx_is_there_if_it_was_built_in() {
         let is_built = cfg!(feature = "softcx");
         assert_eq!(list().iter().any(|name| name == "softcx"), is_built);
-        match open("softcx") {
+        match open("softcx", &|| None) {
             Ok(nic) => assert!(is_built && nic.name() == "softcx"),
             Err(error) => {
                 assert!(!is_built, "{error}");
                 assert!(error.to_string().contains("without the feature `softcx`"));
             }
         }
-        let error = open("no-such-device").unwrap_err().to_string();
+        let error = open("no-such-device", &|| None).unwrap_err().to_string();
         assert!(error.contains("no-such-device"), "{error}");
         assert_eq!(
             error.contains("the feature `verbs`"),

@@ -24,7 +24,7 @@ const NAME: &str = "softcx";
 
 pub(super) const DRIVER: Driver = Driver {
     list: || vec![NAME.to_owned()],
-    open: |name| {
+    open: |name, _| {
         if name != NAME {
             return Ok(None);
         }

@@ -13,8 +13,8 @@ use crate::{Result, verbs};
 
 pub(super) const DRIVER: Driver = Driver {
     list: verbs::VerbsDevice::list,
-    open: |name| {
-        let device = verbs::VerbsDevice::open(name)?;
+    open: |name, gpu| {
+        let device = verbs::VerbsDevice::open_near(name, gpu)?;
         Ok(device.map(|device| Arc::new(VerbsNic(device)) as Arc<dyn Nic>))
     },
 };

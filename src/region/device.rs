@@ -62,7 +62,11 @@ impl Device {
                 _ => rest.push(part),
             }
         }
-        let nic = nic::open(&rest.join(","))?;
+        #[cfg(all(feature = "cuda", feature = "verbs"))]
+        let gpu = crate::cuda::gpu_address;
+        #[cfg(not(all(feature = "cuda", feature = "verbs")))]
+        let gpu = || None;
+        let nic = nic::open(&rest.join(","), &gpu)?;
         let placement = match cpu {
             Some(number) => Placement::cpu(number)
                 .ok_or_else(|| bad(&format!("cpu={number}"), "is no CPU of this process"))?,

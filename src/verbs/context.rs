@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // calls libibverbs
 
 use std::ffi::c_void;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once};
@@ -110,11 +110,14 @@ impl VerbsDevice {
 
     /// Opens the device of that name or PCI address. A device of the mlx5 provider is opened with direct access to its queues; any
     /// other, and any device behind the prefix `verbs:`, is opened by plain verbs. `mlx5` and `verbs` mean the first device with an
-    /// active port, or the nearest to the GPU that this process uses. `None` if there is no such device.
+    /// active port, or that nearest to the GPU of that PCI address. `None` if there is no such device.
     ///
     /// # Errors
     /// [`Error::Malformed`] for the part behind the name; [`Error::System`] of the verbs call; [`Error::State`] if no port is active.
-    pub(crate) fn open(name: &str) -> Result<Option<VerbsDevice>> {
+    pub(crate) fn open_near(
+        name: &str,
+        gpu: &dyn Fn() -> Option<String>,
+    ) -> Result<Option<VerbsDevice>> {
         let selector = Selector::parse(name)?;
         prepare_for_fork();
         let list = match DeviceList::read() {
@@ -125,8 +128,9 @@ impl VerbsDevice {
         let mut candidates: Vec<&Listed> =
             (list.devices.iter().filter(|listed| selector.admits(listed))).collect();
         if selector.is_automatic()
-            && let Some(gpu) = gpu_folder()
+            && let Some(gpu) = gpu()
         {
+            let gpu = Path::new("/sys/bus/pci/devices").join(gpu);
             nearest_first(&mut candidates, |listed| listed.folder(), &gpu);
         }
         let mut inactive = None;
@@ -138,6 +142,12 @@ impl VerbsDevice {
             }
         }
         inactive.map_or(Ok(None), Err)
+    }
+
+    /// [`VerbsDevice::open_near`] without a GPU.
+    #[cfg(test)]
+    pub(crate) fn open(name: &str) -> Result<Option<VerbsDevice>> {
+        VerbsDevice::open_near(name, &|| None)
     }
 
     fn open_listed(listed: &Listed, selector: &Selector<'_>) -> Result<VerbsDevice> {
@@ -236,15 +246,6 @@ fn is_5_12(release: &str) -> bool {
 
 /// The variable by which libmlx5 makes each queue pair with `MLX5_QP_FLAG_SIGNATURE`.
 const SIGNATURE: &str = "MLX5_QP_SIGNATURE";
-
-/// The folder of the GPU that this process uses, if it does.
-fn gpu_folder() -> Option<PathBuf> {
-    #[cfg(feature = "cuda")]
-    let address = crate::cuda::gpu_address()?;
-    #[cfg(not(feature = "cuda"))]
-    let address = None::<String>?;
-    Some(Path::new("/sys/bus/pci/devices").join(address))
-}
 
 fn first_active(
     context: NonNull<rdma_sys::ibv_context>,

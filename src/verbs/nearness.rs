@@ -21,7 +21,7 @@ pub(super) fn nearest_first<T>(devices: &mut [T], folder: impl Fn(&T) -> PathBuf
 impl Nearness {
     /// Of two folders of PCI devices, or links to them. The least if one of them is none.
     fn between(one: &Path, other: &Path) -> Nearness {
-        let (Some(one), Some(other)) = (Place::of(one), Place::of(other)) else {
+        let (Some(one), Some(other)) = (PciPlace::of(one), PciPlace::of(other)) else {
             return Nearness::default();
         };
         let common = one.way.iter().zip(&other.way).take_while(|(a, b)| a == b);
@@ -33,14 +33,14 @@ impl Nearness {
 }
 
 /// Where a PCI device is.
-struct Place {
+struct PciPlace {
     /// From the host bridge on: `pci0000:3a`, `0000:3a:00.0`, `0000:3b:00.0`.
     way: Vec<String>,
     node: Option<u32>,
 }
 
-impl Place {
-    fn of(folder: &Path) -> Option<Place> {
+impl PciPlace {
+    fn of(folder: &Path) -> Option<PciPlace> {
         let folder: PathBuf = fs::canonicalize(folder).ok()?;
         let parts = folder
             .iter()
@@ -49,7 +49,7 @@ impl Place {
         // -1 where the kernel knows none.
         let node = fs::read_to_string(folder.join("numa_node")).ok();
         let node = node.and_then(|text| text.trim().parse().ok());
-        (!way.is_empty()).then_some(Place { way, node })
+        (!way.is_empty()).then_some(PciPlace { way, node })
     }
 }
 

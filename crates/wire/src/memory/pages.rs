@@ -9,7 +9,7 @@ use crate::{Error, Result};
 
 /// Zeroed, page-aligned memory that a device may access. Its address never changes.
 ///
-/// Memory of up to 128 KiB shares mappings of 2 MiB, which are huge pages once there are several. When it is dropped, it is given to the next
+/// Memory of up to 32 KiB shares mappings of 2 MiB, which are huge pages once there are several. When it is dropped, it is given to the next
 /// [`Pages::new`] of any length that fits.
 ///
 /// A driver may have registered the memory, and may be able to end that only later, for example when a GPU is idle: see [`Pages::hold`]. Such
@@ -23,7 +23,7 @@ pub struct Pages {
 
 /// Memory of one [`Pages`].
 #[derive(Debug)]
-struct Block {
+struct PagesBlock {
     len_bytes: usize,
     /// How many calls of [`Pages::hold`] were not followed by [`Pages::release`].
     holds: usize,
@@ -47,7 +47,8 @@ struct Slab {
 /// Bytes of a slab and its alignment: a huge page of x86-64, and of arm64 with pages of 4 KiB.
 const SLAB_BYTES: usize = 2 << 20;
 /// Longer blocks have a mapping of their own.
-const SLAB_BLOCK_MAX: usize = SLAB_BYTES / 16;
+/// The queues of a deep endpoint do: in a huge page all of them would be resident, used or not.
+const SLAB_BLOCK_MAX: usize = SLAB_BYTES / 64;
 
 impl Slab {
     fn new() -> Slab {
@@ -93,7 +94,7 @@ impl Slab {
 /// All blocks and slabs, by their first address.
 #[derive(Debug)]
 struct Memory {
-    blocks: BTreeMap<usize, Block>,
+    blocks: BTreeMap<usize, PagesBlock>,
     slabs: BTreeMap<usize, Slab>,
     /// The process that made the slabs.
     process: u32,
@@ -130,7 +131,7 @@ impl Memory {
             .slabs
             .iter_mut()
             .find_map(|(start, slab)| Some((*start, slab.take(len_bytes)?)))?;
-        let block = Block {
+        let block = PagesBlock {
             len_bytes,
             holds: 0,
             is_free: false,
@@ -144,7 +145,7 @@ impl Memory {
     /// The address of memory of that length that was dropped while it was held.
     fn take_held(&mut self, len_bytes: usize) -> Option<usize> {
         let is_it =
-            |(_, block): &(&usize, &mut Block)| block.is_free && block.len_bytes == len_bytes;
+            |(_, block): &(&usize, &mut PagesBlock)| block.is_free && block.len_bytes == len_bytes;
         let (start, block) = self.blocks.iter_mut().find(is_it)?;
         block.is_free = false;
         Some(*start)
@@ -212,7 +213,7 @@ impl Pages {
             Some(found) => found,
             None => {
                 let start = map(len_bytes)?;
-                let block = Block {
+                let block = PagesBlock {
                     len_bytes,
                     holds: 0,
                     is_free: false,
@@ -338,7 +339,10 @@ const NO_MEMORY: Error = Error::System {
 };
 
 /// The block around that address.
-fn find(blocks: &mut BTreeMap<usize, Block>, address: usize) -> Option<(usize, &mut Block)> {
+fn find(
+    blocks: &mut BTreeMap<usize, PagesBlock>,
+    address: usize,
+) -> Option<(usize, &mut PagesBlock)> {
     let (start, block) = blocks.range_mut(..=address).next_back()?;
     (address - start < block.len_bytes).then_some((*start, block))
 }
