@@ -285,35 +285,43 @@ fn abort_while_a_stream_waits_for_devices_discards_its_queue() {
     let test = "abort_while_a_stream_waits_for_devices_discards_its_queue";
     let Some(device) = faulty(test) else { return };
     let _limit = Limit::new(test, STEP);
-    let mut pair = Pair::new(&device, &EndpointConfig::default());
-    let (from, to) = (pair.region(64), pair.region(64));
-    let stream = HostStream::new("aborted").unwrap();
-    let (go, gate) = rig::gate();
-    stream.launch(gate).unwrap();
-    let slices = [from.slice(0, 64).unwrap()];
-    let work = Work::write(&slices, to.remote().slice(0, 64).unwrap());
-    let sent = pair.a.stream_queue_send(&stream, &work).unwrap();
-    stream.abort();
-    let has_run = Arc::new(AtomicBool::new(false));
-    let mark = Arc::clone(&has_run);
-    stream
-        .launch(move || mark.store(true, Ordering::SeqCst))
-        .unwrap();
-    device.set_faults(Faults {
-        commands_ns: (STOPPED_IN / 2).as_nanos() as u64,
-        ..Faults::default()
+    let stops_in = STOPPED_IN / 2;
+    // On a loaded machine the abort may come too late.
+    let was_in_time = (0..10).any(|_| {
+        let mut pair = Pair::new(&device, &EndpointConfig::default());
+        let (from, to) = (pair.region(64), pair.region(64));
+        let stream = HostStream::new("aborted").unwrap();
+        let (go, gate) = rig::gate();
+        stream.launch(gate).unwrap();
+        let slices = [from.slice(0, 64).unwrap()];
+        let work = Work::write(&slices, to.remote().slice(0, 64).unwrap());
+        let sent = pair.a.stream_queue_send(&stream, &work).unwrap();
+        stream.abort();
+        let has_run = Arc::new(AtomicBool::new(false));
+        let mark = Arc::clone(&has_run);
+        stream
+            .launch(move || mark.store(true, Ordering::SeqCst))
+            .unwrap();
+        device.set_faults(Faults {
+            commands_ns: stops_in.as_nanos() as u64,
+            ..Faults::default()
+        });
+        let began = Instant::now();
+        go.store(true, Ordering::Release);
+        while pair.a.failure().is_none() {
+            std::thread::yield_now();
+        }
+        // While the device takes its time to stop.
+        std::thread::sleep(Duration::from_millis(100));
+        stream.abort();
+        let was_in_time = began.elapsed() < stops_in;
+        let _ = stream.synchronize(SOON);
+        device.set_faults(Faults::default());
+        assert!(!was_in_time || !has_run.load(Ordering::SeqCst));
+        assert!(!matches!(settled(&sent), Status::Complete));
+        was_in_time
     });
-    go.store(true, Ordering::Release);
-    while pair.a.failure().is_none() {
-        std::thread::yield_now();
-    }
-    // While the device takes its second to stop.
-    std::thread::sleep(Duration::from_millis(100));
-    stream.abort();
-    let _ = stream.synchronize(SOON);
-    assert!(!has_run.load(Ordering::SeqCst));
-    device.set_faults(Faults::default());
-    assert!(!matches!(settled(&sent), Status::Complete));
+    assert!(was_in_time, "this thread never had a second");
 }
 
 /// Endpoints that wait for each other: on each stream a wait of one endpoint, and behind it a send of the next one.
