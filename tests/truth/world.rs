@@ -1038,6 +1038,11 @@ impl<'a> World<'a> {
                 return;
             }
         }
+        // An endpoint that was dropped goes on as long as kernels own its send queue.
+        #[cfg(feature = "cuda")]
+        for end in &self.ends {
+            self.give_queue_back(&mut lock(end));
+        }
         let started = Instant::now();
         loop {
             let under_way = self.model.under_way();
@@ -1066,10 +1071,6 @@ impl<'a> World<'a> {
                 Some(None) => self.model.lie("aborted without a failure", end_name(end)),
                 None => {}
             }
-        }
-        #[cfg(feature = "cuda")]
-        for end in &self.ends {
-            self.give_queue_back(&mut lock(end));
         }
         // Time for late effects.
         std::thread::sleep(Duration::from_millis(1));

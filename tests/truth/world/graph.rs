@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::MutexGuard;
 
 use doorbell::{
-    CudaStream, Endpoint, Error, GraphBuilder, GraphExec, QueueKind, Result, Slice, Work,
+    Cause, CudaStream, Endpoint, Error, GraphBuilder, GraphExec, QueueKind, Result, Slice, Work,
 };
 
 use super::{End, Entry, Lane, World};
@@ -207,8 +207,12 @@ impl World<'_> {
                     let endpoint = end.endpoint.as_ref();
                     endpoint.and_then(Endpoint::failure) == Some(failure)
                 };
+                // Of a launch that was prepared before its endpoint was dropped.
+                let is_dropped = failure.cause == Cause::Dropped
+                    && ends.values().any(|end| end.endpoint.is_none());
                 match ends.values_mut().find(named) {
                     Some(end) => self.model.failed(&end.life, failure),
+                    None if is_dropped => {}
                     None => self.model.lie(
                         "a failure of no endpoint",
                         format!("step {number}: {failure:?}"),

@@ -15,7 +15,7 @@ use crate::plan::{Put, STEPS_MAX};
 
 /// Error codes of the C interface that a put may end with.
 const ETIMEOUT: i32 = -17;
-const EFULL: i32 = -18;
+const EFULL: i32 = -15;
 const EWORK: i32 = -19;
 /// Before a kernel has ended. A kernel that succeeds leaves it.
 const FINE: i32 = 0;
