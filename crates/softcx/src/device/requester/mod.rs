@@ -156,6 +156,10 @@ impl Qp {
                 return TransmitStop::Congested;
             }
             self.send_packet(context, psn);
+            // Its bytes may have gone. What is behind it is flushed later, and is not sent until then.
+            if !self.is_sending() {
+                return TransmitStop::Idle;
+            }
         }
         TransmitStop::Burst
     }
