@@ -2,7 +2,7 @@
 
 use crate::device::packet::{Header, PacketKind, psn_add};
 use crate::device::tests::harness::{End, Shape, World, pattern};
-use crate::device::{Access, Attributes, Faults, State};
+use crate::device::{Access, Attributes, State};
 use doorbell_wire::mlx5::{DataSegment, SendRequest, Syndrome};
 
 /// What one bad request does: its syndrome, and the completion of the receive queue on the other side.
@@ -565,38 +565,4 @@ fn deregistration_during_a_transfer_fails_it() {
             );
         }
     }
-}
-
-/// The flush comes later, and until then the queue pair has begun nothing new.
-#[test]
-fn nothing_is_sent_behind_a_message_that_fails_in_its_middle() {
-    let mut world = World::new(1);
-    let shape = Shape {
-        memory_bytes: 8 << 20,
-        ..Shape::default()
-    };
-    let (mut a, b) = world.pair(shape);
-    world.set_faults(Faults {
-        flush_ns: 5_000_000,
-        ..Faults::default()
-    });
-    let list = [a.segment(0, 8 << 20)];
-    let long = SendRequest::write(b.at(0), b.key).segments(&list);
-    a.post(&long.signaled(true));
-    // Shorter than what of the first one is sent by then.
-    a.post(&SendRequest::write(b.at(0), b.key).inline(&[7; 8]));
-    a.ring();
-    world.turn();
-    world.turn();
-    assert!(a.qp.device().deregister(a.key));
-    let sent = |world: &World| world.devices[0].counters().packets_sent;
-    while a.qp.status().state() != State::Error {
-        world.turn();
-    }
-    let before = sent(&world);
-    world.turn();
-    assert_eq!(sent(&world), before);
-    world.settle();
-    let flushed = Some(Syndrome::WrFlush);
-    assert_eq!(a.all_sent(), [(0, Some(Syndrome::LocalProt)), (1, flushed)]);
 }
