@@ -17,7 +17,7 @@ struct Held {
     threads: usize,
     descriptors: usize,
     mappings: usize,
-    /// Memory of the library, many of which share a mapping.
+    /// Memory of the library.
     pages: usize,
 }
 

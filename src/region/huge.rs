@@ -16,8 +16,7 @@ const MAP_HUGE_2MB: libc::c_int = 21 << libc::MAP_HUGE_SHIFT;
 pub enum PageSize {
     /// Not allocated by this library.
     Unknown,
-    /// The system's ordinary ones. Memory of up to 32 KiB of [`Region::alloc`](crate::Region::alloc) shares mappings of which the kernel may make huge
-    /// ones.
+    /// The system's ordinary ones.
     Ordinary,
     /// Ordinary ones, of which the kernel was asked to make huge ones (`MADV_HUGEPAGE`), and did not refuse. Whether it does, and when, is its
     /// own affair.
