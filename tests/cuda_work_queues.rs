@@ -53,6 +53,12 @@ fn words() -> Region {
     Region::alloc(&domain, 64, Access::ALL).unwrap()
 }
 
+/// A stream that is to wait, and one that is to store.
+fn streams(test: &str) -> [CudaStream; 2] {
+    let context = context(test).unwrap();
+    ["waits", "stores"].map(|name| CudaStream::new(&context, name).unwrap())
+}
+
 /// A stream of the application that waits, without this library, for a word that is 0.
 struct Waiting {
     word: *mut AtomicU32,
@@ -91,11 +97,7 @@ fn deadline_of_a_wait_frees_the_streams_of_its_work_queue() {
     if runs_elsewhere(test) {
         return;
     }
-    let context = context(test).unwrap();
-    let (waits, stores) = (
-        CudaStream::new(&context, "waits").unwrap(),
-        CudaStream::new(&context, "stores").unwrap(),
-    );
+    let [waits, stores] = streams(test);
     let words = words();
     let timeout = 20 * WHILE;
     let condition = Condition::GreaterOrEqual(1);
@@ -125,11 +127,7 @@ fn work_that_was_queued_before_a_wait_is_not_delayed_by_it() {
     if runs_elsewhere(test) {
         return;
     }
-    let context = context(test).unwrap();
-    let (waits, stores) = (
-        CudaStream::new(&context, "waits").unwrap(),
-        CudaStream::new(&context, "stores").unwrap(),
-    );
+    let [waits, stores] = streams(test);
     let words = words();
     let condition = Condition::GreaterOrEqual(1);
     let stored = stream_write_value32(&stores, &words, 0, 1).unwrap();

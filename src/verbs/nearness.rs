@@ -19,7 +19,7 @@ pub(super) fn nearest_first<T>(devices: &mut [T], folder: impl Fn(&T) -> PathBuf
 }
 
 impl Nearness {
-    /// Of two folders of PCI devices, or links to them. The least if one of them is none.
+    /// The nearness of two PCI devices, given by their folders or by links to these. It is the least if either path leads to no PCI device.
     fn between(one: &Path, other: &Path) -> Nearness {
         let (Some(one), Some(other)) = (PciPlace::of(one), PciPlace::of(other)) else {
             return Nearness::default();
