@@ -25,8 +25,8 @@ use doorbell::{
 };
 
 use rig::{
-    Limit, Pair, Random, SOON, Stream, by_trigger, control, from_env, has_no_queue, is_cuda,
-    stream, strict, strict_device as device,
+    Limit, Pair, Random, SOON, Stream, by_trigger, control, from_env, has_atomics, has_no_queue,
+    is_cuda, stream, strict, strict_device as device,
 };
 use store_only::StoreOnlyStream;
 
@@ -147,12 +147,13 @@ struct Bench {
     store_only: Box<dyn Executor>,
     random: Random,
     faults: Vec<Fault>,
+    has_atomics: bool,
 }
 
 const HALF: u64 = 64 << 10;
 
 impl Bench {
-    fn new(seed: u64) -> Bench {
+    fn new(seed: u64, has_atomics: bool) -> Bench {
         let device = device();
         let patient = Pair::new(&device, &patient());
         let hasty = Pair::new(&device, &hasty());
@@ -165,6 +166,7 @@ impl Bench {
         Bench {
             faults: faults
                 .filter(|fault| can_hang || !BY_THE_DEVICE.contains(fault))
+                .filter(|fault| has_atomics || *fault != Fault::MisalignedAtomic)
                 .filter(|fault| has_queues || !IN_A_QUEUE.contains(fault))
                 .filter(|fault| has_standin || !BY_THE_DRIVER.contains(fault))
                 // The fault is of a stream of the application, whose kernels are not launched then.
@@ -180,6 +182,7 @@ impl Bench {
             stream: stream("stream"),
             store_only: store_only("store_only"),
             random: Random(seed),
+            has_atomics,
         }
     }
 
@@ -487,7 +490,7 @@ impl Bench {
             [self.region.slice(0, len).unwrap()],
             [self.region.slice(HALF, len).unwrap()],
         );
-        match random.below(4) {
+        match random.below(if self.has_atomics { 4 } else { 3 }) {
             0 => {
                 pair.b.post_recv(1, &far).unwrap();
                 pair.a
@@ -543,7 +546,7 @@ impl Bench {
             0 => Work::write(&near, RemoteSlice::at(addr, rkey)),
             1 => Work::write(&near, RemoteSlice::at(addr, rkey)).imm(3),
             2 => Work::read(&near, RemoteSlice::at(addr, rkey)),
-            _ if len >= 8 && addr.is_multiple_of(8) && len == 64 => {
+            _ if self.has_atomics && addr.is_multiple_of(8) && len == 64 => {
                 Work::compare_swap(&word, RemoteSlice::at(addr, rkey), 1, 2)
             }
             _ => Work::write(&near, RemoteSlice::at(addr, rkey)),
@@ -970,15 +973,16 @@ fn ten_thousand_faults_end_in_time_with_the_right_error() {
     }));
     has_no_queue(
         &device(),
-        "faults: work in a queue while the NIC hangs, the receive comes, or the stream or endpoint is aborted",
+        "faults of work in a queue while the NIC hangs, the receive comes, or the stream or endpoint is aborted",
     );
+    let has_atomics = has_atomics(&device(), "faults of atomics");
     let counts = Mutex::new(BTreeMap::<Fault, (u64, Duration)>::new());
     std::thread::scope(|scope| {
         for worker in 0..WORKERS {
             let counts = &counts;
             scope.spawn(move || {
                 let limit = Limit::new("faults", BOUND);
-                let mut bench = Bench::new(seed ^ worker << 56);
+                let mut bench = Bench::new(seed ^ worker << 56, has_atomics);
                 for number in (worker..faults).step_by(WORKERS as usize) {
                     limit.step(number, BOUND);
                     let fault = *bench.random.pick(&bench.faults);
