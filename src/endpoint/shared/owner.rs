@@ -59,14 +59,12 @@ unsafe impl Owner for EndpointShared {
     }
 
     fn base(&self, target: TargetId) -> Option<NonNull<u8>> {
-        self.bases
-            .get(self.targets.iter().position(|known| known.id() == target)?)
-            .copied()
+        self.bases.get(target.index() as usize).copied()
     }
 
     #[cfg(feature = "cuda")]
     fn keeper(&self, target: TargetId) -> Option<Weak<dyn Any + Send + Sync>> {
-        let target = self.targets.iter().find(|known| known.id() == target)?;
+        let target = self.targets.get(target)?;
         (target.role() == Role::Uar).then(|| self.qp.uar_mapping())?
     }
 

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::ptr::{NonNull, with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use doorbell::{Bounce, BounceConfig, CopyEngine, CopyTicket, Endpoint, Error, Result, StateKind};
 
@@ -191,6 +192,10 @@ impl World<'_> {
                         .lie("unexpected error", format!("step {number}: {FAILURE}"));
                 }
             }
+            // The engine ends a copy when it is asked a second time: with a short timeout there may be no time for that.
+            Error::State { reason, .. }
+                if reason.contains("did not end its copies")
+                    && bounced.timeout < Duration::from_millis(100) => {}
             Error::State {
                 kind: StateKind::Unexpected,
                 ..

@@ -1,7 +1,7 @@
 //! Memory that driver and device of one process share.
 #![allow(unsafe_code)] // maps it
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -24,17 +24,33 @@ struct MappedPages {
     len_bytes: usize,
     /// How many calls of [`Pages::hold`] were not followed by [`Pages::release`].
     holds: usize,
-    /// It is held, and no [`Pages`].
-    is_free: bool,
     /// See [`Pages::give_up`].
     is_given_up: bool,
 }
 
-/// All mappings, by their first address.
-static BLOCKS: Mutex<BTreeMap<usize, MappedPages>> = Mutex::new(BTreeMap::new());
+/// All mappings of this module's.
+struct Mappings {
+    /// By their first address.
+    blocks: BTreeMap<usize, MappedPages>,
+    /// Those that are held and no [`Pages`]: length and first address.
+    free: BTreeSet<(usize, usize)>,
+}
 
-fn blocks() -> MutexGuard<'static, BTreeMap<usize, MappedPages>> {
-    BLOCKS.lock().unwrap_or_else(PoisonError::into_inner)
+static MAPPINGS: Mutex<Mappings> = Mutex::new(Mappings {
+    blocks: BTreeMap::new(),
+    free: BTreeSet::new(),
+});
+
+fn mappings() -> MutexGuard<'static, Mappings> {
+    MAPPINGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Mappings {
+    /// The mapping around that address, and where it begins.
+    fn find(&mut self, address: usize) -> Option<(usize, &mut MappedPages)> {
+        let (start, block) = self.blocks.range_mut(..=address).next_back()?;
+        (address - start < block.len_bytes).then_some((*start, block))
+    }
 }
 
 /// Alignment and granularity of [`Pages`]: bytes of a page of the system's, 4 KiB on x86-64, 4 or 64 KiB on arm64.
@@ -85,25 +101,23 @@ impl Pages {
         let block = MappedPages {
             len_bytes,
             holds: 0,
-            is_free: false,
             is_given_up: false,
         };
-        blocks().insert(start.addr().get(), block);
+        mappings().blocks.insert(start.addr().get(), block);
         Ok(Pages { start, len_bytes })
     }
 
     /// Memory of that length that was dropped while it was held.
     fn held_before(len_bytes: usize) -> Option<Pages> {
         let found = {
-            let mut blocks = blocks();
-            let is_it = |(_, block): &(&usize, &mut MappedPages)| {
-                block.is_free && block.len_bytes == len_bytes
-            };
-            let (start, block) = blocks.iter_mut().find(is_it)?;
-            block.is_free = false;
-            std::ptr::with_exposed_provenance_mut::<u8>(*start)
+            let free = &mut mappings().free;
+            let found = *free
+                .range((len_bytes, 0)..=(len_bytes, usize::MAX))
+                .next()?;
+            free.remove(&found);
+            found.1
         };
-        let start = NonNull::new(found)?;
+        let start = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(found))?;
         // SAFETY: a mapping of that length, with no other owner from now on.
         unsafe { start.write_bytes(0, len_bytes) };
         Some(Pages { start, len_bytes })
@@ -111,7 +125,7 @@ impl Pages {
 
     /// Keeps the memory around that address mapped, as the same memory, until [`Pages::release`]. False if it is no memory of this module's.
     pub fn hold(address: usize) -> bool {
-        match find(&mut blocks(), address) {
+        match mappings().find(address) {
             Some((_, block)) => {
                 block.holds += 1;
                 true
@@ -123,32 +137,36 @@ impl Pages {
     /// Ends a [`Pages::hold`] that has returned true.
     pub fn release(address: usize) {
         let gone = {
-            let mut blocks = blocks();
-            let Some((start, block)) = find(&mut blocks, address) else {
+            let mut mappings = mappings();
+            let Some((start, block)) = mappings.find(address) else {
                 return;
             };
             block.holds = block.holds.saturating_sub(1);
-            if !block.is_free || block.holds > 0 {
+            let (is_held, len_bytes) = (block.holds > 0, block.len_bytes);
+            if is_held || !mappings.free.remove(&(len_bytes, start)) {
                 return;
             }
-            blocks.remove_entry(&start)
+            mappings.blocks.remove(&start);
+            (start, len_bytes)
         };
-        if let Some((start, block)) = gone {
-            unmap(start, block.len_bytes);
-        }
+        unmap(gone.0, gone.1);
     }
 
     /// A device may access the memory around that address for ever: when it is dropped, it stays mapped, and nobody gets it.
     pub fn give_up(address: usize) {
-        if let Some((_, block)) = find(&mut blocks(), address) {
-            (block.is_given_up, block.is_free) = (true, false);
+        let mut mappings = mappings();
+        if let Some((start, block)) = mappings.find(address) {
+            block.is_given_up = true;
+            let len_bytes = block.len_bytes;
+            mappings.free.remove(&(len_bytes, start));
         }
     }
 
     /// How many there are in this process, and were given up. For tests of leaks.
     #[doc(hidden)]
     pub fn count() -> usize {
-        blocks().values().filter(|block| !block.is_free).count()
+        let mappings = mappings();
+        mappings.blocks.len() - mappings.free.len()
     }
 
     /// Gives up the ownership, for callers of C. [`Pages::from_raw`] takes it back.
@@ -164,9 +182,9 @@ impl Pages {
     /// Each address is taken back once.
     pub unsafe fn from_raw(start: NonNull<u8>) -> Option<Pages> {
         let len_bytes = {
-            let blocks = blocks();
-            let block = blocks.get(&start.addr().get())?;
-            (!block.is_free).then_some(block.len_bytes)?
+            let (mappings, start) = (mappings(), start.addr().get());
+            let len_bytes = mappings.blocks.get(&start)?.len_bytes;
+            (!mappings.free.contains(&(len_bytes, start))).then_some(len_bytes)?
         };
         Some(Pages { start, len_bytes })
     }
@@ -191,15 +209,6 @@ impl Pages {
     }
 }
 
-/// The mapping around that address.
-fn find(
-    blocks: &mut BTreeMap<usize, MappedPages>,
-    address: usize,
-) -> Option<(usize, &mut MappedPages)> {
-    let (start, block) = blocks.range_mut(..=address).next_back()?;
-    (address - start < block.len_bytes).then_some((*start, block))
-}
-
 fn unmap(start: usize, len_bytes: usize) {
     // SAFETY: mapped in `Pages::new` with the same length, and not used any more.
     unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(start), len_bytes) };
@@ -209,15 +218,17 @@ impl Drop for Pages {
     fn drop(&mut self) {
         let start = self.start.as_ptr().expose_provenance();
         {
-            let mut blocks = blocks();
-            if let Some(block) = blocks.get_mut(&start)
+            let mut mappings = mappings();
+            if let Some(block) = mappings.blocks.get(&start)
                 && (block.holds > 0 || block.is_given_up)
             {
-                block.is_free = !block.is_given_up;
+                if !block.is_given_up {
+                    mappings.free.insert((self.len_bytes, start));
+                }
                 return;
             }
             // Before it is unmapped: then the kernel may give the address to another thread.
-            blocks.remove(&start);
+            mappings.blocks.remove(&start);
         }
         // Without the lock: `munmap` waits for a thread that has asked the kernel for a notification of it.
         unmap(start, self.len_bytes);
@@ -262,9 +273,7 @@ mod tests {
         // SAFETY: within the pages, which have no other owner.
         unsafe { pages.at(len_bytes - 1).write(7) };
         assert!(Pages::hold(start + 1) && Pages::hold(start + len_bytes - 1));
-        assert!(
-            !Pages::hold(start + len_bytes) || find(&mut blocks(), start + len_bytes).is_some()
-        );
+        assert!(!Pages::hold(start + len_bytes) || mappings().find(start + len_bytes).is_some());
         drop(pages);
         assert!(is_mapped(start));
         // Another length does not fit.
@@ -279,7 +288,8 @@ mod tests {
         assert!(is_mapped(start), "it is held once more");
         Pages::release(start);
         assert!(
-            blocks()
+            mappings()
+                .blocks
                 .get(&start)
                 .is_none_or(|block| block.len_bytes != len_bytes)
         );
@@ -310,7 +320,8 @@ mod tests {
         Pages::release(start);
         drop(pages);
         assert!(
-            blocks()
+            mappings()
+                .blocks
                 .get(&start)
                 .is_none_or(|block| block.len_bytes != len_bytes)
         );
