@@ -1101,7 +1101,7 @@ fn an_abort_ends_waits_for_events() {
             host.record(event).unwrap();
             stream.wait_event(event).unwrap();
         }
-        // Two waits, one behind the other; work behind both must still run.
+        // Two waits, one behind the other. The stream passes both, and calls no function that was queued.
         let ran = Arc::new(AtomicBool::new(false));
         let runs = Arc::clone(&ran);
         stream
@@ -1113,7 +1113,7 @@ fn an_abort_ends_waits_for_events() {
         assert_eq!(stream.status(), 0);
         stream.abort();
         stream.synchronize(SOON).unwrap();
-        assert!(ran.load(Ordering::Acquire));
+        assert!(!ran.load(Ordering::Acquire));
         // The event fails, because the record it waited for was never reached; the abort is not a fault of the stream.
         assert!(matches!(passed.query(), Err(Error::Asynchronous { .. })));
         assert_eq!(stream.status(), -19);
@@ -1438,6 +1438,68 @@ fn panicking_host_function_fails_only_its_stream() {
     assert_eq!(called.load(Ordering::SeqCst), 1);
     drop(stream);
     Bench::new().works(&new_stream(&context, "next"), 2);
+}
+
+/// Behind a wait that failed, and on a stream that was aborted; also if the fault was taken before the stream came there.
+#[test]
+fn host_functions_behind_a_failure_are_not_called() {
+    let _alone = alone();
+    let test = "host_functions_behind_a_failure_are_not_called";
+    let Some(context) = context(test) else {
+        return;
+    };
+    for (aborts, takes_early) in [(false, false), (false, true), (true, false)] {
+        let mut bench = Bench::new();
+        let stream = new_stream(&context, "fails");
+        let held = Arc::new(AtomicBool::new(true));
+        let gate = Arc::clone(&held);
+        let calls = Arc::new(AtomicU32::new(0));
+        let call = |bit: u32| {
+            let calls = Arc::clone(&calls);
+            move || _ = calls.fetch_or(1 << bit, Ordering::SeqCst)
+        };
+        let before = call(0);
+        let begun = Arc::new(AtomicBool::new(false));
+        let begins = Arc::clone(&begun);
+        stream
+            .launch_host(move || {
+                begins.store(true, Ordering::Release);
+                while gate.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                before();
+            })
+            .unwrap();
+        until("the first has begun", || begun.load(Ordering::Acquire));
+        bench.pair.a.post_recv(1, &[]).unwrap();
+        bench
+            .pair
+            .a
+            .stream_wait_cq(&stream, QueueKind::Recv)
+            .unwrap();
+        stream.launch_host(call(1)).unwrap();
+        if aborts {
+            stream.abort();
+        } else {
+            bench.pair.a.abort();
+        }
+        if takes_early {
+            until("the fault is there", || stream.take_fault().is_some());
+            stream.launch_host(call(2)).unwrap();
+        }
+        held.store(false, Ordering::Release);
+        let end = stream.synchronize(SOON);
+        assert_eq!(end.is_err(), !aborts && !takes_early, "{end:?}");
+        stream.take_fault();
+        stream.launch_host(call(3)).unwrap();
+        stream.synchronize(SOON).unwrap();
+        let expected = if takes_early { 0b1101 } else { 0b1001 };
+        assert_eq!(
+            calls.load(Ordering::SeqCst),
+            expected,
+            "{aborts} {takes_early}"
+        );
+    }
 }
 
 /// Work queued behind a panicking function, on its stream or on one that waits for it, transmits nothing, even if a thread takes the fault at once.

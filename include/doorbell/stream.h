@@ -36,13 +36,13 @@ int doorbell_stream_create_host(const char *name, uint32_t capacity, doorbell_st
 int doorbell_stream_destroy(doorbell_stream *stream);
 
 /*
- * Queues a call of `kernel(argument)`. On a host stream, the stream's thread makes the call. The caller owns what
+ * Queues a call of `function(argument)`. On a host stream, the stream's thread makes the call. The caller owns what
  * `argument` points to and keeps it valid until the function has run. The function is never called if the stream fails
  * or is aborted before. It may queue work, also on its own stream, but it must not wait for that stream:
  * DOORBELL_ESTATE. On a CUDA stream a thread of the driver makes the call (cuLaunchHostFunc); the function must then
  * not call CUDA, directly or through a call with a CUDA stream. Kernel streams do not support this call.
  */
-int doorbell_stream_launch(doorbell_stream *stream, doorbell_host_fn kernel, void *argument);
+int doorbell_stream_launch(doorbell_stream *stream, doorbell_host_fn function, void *argument);
 
 /*
  * Waits, spinning, until all work that was queued so far is done. On DOORBELL_ETIMEOUT the stream continues. Returns
@@ -53,8 +53,8 @@ int doorbell_stream_synchronize(doorbell_stream *stream, int64_t timeout_ms);
 
 /*
  * Takes the fault of the stream, so that it can be used again. What was queued before this call stays discarded. Writes
- * the failure of the endpoint that was waited for to `failure`, which may be NULL; its cause is 0 if no endpoint's
- * failure is the reason. Writes a text to a text buffer and returns its length; returns 0 and writes nothing if there
+ * the failure of the endpoint that was waited for to `failure`, which may be NULL; all its fields are 0 if no
+ * endpoint's failure is the reason, as for a function that panicked. Writes a text to a text buffer and returns its length; returns 0 and writes nothing if there
  * is no fault. The fault of a CUDA stream whose context is lost, or of a kernel stream that has ended, cannot be taken:
  * each call writes it again.
  *

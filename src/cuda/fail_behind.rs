@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::host_functions::FunctionPlace;
 use super::pending::defer_drops;
 use super::pending_queue::Arrived;
 use super::state::StreamState;
@@ -72,12 +73,14 @@ impl StreamState {
         if entry > forgiven {
             // Under the lock, so that a fault is taken before this or after it. A thread that takes it after this has not queued more work yet.
             self.stopped_from.fetch_min(entry, Ordering::AcqRel);
+            self.functions.lock().give_up(entry, false);
             self.fault.fail(failure.clone());
             self.count.words.note(STATUS_WORK);
             pending.receive();
             last = pending.last().map_or(entry, |last| last.max(entry));
         } else if self.count.read() < forgiven {
             // No fault any more, but kernels behind it are still to see it.
+            self.functions.lock().give_up(entry, true);
             self.count.words.note(STATUS_WORK);
         }
         drop(pending);
@@ -85,15 +88,32 @@ impl StreamState {
     }
 
     /// The host function that the stream is executing has failed; it has no entry among the pending ones. Everything behind it is given up before this
-    /// returns, unless the stream is to go on.
-    pub(super) fn fail_now(&self, failure: StreamFailure) {
+    /// returns, unless the stream is to go on. What was queued after a fault was taken is not behind a function of before.
+    pub(super) fn fail_now(&self, function: FunctionPlace, failure: StreamFailure) {
         let mut pending = self.pending.lock();
+        let count = self.count.read();
+        let is_forgiven = {
+            let mut functions = self.functions.lock();
+            let is_forgiven = functions.is_forgiven(function);
+            if !self.fault.continues() {
+                functions.give_up(0, is_forgiven);
+            }
+            is_forgiven
+        };
+        if is_forgiven {
+            let last = self.forgiven.load(Ordering::Acquire);
+            if count < last && !self.fault.continues() {
+                self.count.words.note(STATUS_WORK);
+                drop(pending);
+                self.fail_behind(count, (count + 1, last), failure);
+            }
+            return;
+        }
         self.count.words.note(STATUS_STREAM);
         if self.fault.continues() {
             self.fault.pass(failure);
             return;
         }
-        let count = self.count.read();
         self.stopped_from.fetch_min(count + 1, Ordering::AcqRel);
         self.fault.stick(failure.clone());
         pending.receive();
@@ -160,6 +180,8 @@ impl StreamState {
     fn ignore_pending_failures(&self, pending: &Arrived) {
         let last = pending.last().unwrap_or_else(|| self.count.read());
         self.forgiven.fetch_max(last, Ordering::AcqRel);
+        let has_functions = self.count.functions.load(Ordering::Acquire) > 0;
+        self.functions.lock().forgive(!has_functions);
         if !self.fault.is_final() {
             self.stopped_from.store(u64::MAX, Ordering::Release);
         }

@@ -31,6 +31,7 @@ mod gpu_mapping;
 mod graph;
 mod handle;
 mod host_call;
+mod host_functions;
 mod host_registration;
 mod instantiated_graph;
 mod kernel_stream;

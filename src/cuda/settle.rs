@@ -158,6 +158,7 @@ impl StreamState {
 
     /// Gives up the pending work, by the application's wish: that is no fault.
     pub(super) fn abort(&self) {
+        self.functions.lock().give_up(0, false);
         self.forgive();
         self.fail_pending("it was aborted".into());
         // After the owners: waits of theirs may come behind these.

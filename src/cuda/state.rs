@@ -11,6 +11,7 @@ use super::call_queue::CallQueue;
 use super::capture::forbid;
 use super::context::{ContextOnDemand, CudaContext, PER_THREAD};
 use super::deferred_free;
+use super::host_functions::GivenUpFunctions;
 use super::owner_readers::OwnerReaders;
 use super::pending_queue::PendingQueue;
 use super::stream_progress::{Count, CountedStream};
@@ -53,6 +54,8 @@ pub(super) struct StreamState {
     pub(super) forgiven: AtomicU64,
     /// The entry that the stream's fault is of, if it is of one; else above all counts.
     pub(super) stopped_from: AtomicU64,
+    /// Functions of the host that are not called.
+    pub(super) functions: Lock<GivenUpFunctions>,
     /// Held during `cuStreamQuery`, which would invalidate a capture of the stream.
     pub(super) asking: Lock<()>,
     pub(super) looks: AtomicU32,
@@ -111,6 +114,7 @@ impl StreamState {
                 owner_readers: OwnerReaders::default(),
                 host_event_waits: Lock::default(),
                 fault: Fault::new(),
+                functions: Lock::default(),
                 asking: Lock::default(),
                 looks: AtomicU32::new(0),
                 watched: PollMembership::default(),

@@ -32,17 +32,17 @@ use crate::{Error, Result};
 /// Clones are handles of the same stream, usable from any thread. Others may queue work on the same `CUstream`; programs are executed in its
 /// order, like kernels.
 ///
-/// - Queueing takes one call of the driver for up to 255 memory operations; a send takes two or three operations. A thread whose current context is
-///   not the stream's needs three more calls, and a stream whose `CUstream` others know needs one more, which asks about a graph capture. The call
-///   blocks while the driver's queue is full.
+/// - Queueing takes one call of the driver for up to 255 memory operations; a send takes four operations on the direct path and two on the
+///   proxy path. A thread whose current context is not the stream's needs three more calls, and a stream whose `CUstream` others know needs one more,
+///   which asks about a graph capture. The call blocks while the driver's queue is full.
 /// - No thread of this process executes programs. One thread polls the progress of each stream with work every millisecond, notifies endpoints and
 ///   checks deadlines; the calls of [`Executor`] do so, too.
 /// - If the deadline of a wait passes, or its endpoint fails, this process ends the wait by a store to the word that it reads. Before that it gives up
 ///   the endpoints of everything behind the wait, so that nothing of it is transmitted.
 /// - Streams of one priority share the device's queues: 8, unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise. A wait may block another stream in
 ///   the same queue, so streams that wait for each other need separate queues or different priorities.
-/// - Memory that is mapped to a GPU is unregistered when its owner, an endpoint or a region, is dropped. The driver may block then until the GPU is
-///   done, as when memory is freed: the dropping thread should not be one that a stream waits for.
+/// - Memory that is mapped to a GPU is unregistered after its owner, an endpoint or a region, is dropped and when no stream of this library has work.
+///   If other code has queued GPU work, the driver may block the dropping thread until that work is done.
 /// - When the last handle is dropped, queued work is still executed, and a stream that this library has created is destroyed after that. The drop
 ///   does not block.
 /// - After an error that a context does not recover from (an illegal address, a destroyed context), unfinished programs end as
@@ -169,8 +169,8 @@ impl CudaStream {
     }
 
     /// Queues a host function (`cuLaunchHostFunc`), which a thread of the driver calls in stream order. It must not call CUDA, nor wait for work of
-    /// a GPU. If it panics, the stream has failed: operations behind it are given up before it returns, and later calls report the failure. The stream is
-    /// kept until the function has run.
+    /// a GPU. If it panics, the stream has failed: operations behind it are given up before it returns, and later calls report the failure. Behind a failure
+    /// of the stream the closure is dropped without having run. The stream is kept until then.
     ///
     /// # Errors
     /// As [`Executor::submit`]. The closure is then dropped without having run.
@@ -180,23 +180,27 @@ impl CudaStream {
         let Some(stream) = state.weak.upgrade() else {
             return state.check();
         };
-        let call = Box::new(move || {
-            if let Err(panicked) =
-                catch_unwind(AssertUnwindSafe(|| run_as_stream(stream.id, function)))
-            {
-                let reason = format!("panicked: {}", message(panicked));
-                // An owner that is given up may panic, too; nothing may leave this closure.
-                let _ = catch_unwind(AssertUnwindSafe(|| stream.fail_now(reason.into())));
-            }
-            stream.function_is_over();
-            // Dropping the last handle calls the driver, which a host function must not do.
-            release_elsewhere(stream);
-        });
         let queue = state.queue.lock();
         let mut driver = state.driver(true)?;
         // Each launch of a graph would call it again.
         state.forbid_capture(&mut driver, "launch a function of the host")?;
         state.function_comes();
+        let place = state.functions.lock().place(queue.issued);
+        let call = Box::new(move || {
+            let is_given_up = stream.functions.lock().is_given_up(place);
+            let run = AssertUnwindSafe(|| match is_given_up {
+                true => drop(function),
+                false => run_as_stream(stream.id, function),
+            });
+            if let Err(panicked) = catch_unwind(run) {
+                let reason = format!("panicked: {}", message(panicked));
+                // An owner that is given up may panic, too; nothing may leave this closure.
+                let _ = catch_unwind(AssertUnwindSafe(|| stream.fail_now(place, reason.into())));
+            }
+            stream.function_is_over();
+            // Dropping the last handle calls the driver, which a host function must not do.
+            release_elsewhere(stream);
+        });
         // SAFETY: the stream lives as long as its state.
         let launched = unsafe { host_call::launch(state.raw, call) };
         if launched.is_err() {
@@ -292,8 +296,8 @@ impl CudaStream {
         )
     }
 
-    /// Gives up the work that is queued now. The GPU still executes it, since the driver takes nothing back; but waits for completions, for words and
-    /// for events of a [`HostStream`](crate::HostStream) end at once, and endpoints with operations in it fail
+    /// Gives up the work that is queued now. The GPU still executes it, since the driver takes nothing back; but functions of
+    /// [`CudaStream::launch_host`] are not called, waits for completions, for words and for events of a [`HostStream`](crate::HostStream) end at once, and endpoints with operations in it fail
     /// ([`Cause::Discarded`](crate::Cause::Discarded)). Work that is queued later is executed.
     ///
     /// With [`Execution::Kernel`] a wait for an event of another GPU stream ends, too. With [`Execution::MemoryOps`] it lasts until that stream has

@@ -1,4 +1,4 @@
-//! What kernels and this process share of a send queue that kernels own. This side of it, where there is one, rings and counts.
+//! The words that kernels and this process share for a send queue that kernels own. On the proxy path this process rings and counts.
 //!
 //! `include/doorbell/queue.h` is the kernels' side, and has the protocol.
 

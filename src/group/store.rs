@@ -1,6 +1,6 @@
 //! A rank's connection to the store.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::group::client::{StoreClient, Watcher};
 use crate::group::connect::{attempt, connect};
 use crate::group::message::Message;
 use crate::group::store_server::Host;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// The store by which the processes of a group exchange data: values under keys, barriers, gatherings. Rank 0 hosts it, in a thread of its
 /// own.
@@ -21,6 +21,8 @@ use crate::{Error, Result};
 /// time.
 #[derive(Debug)]
 pub struct Store {
+    in_barrier: Mutex<()>,
+    in_gather: Mutex<()>,
     client: Arc<StoreClient>,
     reader: Option<JoinHandle<()>>,
     /// Dropped after the connection of this rank: the host's thread sees which connections end.
@@ -75,6 +77,8 @@ impl Store {
             .spawn(move || reading.read(from, &*watcher))
             .map_err(|error| system("start of a thread", &error))?;
         Ok(Store {
+            in_barrier: Mutex::default(),
+            in_gather: Mutex::default(),
             client,
             reader: Some(reader),
             _host: host,
@@ -118,8 +122,9 @@ impl Store {
     /// Waits until every rank has called this.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; [`Error::Rank`] if a rank has ended, or has left.
+    /// [`Error::Timeout`]; [`Error::Rank`] if a rank has ended, or has left; [`Error::State`] if another thread of this rank is in one.
     pub fn barrier(&self, timeout: Duration) -> Result<()> {
+        let _turn = turn(&self.in_barrier, "barrier of the group")?;
         let deadline = Deadline::new("barrier of the group", timeout);
         let request = |id| Message::Barrier { id };
         self.client.request(&deadline, request).map(drop)
@@ -130,6 +135,7 @@ impl Store {
     /// # Errors
     /// As [`Store::barrier`]; [`Error::Range`] for a longer value, [`Error::State`] if all together are too long.
     pub fn gather(&self, value: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        let _turn = turn(&self.in_gather, "gathering of the group")?;
         let deadline = Deadline::new("gathering of the group", timeout);
         let request = |id| Message::Gather { id, value };
         let list = self.client.request(&deadline, request)?;
@@ -149,6 +155,18 @@ impl Store {
     pub fn leave(self, timeout: Duration) -> Result<()> {
         self.client
             .leave(&Deadline::new("leave of the group", timeout))
+    }
+}
+
+/// The right to be in a call for which the store counts ranks: two calls of one rank would be a fault of the rank.
+fn turn<'a>(calls: &'a Mutex<()>, operation: &'static str) -> Result<MutexGuard<'a, ()>> {
+    match calls.try_lock() {
+        Ok(turn) => Ok(turn),
+        Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => {
+            let reason = "another thread of this rank is in it";
+            Err(Error::state(StateKind::Busy, operation, reason))
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::group::client::{StoreClient, Watcher};
 use crate::group::handshake::{self, Handshake, HandshakeResult};
 use crate::group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
 use crate::region::{Access, Device, Region};
-use crate::{Cause, EndpointConfig, Error, QueueKind, Work};
+use crate::{Cause, EndpointConfig, Error, QueueKind, StateKind, Work};
 
 const SOON: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
@@ -58,6 +58,40 @@ fn ranks_exchange_and_leave() {
             let expected: Vec<_> = (0..size).map(|rank| vec![round; rank as usize]).collect();
             assert_eq!(store.gather(&value, SOON).unwrap(), expected);
             store.barrier(SOON).unwrap();
+        }
+        store.leave(SOON).unwrap();
+    });
+}
+
+#[test]
+fn second_thread_in_a_barrier_or_a_gathering_is_refused_and_the_group_goes_on() {
+    ranks(2, |store| {
+        if store.rank() == 0 {
+            thread::scope(|scope| {
+                let [barrier, gather] = [true, false].map(|is_barrier| {
+                    let store = &store;
+                    scope.spawn(move || match is_barrier {
+                        true => store.barrier(SOON).map(drop),
+                        false => store.gather(b"once", SOON).map(drop),
+                    })
+                });
+                thread::sleep(SHORT);
+                let second = [store.barrier(SOON), store.gather(b"twice", SOON).map(drop)];
+                for refused in second {
+                    let kind = StateKind::Busy;
+                    assert!(
+                        matches!(refused, Err(Error::State { kind: found, .. }) if found == kind),
+                        "{refused:?}"
+                    );
+                }
+                store.set(b"tried", b"", SOON).unwrap();
+                barrier.join().unwrap().unwrap();
+                gather.join().unwrap().unwrap();
+            });
+        } else {
+            store.get(b"tried", SOON).unwrap();
+            store.barrier(SOON).unwrap();
+            assert_eq!(store.gather(b"", SOON).unwrap()[0], b"once");
         }
         store.leave(SOON).unwrap();
     });

@@ -548,15 +548,15 @@ impl Model {
                 Some(_) => {}
             }
         }
-        // Kernels give their work requests no numbers: the failure names a slot.
-        let is_slot = life.has_kernels() && matches!(failure.cause, Cause::Completion { .. });
-        if !is_slot {
-            self.names(failure);
-        }
+        self.names(life, failure);
     }
 
     /// A failure that names a request: that request has failed.
-    pub fn names(&self, failure: WorkError) {
+    pub fn names(&self, life: &Life, failure: WorkError) {
+        // Kernels give their work requests no numbers: the failure names a slot.
+        if life.has_kernels() && matches!(failure.cause, Cause::Completion { .. }) {
+            return;
+        }
         let Some(request) = failure.wr_id.and_then(|wr_id| self.named(wr_id)) else {
             return;
         };

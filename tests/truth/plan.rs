@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use doorbell::softcx::Faults;
+use doorbell::softcx::{CommandKind, CommandKinds, Faults};
 use doorbell::{EndpointConfig, QueueKind};
 
 use crate::rig::{Random, strict};
@@ -179,6 +179,22 @@ pub struct Means {
     pub cuda: bool,
 }
 
+/// What a device of this process does once, with the packet, request or completion of that number, or from now on for so many nanoseconds.
+#[derive(Debug, Clone, Copy)]
+pub enum Breakage {
+    FailSend(u64),
+    FailRecv(u64),
+    Overrun(u64),
+    Refuse(u64),
+    Garble(u64),
+    Drop(u64),
+    Down(u64),
+    SlowFlush(u64),
+    SlowCommands(u64),
+    /// Commands to stop a queue pair fail: endpoints are given up.
+    NoStop,
+}
+
 #[derive(Debug, Clone)]
 pub enum Call {
     Send(Send),
@@ -251,6 +267,10 @@ pub enum Call {
         duplicate: f64,
         reorder: f64,
         delay_ns: u64,
+    },
+    Break {
+        device: usize,
+        breakage: Breakage,
     },
     Freeze {
         device: usize,
@@ -395,24 +415,53 @@ impl Plan {
 
     /// The faults that a step sets.
     pub fn faults(&self, call: &Call) -> Option<Faults> {
-        let Call::Faults {
-            loss,
-            duplicate,
-            reorder,
-            delay_ns,
-            ..
-        } = *call
-        else {
-            return None;
-        };
-        Some(Faults {
-            loss,
-            duplicate,
-            reorder,
-            delay_ns,
+        let mut faults = Faults {
             seed: self.seed,
             ..self.usual_faults()
-        })
+        };
+        match *call {
+            Call::Faults {
+                loss,
+                duplicate,
+                reorder,
+                delay_ns,
+                ..
+            } => {
+                (faults.loss, faults.duplicate, faults.reorder) = (loss, duplicate, reorder);
+                faults.delay_ns = delay_ns;
+            }
+            Call::Break { breakage, .. } => match breakage {
+                Breakage::FailSend(nth) => faults.fail_send = (nth, 0x02),
+                Breakage::FailRecv(nth) => faults.fail_recv = (nth, 0x04),
+                Breakage::Overrun(nth) => faults.overrun_nth = nth,
+                // The syndrome of a remote operational error.
+                Breakage::Refuse(nth) => faults.refuse = (nth, 0x63),
+                Breakage::Garble(nth) => faults.garble_nth = nth,
+                Breakage::Drop(nth) => faults.drop_nth = nth,
+                Breakage::Down(for_ns) => faults.down_ns = (1, for_ns),
+                Breakage::SlowFlush(ns) => faults.flush_ns = ns,
+                Breakage::SlowCommands(ns) => faults.commands_ns = ns,
+                Breakage::NoStop => {
+                    faults.eio = CommandKinds::of(&[CommandKind::Error, CommandKind::Reset]);
+                }
+            },
+            _ => return None,
+        }
+        Some(faults)
+    }
+
+    /// Whether the device refuses to stop at some time.
+    pub fn has_no_stop(&self) -> bool {
+        let is_it = |step: &Step| {
+            matches!(
+                step.call,
+                Call::Break {
+                    breakage: Breakage::NoStop,
+                    ..
+                }
+            )
+        };
+        self.steps.iter().any(is_it)
     }
 
     /// The permanent behaviour of the device.
@@ -724,6 +773,23 @@ impl Makes {
         }
     }
 
+    fn breakage(&mut self) -> Breakage {
+        let nth = 1 + self.random.below(12);
+        match self.random.below(32) {
+            0..=4 => Breakage::FailSend(nth),
+            5..=8 => Breakage::FailRecv(nth),
+            9..=11 => Breakage::Overrun(nth),
+            12..=15 => Breakage::Refuse(nth),
+            16..=18 => Breakage::Garble(nth),
+            19..=22 => Breakage::Drop(nth),
+            23..=25 => Breakage::Down(1_000_000 * (1 + self.random.below(20))),
+            26..=28 => Breakage::SlowFlush(1_000_000 * (1 + self.random.below(20))),
+            29 | 30 => Breakage::SlowCommands(1_000_000 * (1 + self.random.below(5))),
+            // Takes seconds.
+            _ => Breakage::NoStop,
+        }
+    }
+
     fn receive(&mut self, number: usize) -> Call {
         Call::Recv {
             end: self.end(),
@@ -813,7 +879,11 @@ impl Makes {
                 _ => Call::CheckRank(self.below(2)),
             };
         }
-        match self.random.below(22) {
+        match self.random.below(26) {
+            22..=25 => Call::Break {
+                device,
+                breakage: self.breakage(),
+            },
             0..=5 => Call::Abort(self.end()),
             6..=10 => self.reset(),
             11 | 12 => Call::AbortStream(self.below(streams)),
@@ -878,7 +948,8 @@ impl Call {
             Call::StopPeer(is_stopped) => *is_stopped,
             Call::Faults { loss, reorder, .. } => *loss + *reorder > 0.0,
             Call::Launch { kernel, .. } => *kernel == Kernel::Panics,
-            Call::AbortStream(_)
+            Call::Break { .. }
+            | Call::AbortStream(_)
             | Call::Abort(_)
             | Call::DropEndpoint(_)
             | Call::KillPeer
@@ -1052,7 +1123,9 @@ impl fmt::Display for Step {
                 write!(f, "{first}a{pair}.reset(); b{pair}.reset(); connect;")
             }
             Call::DropEndpoint(end) => write!(f, "drop({});", end_name(*end)),
-            Call::Faults { device, .. } => write!(f, "device{device}.set_faults({:?});", self.call),
+            Call::Faults { device, .. } | Call::Break { device, .. } => {
+                write!(f, "device{device}.set_faults({:?});", self.call)
+            }
             Call::Freeze { device, is_frozen } => {
                 write!(f, "device{device}.set_frozen({is_frozen});")
             }

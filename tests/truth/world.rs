@@ -394,7 +394,7 @@ impl<'a> World<'a> {
             Call::Abort(end) => self.abort(*end),
             Call::Reset { pair, aborts } => self.reset(*pair, *aborts),
             Call::DropEndpoint(end) => drop(lock(&self.ends[*end]).endpoint.take()),
-            Call::Faults { device, .. } => {
+            Call::Faults { device, .. } | Call::Break { device, .. } => {
                 self.devices[*device].set_faults(self.plan.faults(&step.call).unwrap());
             }
             Call::Freeze { device, is_frozen } => {
@@ -755,7 +755,7 @@ impl<'a> World<'a> {
             }) if life.has_kernels() => {}
             Err(Error::Work(failure)) => {
                 self.model.polled_error(life, side);
-                self.model.names(failure);
+                self.model.names(life, failure);
             }
             Err(error) => self.model.lie("unexpected error", format!("{error:?}")),
         }
@@ -955,6 +955,7 @@ impl<'a> World<'a> {
                 Ok(()) => end.life = self.model.begin_life(of),
                 // A program is still queued on a stream.
                 Err(Error::Timeout { .. }) => return,
+                Err(_) if self.plan.has_no_stop() => return,
                 Err(error) => {
                     return self
                         .model

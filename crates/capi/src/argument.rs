@@ -119,6 +119,14 @@ pub(super) unsafe fn array<'a, T>(
     Ok(unsafe { std::slice::from_raw_parts(first, count) })
 }
 
+/// Fails for a text buffer that has a length and no place.
+pub(super) fn check_text(place: *mut c_char, capacity: usize) -> Result<(), Failure> {
+    if capacity > 0 && place.is_null() {
+        return Err(Failure::null("text"));
+    }
+    Ok(())
+}
+
 /// Writes a text as snprintf does: as much as fits, always with a zero at its end. Gives the length of the whole.
 ///
 /// # Safety
@@ -128,10 +136,8 @@ pub(super) unsafe fn write_text(
     place: *mut c_char,
     capacity: usize,
 ) -> Result<c_int, Failure> {
+    check_text(place, capacity)?;
     if capacity > 0 {
-        if place.is_null() {
-            return Err(Failure::null("text"));
-        }
         // A character is written whole or not at all.
         let mut fits = whole.len().min(capacity - 1);
         while !whole.is_char_boundary(fits) {

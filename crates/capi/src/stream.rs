@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::argument::{
-    VersionedStruct, choice, out, out_handle, out_optional, read_struct, text, timeout,
+    VersionedStruct, check_text, choice, out, out_handle, out_optional, read_struct, text, timeout,
     write_struct, write_text,
 };
 use crate::boundary::{call, guard};
@@ -344,11 +344,11 @@ pub unsafe extern "C" fn doorbell_stream_destroy(stream: *mut doorbell_stream) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_stream_launch(
     stream: *mut doorbell_stream,
-    kernel: doorbell_host_fn,
+    function: doorbell_host_fn,
     argument: *mut c_void,
 ) -> c_int {
     call!(stream = get(stream), || {
-        let kernel = kernel.ok_or_else(|| Failure::null("kernel"))?;
+        let kernel = function.ok_or_else(|| Failure::null("function"))?;
         let call = QueuedFunction { kernel, argument };
         match stream {
             doorbell_stream::Host(host) => host.launch(move || call.run()),
@@ -407,6 +407,8 @@ pub unsafe extern "C" fn doorbell_stream_take_fault(
     guard(|| {
         // SAFETY: the caller's promise about handles and places.
         let (place, stream) = unsafe { (out_optional(failure), get(stream, "stream")?) };
+        // Before the fault is taken, which nobody would be told of.
+        check_text(text, capacity)?;
         let Some(fault) = stream.executor().take_fault() else {
             return Ok(0);
         };
@@ -491,7 +493,7 @@ pub unsafe extern "C" fn doorbell_stream_wait_event(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::code::{DOORBELL_EASYNC, DOORBELL_OK};
+    use crate::code::{DOORBELL_EASYNC, DOORBELL_EINVAL, DOORBELL_OK};
     use crate::handle::create;
     use crate::last_error::tests::last_error;
 
@@ -508,6 +510,10 @@ mod tests {
                 assert_eq!(doorbell_stream_query(stream), DOORBELL_EASYNC);
             }
             let nowhere = (std::ptr::null_mut(), std::ptr::null_mut());
+            // The fault stays: nobody was told of it.
+            let refused = doorbell_stream_take_fault(stream, nowhere.0, nowhere.1, 1);
+            assert_eq!(refused, DOORBELL_EINVAL);
+            assert_eq!(doorbell_stream_query(stream), DOORBELL_EASYNC);
             let take = || doorbell_stream_take_fault(stream, nowhere.0, nowhere.1, 0);
             assert!(take() > 0);
             assert_eq!(take(), 0);

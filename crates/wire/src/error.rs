@@ -282,7 +282,7 @@ pub enum StateKind {
     Cancelled,
     /// The stream failed or was aborted before it executed the operation.
     Discarded,
-    /// Another thread hands work to the same queue at this moment.
+    /// Another thread is in a call that one thread at a time may make: it hands work to the same queue, or is in a barrier of the same group.
     Busy,
     /// Operations or events are not in the order that the call needs: others come first.
     OutOfOrder,

@@ -81,9 +81,9 @@ impl Endpoint {
                 None => Err(queue.full()),
                 timeout => {
                     self.wait_room(kind, 1, timeout)?;
-                    // Takes the place.
+                    // Takes the place, and counts the others anew.
                     self.shared.queue(kind).has_room();
-                    Ok(())
+                    self.check_room(kind)
                 }
             }
         }

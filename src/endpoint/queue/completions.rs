@@ -1,6 +1,6 @@
 //! The reaper: completions processed in order, work requests done, and completions given back or handed out.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{PoisonError, TryLockError};
 
 use super::QueueState;
@@ -51,6 +51,21 @@ impl QueueState {
             &mut self.cursor.lock().unwrap_or_else(PoisonError::into_inner),
             failed,
         )
+    }
+
+    /// [`QueueState::reap_fully`] of a device that cannot be stopped. A completion that comes after this counts for nothing: neither for its work request
+    /// nor for a wait.
+    pub(in crate::endpoint) fn reap_for_the_last_time(
+        &self,
+        failed: &dyn Fn(ErrorCompletion),
+    ) -> bool {
+        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_given_up.store(true, Ordering::Relaxed);
+        // A thread that has found a completion and not this flag (`has_succeeded`) has looked before this fence, so it is processed here.
+        fence(Ordering::SeqCst);
+        let new = self.reap_with(&mut cursor, failed);
+        cursor.is_over = true;
+        new
     }
 
     #[inline]

@@ -114,6 +114,8 @@ pub(super) struct QueueState {
     pub(super) consumed: AtomicU32,
     /// Work requests that may have been rung before the device was quiesced; above 32 bits before that, and [`ALL_QUEUED`] if it could not be.
     rung_in_all: AtomicU64,
+    /// Set before the last look at completions of a device that cannot be stopped.
+    is_given_up: AtomicBool,
     /// A completion was written beside a device that may have written it, too.
     has_mixed: AtomicBool,
     pub(super) turn_waits: TurnWaits,
@@ -167,6 +169,7 @@ impl QueueState {
             cursor: Mutex::default(),
             consumed: AtomicU32::new(0),
             rung_in_all: AtomicU64::new(u64::MAX),
+            is_given_up: AtomicBool::new(false),
             has_mixed: AtomicBool::new(false),
             ownership: Mutex::default(),
             is_device_owned: AtomicBool::new(false),
@@ -505,13 +508,10 @@ impl QueueState {
         self.rung_in_all.store(rung.into(), Ordering::Release);
     }
 
-    /// The device cannot be quiesced: everything that streams have may be rung, now or later. Decides each wait that a stream has, and processes no
-    /// further completion, so that reported statuses stay.
+    /// The device cannot be quiesced: everything that streams have may be rung, now or later. Decides each wait that a stream has. No completion is
+    /// processed after [`QueueState::reap_for_the_last_time`], which was called before, so reported statuses stay.
     pub(super) fn give_up(&self) {
-        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
-        cursor.is_over = true;
         self.rung_in_all.store(ALL_QUEUED, Ordering::Release);
-        drop(cursor);
         self.give_up_waits();
     }
 
@@ -587,6 +587,7 @@ impl QueueState {
         self.consumed.store(0, Ordering::Release);
         self.failed_at.store(u64::MAX, Ordering::Release);
         self.rung_in_all.store(u64::MAX, Ordering::Release);
+        self.is_given_up.store(false, Ordering::Relaxed);
         self.has_mixed.store(false, Ordering::Relaxed);
         self.begun.store(0, Ordering::Relaxed);
         self.last_stream.store(0, Ordering::Relaxed);

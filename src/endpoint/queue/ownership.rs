@@ -39,7 +39,7 @@ impl QueueState {
     /// The running index of the next completion.
     ///
     /// # Errors
-    /// [`Error::State`] if kernels own the queue already, or anything is under way in it: a work request, or a completion that was not collected.
+    /// [`Error::State`] if kernels own the queue already, or anything is under way in it: a work request, a completion that was not collected, or a wait.
     pub(in crate::endpoint) fn completion_to_hand_over(&self) -> Result<u32> {
         self.check_host_owned("hand the send queue to kernels")?;
         let cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,6 +53,9 @@ impl QueueState {
                 "{} completions are not collected",
                 cursor.seen.wrapping_sub(cursor.freed)
             )
+        } else if self.taken.load(Ordering::Relaxed) != cursor.freed {
+            // Of a work request that was taken back. Nothing would end the wait: completions are the kernels'.
+            "a wait is there for the completion of the next work request".into()
         } else {
             return Ok(cursor.freed);
         };
@@ -178,7 +181,30 @@ impl QueueState {
 #[cfg(all(test, feature = "softcx", not(loom)))]
 mod tests {
     use super::*;
-    use crate::{Control, Device, Endpoint, EndpointConfig};
+    use crate::{Control, Device, Endpoint, EndpointConfig, Executor, HostStream, QueueKind, Work};
+
+    /// Its work request was taken back, so only the endpoint's end ends the wait.
+    #[test]
+    fn queue_with_a_wait_is_not_handed_to_kernels() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let config = EndpointConfig::default().control(Some(Control::Proxy));
+        let mut a = Endpoint::new(&domain, &config).unwrap();
+        a.connect(&a.address()).unwrap();
+        let stream = HostStream::new("waits").unwrap();
+        let prepared = a.prepare_send(&Work::nop()).unwrap();
+        a.stream_wait_cq_for(&stream, QueueKind::Send, None)
+            .unwrap();
+        a.rollback(prepared);
+        let refused = a.take_send_queue(true).err();
+        let kind = StateKind::WorkPending;
+        assert!(
+            matches!(refused, Some(Error::State { kind: found, .. }) if found == kind),
+            "{refused:?}"
+        );
+        a.abort();
+        let end = stream.synchronize(Some(std::time::Duration::from_secs(60)));
+        assert!(matches!(end, Err(Error::Asynchronous { .. })), "{end:?}");
+    }
 
     /// A completion queue with a place for each slot is full when all slots are in use: kernels may use the slot again when the device may use the
     /// place.

@@ -123,17 +123,17 @@ impl QueueState {
         false
     }
 
-    /// Whether the wait for this running index ends with success. If its stream has started it, this is decided here, once.
+    /// Whether the wait for this running index ends with success. If not, or if its stream has started it, this is decided here, once: the stream's user
+    /// is told of a failure also while a GPU has not come to the wait.
     pub(in crate::endpoint) fn decide_wait(&self, index: u32) -> bool {
         let has_succeeded = self.has_succeeded(index);
         let wait = || WaitWord(self.record(index).wait.load(Ordering::Acquire));
-        if wait().op_status() == OpStatus::Rung {
-            let state = if has_succeeded {
-                Wait::Done
-            } else {
-                Wait::Failed
-            };
-            self.set_wait(index, state);
+        match wait().op_status() {
+            OpStatus::Rung if has_succeeded => _ = self.set_wait(index, Wait::Done),
+            OpStatus::Rung | OpStatus::Queued if !has_succeeded => {
+                self.set_wait(index, Wait::Failed);
+            }
+            _ => {}
         }
         let wait = wait();
         let is_given_up = wait.is_for(index) && wait.op_status() == OpStatus::Failed;
@@ -208,12 +208,14 @@ impl QueueState {
     /// Whether the completion of this running index is there, and is not an error.
     pub(in crate::endpoint) fn has_succeeded(&self, index: u32) -> bool {
         let cqe = self.cq.cqe(index);
+        // After the look at the CQE, which acquires: see `reap_for_the_last_time`.
+        let is_given_up = self.is_given_up.load(Ordering::Acquire);
         // After the look at the CQE, whose place is given back to the device only when it was seen.
         let seen = self.seen.load(Ordering::Acquire);
         if seen.wrapping_sub(index) as i32 > 0 {
             return !self.is_behind_failure(index);
         }
-        cqe.is_some_and(|cqe| !cqe.opcode.is_error())
+        !is_given_up && cqe.is_some_and(|cqe| !cqe.opcode.is_error())
     }
 
     /// The statuses of work requests and waits at the end of a generation; `rung` counts those that were executed.
@@ -243,6 +245,7 @@ impl QueueState {
 #[cfg(all(test, feature = "softcx", not(loom)))]
 mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU64};
+    use std::sync::{Arc, mpsc};
     use std::time::{Duration, Instant};
 
     use super::*;
@@ -295,5 +298,33 @@ mod tests {
                 }
             }
         });
+    }
+
+    /// The thread that gives a device up and one that has found a completion in error need the same two locks.
+    #[test]
+    fn device_is_given_up_while_another_thread_reports_failures() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let endpoint = Endpoint::new(&domain, &EndpointConfig::default()).unwrap();
+        let shared = Arc::clone(&endpoint.shared);
+        let (sender, is_over) = mpsc::channel();
+        // Not scoped: the test is to fail, and not to wait, if they wait for each other.
+        std::thread::spawn(move || {
+            (0..5000).for_each(|_| shared.finish_unresponsive());
+            sender.send(()).unwrap();
+        });
+        let shared = Arc::clone(&endpoint.shared);
+        std::thread::spawn(move || {
+            while Arc::strong_count(&shared) > 1 {
+                // As while a completion in error is processed.
+                let _cursor = shared.queue(QueueKind::Send).cursor.lock().unwrap();
+                shared.fail(None, crate::Cause::QueuePair);
+            }
+        });
+        let end = is_over.recv_timeout(Duration::from_secs(60));
+        if end.is_err() {
+            // Its drop would wait, too.
+            std::mem::forget(endpoint);
+        }
+        assert!(end.is_ok(), "the threads wait for each other");
     }
 }

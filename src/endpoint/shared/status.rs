@@ -37,15 +37,27 @@ impl EndpointShared {
             // The caller may know that it is done, from the stream or the peer, while another thread is about to look.
             self.reap_fully();
             if is_wait {
-                queue.wait_status(count, serial)
-            } else {
-                queue.op_status(count, serial, self.rung(kind))
+                return queue.wait_status(count, serial);
+            }
+            let is_shut_down = self.is_shut_down.load(Ordering::Acquire);
+            let rung = self.rung(kind);
+            match queue.op_status(count, serial, rung) {
+                // A proxy had not rung it when the device was stopped. That is known before the operation is over: until then it stays what it was.
+                OpStatus::Queued if !is_shut_down && rung.wrapping_sub(count).cast_signed() > 0 => {
+                    OpStatus::Rung
+                }
+                status => status,
             }
         };
         self.look_for_failure();
         // Before the last look at completions: an operation that was complete at the failure is complete.
-        let failure = self.failure();
+        let mut failure = self.failure();
         let mut status = look();
+        if failure.is_none() && self.is_shut_down.load(Ordering::Acquire) {
+            // It failed meanwhile.
+            failure = self.failure();
+            status = look();
+        }
         let mut has_stopped = true;
         if failure.is_some()
             && matches!(

@@ -29,6 +29,11 @@ impl EndpointShared {
         self.reap_by(QueueState::reap_fully);
     }
 
+    /// [`EndpointShared::reap_fully`] of a device that cannot be stopped: no completion is processed after this.
+    pub(super) fn reap_for_the_last_time(&self) {
+        self.reap_by(QueueState::reap_for_the_last_time);
+    }
+
     #[inline]
     fn reap_by(&self, reap: impl Fn(&QueueState, &dyn Fn(ErrorCompletion)) -> bool) -> bool {
         let [send, recv] = &self.queues;
@@ -183,7 +188,8 @@ impl Watched for EndpointShared {
         self.watched.leave(|| {
             let failed = self.has_failed.load(Ordering::SeqCst)
                 && !self.is_shut_down.load(Ordering::Relaxed);
-            failed || self.on_streams.any() || holds_work()
+            let is_to_fail = !failed && self.is_dropped.load(Ordering::Acquire);
+            failed || is_to_fail || self.on_streams.any() || holds_work()
         })
     }
 }

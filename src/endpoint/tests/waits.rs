@@ -62,7 +62,7 @@ unsafe impl Executor for ByHand {
     }
 }
 
-/// An endpoint that is connected to itself, and a wait for its receive that a stream has started.
+/// An endpoint that is connected to itself, and a wait for its receive that a stream has.
 struct Waiting {
     endpoint: Endpoint,
     region: Region,
@@ -72,6 +72,13 @@ struct Waiting {
 
 impl Waiting {
     fn new() -> Waiting {
+        let waiting = Waiting::queued();
+        waiting.start();
+        waiting
+    }
+
+    /// The stream has not come to the wait.
+    fn queued() -> Waiting {
         let domain = Device::open("softcx").unwrap().protection_domain();
         let mut endpoint = Endpoint::new(&domain, &EndpointConfig::default()).unwrap();
         endpoint.connect(&endpoint.address()).unwrap();
@@ -81,13 +88,16 @@ impl Waiting {
         let stream = ByHand::default();
         let ticket = endpoint.stream_wait_cq(&stream, QueueKind::Recv).unwrap();
         let submission = stream.0.lock().unwrap().pop().unwrap();
-        submission.owner.started(submission.cookie);
         Waiting {
             endpoint,
             region,
             ticket,
             submission,
         }
+    }
+
+    fn start(&self) {
+        self.submission.owner.started(self.submission.cookie);
     }
 
     fn complete(&mut self) {
@@ -133,4 +143,36 @@ fn a_wait_that_its_stream_took_for_complete_does_not_miss_its_deadline_later() {
     let queue = waiting.endpoint.shared.queue(QueueKind::Recv);
     assert!(!queue.set_wait(0, Wait::Failed));
     assert_eq!(waiting.finish(), Status::Complete);
+}
+
+/// A GPU's stream is told of a failure before the GPU has come to the wait. A completion may come before the device is told, too.
+#[test]
+fn a_wait_that_was_not_begun_when_its_stream_failed_is_not_complete_later() {
+    let waiting = Waiting::queued();
+    assert!(waiting.failure().is_some());
+    waiting.start();
+    // As if the completion came now.
+    let queue = waiting.endpoint.shared.queue(QueueKind::Recv);
+    assert!(!queue.set_wait(0, Wait::Done));
+    let status = waiting.finish();
+    assert!(matches!(status, Status::Failed(_)), "{status:?}");
+}
+
+/// Its work request is not complete then, either.
+#[test]
+fn a_wait_is_not_complete_by_what_a_device_writes_that_was_given_up() {
+    let waiting = Waiting::new();
+    let queue = waiting.endpoint.shared.queue(QueueKind::Recv);
+    queue.reap_for_the_last_time(&|_| {});
+    let mut endpoint = waiting.endpoint;
+    let from = [waiting.region.slice(0, 8).unwrap()];
+    endpoint.post_send(&Work::send(&from)).unwrap();
+    let queue = endpoint.shared.queue(QueueKind::Recv);
+    let begin = Instant::now();
+    while queue.cq.cqe(0).is_none() {
+        endpoint.shared.look_for_failure();
+        assert!(begin.elapsed() < Duration::from_secs(60));
+    }
+    assert!(!queue.has_succeeded(0));
+    assert!(!queue.decide_wait(0));
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::MutexGuard;
 
 use doorbell::{
-    Cause, CudaStream, Endpoint, Error, GraphBuilder, GraphExec, QueueKind, Result, Slice, Work,
+    CudaStream, Endpoint, Error, GraphBuilder, GraphExec, QueueKind, Result, Slice, Work,
 };
 
 use super::{End, Entry, Lane, World};
@@ -207,9 +207,8 @@ impl World<'_> {
                     let endpoint = end.endpoint.as_ref();
                     endpoint.and_then(Endpoint::failure) == Some(failure)
                 };
-                // Of a launch that was prepared before its endpoint was dropped.
-                let is_dropped = failure.cause == Cause::Dropped
-                    && ends.values().any(|end| end.endpoint.is_none());
+                // Of a launch that was prepared before its endpoint was dropped, which goes on and may fail as long as streams have work of it.
+                let is_dropped = ends.values().any(|end| end.endpoint.is_none());
                 match ends.values_mut().find(named) {
                     Some(end) => self.model.failed(&end.life, failure),
                     None if is_dropped => {}

@@ -90,9 +90,10 @@ impl EndpointShared {
 
     /// The device cannot be stopped. Operations that are complete by now are complete. Of the others that streams have, nothing is known,
     /// whether they were rung or not: their doorbells may still be executed.
-    fn finish_unresponsive(&self) {
-        self.reap_fully();
+    pub(in crate::endpoint) fn finish_unresponsive(&self) {
+        self.reap_for_the_last_time();
         for queue in &self.queues {
+            // Not between a discard's check of this count and the discard.
             let _failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
             queue.give_up();
         }

@@ -1,0 +1,77 @@
+//! Which functions of the host a stream does not call: those behind a failure.
+
+/// Where a function was queued.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FunctionPlace {
+    /// How often the stream's fault had been taken.
+    period: usize,
+    /// Count of the entry before it.
+    after: u64,
+}
+
+/// For each period between two calls that took the stream's fault: the count from which on functions are not called.
+#[derive(Debug)]
+pub(super) struct GivenUpFunctions(Vec<u64>);
+
+impl Default for GivenUpFunctions {
+    fn default() -> GivenUpFunctions {
+        GivenUpFunctions(vec![u64::MAX])
+    }
+}
+
+impl GivenUpFunctions {
+    /// The place of a function that is queued now, behind the entry with the count `after`.
+    pub(super) fn place(&self, after: u64) -> FunctionPlace {
+        FunctionPlace {
+            period: self.0.len() - 1,
+            after,
+        }
+    }
+
+    /// Whether the function is behind a failure, which may have been taken as the stream's fault meanwhile.
+    pub(super) fn is_given_up(&self, place: FunctionPlace) -> bool {
+        (self.0[place.period..].iter()).any(|from| *from <= place.after)
+    }
+
+    /// Whether the stream's fault was taken after the function was queued.
+    pub(super) fn is_forgiven(&self, place: FunctionPlace) -> bool {
+        place.period + 1 < self.0.len()
+    }
+
+    /// Gives up what is behind an entry, or all with the entry 0. If the failure is forgiven, those that were queued since are called.
+    pub(super) fn give_up(&mut self, entry: u64, is_forgiven: bool) {
+        let periods = self.0.len() - usize::from(is_forgiven);
+        (self.0[..periods].iter_mut()).for_each(|from| *from = entry.min(*from));
+    }
+
+    /// The stream's fault is taken. With `none` no function is queued now.
+    pub(super) fn forgive(&mut self, none: bool) {
+        if none {
+            self.0.clear();
+        }
+        self.0.push(u64::MAX);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_behind_a_failure_are_given_up_also_when_it_was_forgiven() {
+        let mut functions = GivenUpFunctions::default();
+        let (before, behind) = (functions.place(3), functions.place(5));
+        functions.give_up(4, false);
+        functions.forgive(false);
+        let later = functions.place(5);
+        assert!(!functions.is_given_up(before) && functions.is_given_up(behind));
+        assert!(!functions.is_given_up(later) && functions.is_forgiven(before));
+        // Work fails that was queued before the fault was taken.
+        functions.give_up(2, true);
+        assert!(functions.is_given_up(before) && !functions.is_given_up(later));
+        functions.give_up(0, false);
+        assert!(functions.is_given_up(later) && !functions.is_forgiven(later));
+        functions.forgive(true);
+        assert!(!functions.is_given_up(functions.place(5)));
+    }
+}
