@@ -85,9 +85,9 @@
  *   driver or no current context. Streams of one priority share the device's hardware queues (8, or
  *   CUDA_DEVICE_MAX_CONNECTIONS). A wait, or a kernel that waits, can therefore block another stream in the same
  *   hardware queue. Streams that wait for each other must be on different hardware queues, or have different
- *   priorities. Destroying an endpoint, a kernel queue or a region unregisters its memory from the driver if a GPU has
- *   mapped it. The driver may then wait for the GPU, as cuMemFree does. Do not destroy one in a thread that a stream or
- *   kernel waits for.
+ *   priorities. An endpoint, a kernel queue or a region that is destroyed while a stream of this library has work is
+ *   unregistered from the driver later. Otherwise the driver unregisters it at once, and may wait for GPU work that the
+ *   program itself has queued, as cuMemFree does. Do not destroy one in a thread that such work waits for.
  *
  * What only the Rust interface has
  *   Queries for values that the program itself supplied: names, depths, lengths, access rights, the domains of regions and

@@ -855,8 +855,13 @@ fn synchronized(stream: &dyn Executor) {
     stream.take_fault();
 }
 
-/// The operation ended with its endpoint, which failed for that reason.
+/// The operation ends with its endpoint, which failed for that reason. A device that takes its time for commands may not have stopped yet.
 fn assert_ended(ticket: &Ticket, failure: WorkError) {
+    let started = Instant::now();
+    while !ticket.is_over() {
+        assert!(started.elapsed() < BOUND / 2, "{:?}", ticket.status());
+        std::thread::sleep(Duration::from_micros(20));
+    }
     let status = ticket.status();
     let ended = status == Status::Failed(failure)
         || status == Status::Unknown(failure)

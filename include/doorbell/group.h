@@ -182,10 +182,10 @@ int doorbell_group_gather(const doorbell_group *group, const void *value, size_t
 
 /*
  * Returns 0 if no rank has failed. Otherwise returns DOORBELL_ERANK and writes the first rank that failed to `rank`,
- * which may be NULL. An endpoint may fail before the notification of the failed rank arrives. With `wait_for_word` = 1
+ * which may be NULL. An endpoint may fail before the notification of the failed rank arrives. With `wait_for_notification` = 1
  * the call waits up to 2 s for the notification; use it after an operation has failed.
  */
-int doorbell_group_check(const doorbell_group *group, uint32_t wait_for_word, uint32_t *rank);
+int doorbell_group_check(const doorbell_group *group, uint32_t wait_for_notification, uint32_t *rank);
 
 /* -------------------------------------------------------------------------------------------------------- stores */
 

@@ -1,8 +1,8 @@
 //! How a rank and the store come to trust each other: each proves the token over numbers that both chose.
 //!
-//! The rank says [`Handshake`], the store sends a [`Challenge`], the rank proves that it has the token, and the store ends with a [`HandshakeResult`] and its
-//! own proof. The first eight bytes are the same in every version, so that two versions can say that they are two. Bound to the proofs are all fields
-//! of the handshake; a label keeps one side's proof from being the other's.
+//! The rank sends a [`Handshake`] with its nonce. The store answers with its own nonce ([`challenge`]). The rank proves that it has the token, and the store
+//! ends with a [`HandshakeResult`] and its own proof. The first eight bytes are the same in every version, so that another version is recognised. The proofs
+//! cover all fields of the handshake; a label distinguishes the two sides' proofs.
 
 use crate::group::Token;
 use crate::{Error, Result};

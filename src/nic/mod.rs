@@ -14,7 +14,7 @@
 //! |---|---|---|
 //! | `softcx.rs` | the software ConnectX | its queue pairs |
 //! | `verbs.rs`, `mlx5.rs` | a device of libibverbs | those of an mlx5 device, whose queues mlx5dv shows as memory |
-//! | `verbs.rs`, `relay.rs` | the same | those of any device: a relay consumes queues in memory of ours and posts by plain verbs |
+//! | `verbs.rs`, `relay.rs` | the same | those of any device: a relay consumes queues in memory of the library and posts by plain verbs |
 //!
 //! # Control and data
 //! Control calls go through the traits: making, connecting, failing and resetting queue pairs, a few times in their lives. Data does not.

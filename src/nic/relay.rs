@@ -1,4 +1,4 @@
-//! Queue pairs of any verbs device: a relay consumes queues in memory of ours and posts by plain verbs.
+//! Queue pairs of any verbs device: a relay consumes queues in memory of the library and posts by plain verbs.
 
 use std::sync::Arc;
 

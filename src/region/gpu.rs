@@ -150,11 +150,11 @@ fn check_visible(gpu: &Capabilities, access: Access) -> Result<()> {
     Ok(())
 }
 
-/// Fails with the reason if a GPU that this process uses could not ring the queue pair's doorbell. The registration that it gives, if this tried it, is to
-/// be dropped before the queue pair.
+/// Fails with the reason if a GPU that this process uses could not ring the queue pair's doorbell. The result is the
+/// registration of the registers, if this tried one.
 ///
 /// # Safety
-/// It is.
+/// The returned registration is dropped before `qp`.
 pub(crate) unsafe fn check_gpus(
     domain: &ProtectionDomain,
     qp: &dyn NicQueuePair,

@@ -212,7 +212,7 @@ impl<T> Table<T> {
         self.gone.push(entry.value);
     }
 
-    /// Takes out the entries whose ranges are such. How many.
+    /// Removes the entries whose ranges satisfy `is`. Returns their number.
     fn take_out(&mut self, is: impl Fn(&RegisteredRange) -> bool) -> u64 {
         let (mut place, mut count) = (0, 0);
         while let Some(entry) = self.entries.get(place) {

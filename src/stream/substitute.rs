@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A GPU whose wait has ended counts next. That it takes longer, between its read of the word and its store of the count, is not expected.
+/// The longest expected time between a GPU's read of the word that ends its wait and its store of the count.
 const COUNTS_WITHIN: Duration = Duration::from_secs(1);
 /// How long a word is remembered, for waits whose end this process notices late.
 const REMEMBERED: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! The CPU-synchronous twins: posting and polling in the calling thread.
+//! Posting and polling in the calling thread.
 #![allow(unsafe_code)] // exports functions to C, and takes its pointers
 
 use std::ffi::c_int;

@@ -360,13 +360,13 @@ pub unsafe extern "C" fn doorbell_group_gather(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_group_check(
     group: *const doorbell_group,
-    wait_for_word: u32,
+    wait_for_notification: u32,
     rank: *mut u32,
 ) -> c_int {
     guard(|| {
         // SAFETY: the caller's promise about handles and places.
         let (place, group) = unsafe { (out_optional(rank), get(group, "group")?) };
-        let failed = match wait_for_word {
+        let failed = match wait_for_notification {
             0 => group.inner.check(),
             1 => {
                 let unknown = Error::state(
@@ -379,7 +379,7 @@ pub unsafe extern "C" fn doorbell_group_check(
                     cause => Err(cause),
                 }
             }
-            _ => return Err(choice("wait_for_word", wait_for_word, 1)),
+            _ => return Err(choice("wait_for_notification", wait_for_notification, 1)),
         };
         whole(failed, place)
     })

@@ -3,8 +3,8 @@
 //! A handle is the address of its object. A word before the object says of which kind it is, and whether it was destroyed. The memory of an
 //! object is kept for a while after its end, so that the word of a handle that was destroyed is there to be read.
 //!
-//! Debug builds also keep a list of all addresses they gave out, which finds handles that never were any. Release builds believe the caller in
-//! that: a list would be a lock on the way of every operation.
+//! Debug builds also list all addresses that were handed out, to detect pointers that never were handles. Release builds do not: the list would need a
+//! lock in every call.
 #![allow(unsafe_code)] // turns addresses that C kept for us into references
 
 use std::alloc::{Layout, dealloc};
@@ -67,7 +67,7 @@ impl<T: CObject> HeldObject<T> {
     }
 }
 
-/// Ends whose memory is kept.
+/// Number of destroyed objects whose memory is kept.
 const QUARANTINE: usize = 1024;
 
 #[derive(Default)]

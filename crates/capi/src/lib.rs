@@ -1,11 +1,11 @@
-//! The C interface: what `include/doorbell.h` and the headers that it includes declare, one file for each of their sections.
+//! The C interface: what `include/doorbell.h` and the headers that it includes declare.
 //!
 //! It is a user of the crate's public interface like any other, and adds only what C lacks: handles, codes for errors, checks of
 //! pointers, and a boundary that no panic crosses. Names are those of the header, so that a test can compare the two.
 //!
 //! - `boundary` makes codes (`code`) of results (`failure`) and panics, and keeps the text (`last_error`); `handle` hands objects out and knows them again; `argument` reads and
 //!   writes what pointers point to.
-//! - `exchange` is what `group` and `store` have in common. The other files are the sections of the header, in its order: `version`, `error`, `device`, `region`, `endpoint`,
+//! - `exchange` is what `group` and `store` have in common. Each other file implements one section of a header in `include/doorbell`: `version`, `error`, `device`, `region`, `endpoint`,
 //!   `rendezvous`, `group`, `store`, `cuda`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `graph`, `cache`,
 //!   `bounce`, `cm`, `kernel_queue`, `kernel_stream`.
 

@@ -42,7 +42,7 @@ pub struct RunOptions {
     /// Link layer of the port [default: that of an enclosing run, or ib]
     #[arg(long, value_enum)]
     link: Option<LinkOption>,
-    /// What the port or the function demands or lacks, separated by commas: grh, no-atomics, no-blueflame, foreign-gid [default: that of an enclosing run, or nothing]
+    /// Properties of the emulated port and PCI function, separated by commas: grh (a global route is required), no-atomics, no-blueflame, foreign-gid [default: that of an enclosing run, or none]
     #[arg(long, value_name = "LIST", value_parser = function)]
     function: Option<String>,
     /// Fabric to join: devices on one fabric reach each other [default: that of an enclosing run, or `default`]

@@ -1,4 +1,4 @@
-//! The device's side of a completion queue in memory of ours.
+//! The device's side of a completion queue in memory of the library.
 
 use crate::mlx5::Cqe;
 use doorbell_wire::memory::{RecordCell, RingCells};

@@ -72,7 +72,7 @@ pub struct BenchOptions {
     graph: bool,
 
     /// What rings the doorbell in the asynchronous loop, with --stream cuda
-    #[arg(long, value_name = "WHO", value_enum, default_value_t = TriggerKind::Stream)]
+    #[arg(long, value_name = "COMPONENT", value_enum, default_value_t = TriggerKind::Stream)]
     trigger: TriggerKind,
 
     /// Index of the GPU, with --stream cuda

@@ -129,7 +129,7 @@ pub struct LatencyStats {
 }
 
 impl LatencyStats {
-    /// Spread of `samples_ns`, which it sorts; none of nothing. Percentiles are nearest-rank: each is a sample that was taken.
+    /// Spread of `samples_ns`, which it sorts; `None` if there are no samples. Percentiles are nearest-rank: each is a sample that was taken.
     pub fn of(samples_ns: &mut [u64]) -> Option<Self> {
         if samples_ns.is_empty() {
             return None;

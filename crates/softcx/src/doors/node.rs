@@ -19,7 +19,7 @@ pub(super) enum PathTarget {
     Node,
     /// A file or directory of the private tree: where it lies.
     File(PathBuf),
-    /// Nothing of ours.
+    /// A path that is not part of the device.
     Elsewhere,
 }
 

@@ -1,4 +1,4 @@
-//! Fences: which accesses, whose, and how far they must be seen.
+//! Fences: which accesses are ordered, of which side, and how far.
 
 use std::fmt;
 use std::ops::BitOr;

@@ -1,4 +1,4 @@
-//! Numbers that threads announce to the one thread that looks after what they stand for.
+//! A set of numbers by which threads announce work to the one thread that does it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

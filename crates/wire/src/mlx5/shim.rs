@@ -1,4 +1,4 @@
-//! The C side, declared by hand. `tests/layout.rs` and the test below hold the declarations against `cuda/`.
+//! The C functions, declared by hand. `tests/layout.rs` and the test below compare the declarations with `include/doorbell/detail`.
 #![allow(unsafe_code)] // Reason: foreign functions.
 
 use std::ffi::{CStr, c_char};

@@ -245,7 +245,7 @@ fn reserve(file: &File, len_bytes: usize) -> io::Result<()> {
     }
 }
 
-/// Removes tables whose nodes are all gone: a process that ends without a word leaves its fabric's.
+/// Removes the tables of fabrics without a live node; a killed process leaves such a table behind.
 pub(super) fn sweep(but: &Path) {
     let Some(Ok(folder)) = but.parent().map(std::fs::read_dir) else {
         return;

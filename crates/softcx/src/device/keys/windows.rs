@@ -34,7 +34,7 @@ impl Keys {
         })
     }
 
-    /// Takes a window out, whatever its low 8 bits are now. Whether it was there.
+    /// Removes a window; the low 8 bits of the key are ignored. Returns whether it existed.
     pub(crate) fn remove_window(&mut self, key: u32) -> bool {
         match self.at_slot_of_mut(key) {
             Some(entry) if entry.is_window() => {

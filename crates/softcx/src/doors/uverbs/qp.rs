@@ -34,7 +34,7 @@ const BLOCK_MULTICAST_LOOPBACK: u32 = 1 << 1;
 const SIGNAL_ALL: u32 = 1 << 12;
 /// The log of the least bytes of a receive.
 const LEAST_RECV_SHIFT: u32 = 4;
-/// `MLX5_QP_FLAG_*`. Data in CQEs is a leave for the device, not an order.
+/// `MLX5_QP_FLAG_*`. The flag allows the device to put data into CQEs; it does not require it.
 const SCATTER_CQE: u32 = 1 << 1;
 const ALLOW_SCATTER_CQE: u32 = 1 << 8;
 const UAR_PAGE_INDEX: u32 = 1 << 10;
