@@ -199,6 +199,8 @@ pub struct Model {
     pub checks_faults: bool,
     /// The endpoint in another process.
     pub remote: Option<usize>,
+    /// Commands to stop the device fail at some time.
+    has_no_stop: bool,
     /// The ranks of a group that have ended or are ending.
     ended: [AtomicBool; 2],
     /// See [`Ends`].
@@ -369,6 +371,7 @@ impl Model {
             numbers,
             checks_faults,
             remote: plan.remote,
+            has_no_stop: plan.has_no_stop(),
             ended: Default::default(),
             bounced: AtomicU64::new(0),
             put: AtomicU64::new(0),
@@ -1070,6 +1073,8 @@ impl Model {
         if trail.last == Some(Status::Cancelled) {
             trail.never.get_or_insert("it was cancelled");
         }
+        // A device that cannot be stopped may carry it out later.
+        let is_open = self.has_no_stop && matches!(trail.last, Some(Status::Unknown(_)));
         let found = self.found(request);
         let arrived = matches!(found, Some(Found::Part | Found::All));
         if trail.cleared && arrived {
@@ -1085,13 +1090,15 @@ impl Model {
             if times > 1 {
                 self.lie("carried out twice", format!("step {number}: {times} times"));
             }
-            if let (Some(why), 1..) = (trail.never, times) {
+            if let (Some(why), 1.., false) = (trail.never, times, is_open) {
                 self.lie(
                     "arrived and never sent",
                     format!("step {number}, {:?}: {why}", trail.last),
                 );
             }
-        } else if let (What::Recv { .. }, Some(why), true) = (&request.what, trail.never, arrived) {
+        } else if let (What::Recv { .. }, Some(why), true) = (&request.what, trail.never, arrived)
+            && !is_open
+        {
             self.lie(
                 "received and never posted",
                 format!("step {number}, {:?}: {why}", trail.last),
@@ -1106,7 +1113,7 @@ impl Model {
                     ..
                 })
         );
-        if is_here && !is_complete && trail.over_at != 0 && found != trail.found {
+        if is_here && !is_complete && trail.over_at != 0 && found != trail.found && !is_open {
             self.lie(
                 "arrived after its end",
                 format!(

@@ -186,10 +186,10 @@ impl Watched for EndpointShared {
             return PollResult::Resting;
         }
         self.watched.leave(|| {
-            let failed = self.has_failed.load(Ordering::SeqCst)
-                && !self.is_shut_down.load(Ordering::Relaxed);
-            let is_to_fail = !failed && self.is_dropped.load(Ordering::Acquire);
-            failed || is_to_fail || self.on_streams.any() || holds_work()
+            let has_failed = self.has_failed.load(Ordering::SeqCst);
+            let is_to_stop = has_failed && !self.is_shut_down.load(Ordering::Relaxed);
+            let is_to_fail = !has_failed && self.is_dropped.load(Ordering::Acquire);
+            is_to_stop || is_to_fail || self.on_streams.any() || holds_work()
         })
     }
 }

@@ -38,7 +38,7 @@ static void null_pointers(struct rig *rig)
 	EXPECT(doorbell_region_len_bytes(NULL) == 0);
 	FAILS(DOORBELL_EINVAL, "`peer`", doorbell_endpoint_connect(rig->a, NULL));
 	FAILS(DOORBELL_EINVAL, "`text`", doorbell_endpoint_path(rig->a, NULL, NULL, 8));
-	FAILS(DOORBELL_EINVAL, "`kernel`", doorbell_stream_launch(rig->stream, NULL, NULL));
+	FAILS(DOORBELL_EINVAL, "`function`", doorbell_stream_launch(rig->stream, NULL, NULL));
 	FAILS(DOORBELL_EINVAL, "`endpoint`", doorbell_stream_queue_send(rig->stream, NULL, &work, NULL));
 	FAILS(DOORBELL_EINVAL, "`work`", doorbell_stream_queue_send(rig->stream, rig->a, NULL, NULL));
 	FAILS(DOORBELL_EINVAL, "`slices[].region`", doorbell_stream_queue_send(rig->stream, rig->a, &work, NULL));
