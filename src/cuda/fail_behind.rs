@@ -180,8 +180,11 @@ impl StreamState {
     fn ignore_pending_failures(&self, pending: &Arrived) {
         let last = pending.last().unwrap_or_else(|| self.count.read());
         self.forgiven.fetch_max(last, Ordering::AcqRel);
+        let mut functions = self.functions.lock();
+        // Under the lock, which a function takes after it was counted: it keeps its place.
         let has_functions = self.count.functions.load(Ordering::Acquire) > 0;
-        self.functions.lock().forgive(!has_functions);
+        functions.forgive(!has_functions);
+        drop(functions);
         if !self.fault.is_final() {
             self.stopped_from.store(u64::MAX, Ordering::Release);
         }

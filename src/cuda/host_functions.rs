@@ -30,7 +30,9 @@ impl GivenUpFunctions {
 
     /// Whether the function is behind a failure, which may have been taken as the stream's fault meanwhile.
     pub(super) fn is_given_up(&self, place: FunctionPlace) -> bool {
-        (self.0[place.period..].iter()).any(|from| *from <= place.after)
+        let since = self.0.get(place.period..);
+        // Functions of a stream that has ended are not counted any more, and their places may be gone.
+        since.is_none_or(|since| since.iter().any(|from| *from <= place.after))
     }
 
     /// Whether the stream's fault was taken after the function was queued.

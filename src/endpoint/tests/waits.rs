@@ -123,15 +123,24 @@ impl Waiting {
     }
 }
 
+/// A GPU's stream is told of a failure also before the GPU has come to the wait. A completion may come before the device is told.
 #[test]
 fn a_wait_that_its_stream_took_for_failed_is_not_complete_later() {
-    let waiting = Waiting::new();
-    assert!(waiting.failure().is_some());
-    // As if the completion came now.
-    let queue = waiting.endpoint.shared.queue(QueueKind::Recv);
-    assert!(!queue.set_wait(0, Wait::Done));
-    let status = waiting.finish();
-    assert!(matches!(status, Status::Failed(_)), "{status:?}");
+    for has_begun in [true, false] {
+        let waiting = Waiting::queued();
+        if has_begun {
+            waiting.start();
+        }
+        assert!(waiting.failure().is_some());
+        if !has_begun {
+            waiting.start();
+        }
+        // As if the completion came now.
+        let queue = waiting.endpoint.shared.queue(QueueKind::Recv);
+        assert!(!queue.set_wait(0, Wait::Done));
+        let status = waiting.finish();
+        assert!(matches!(status, Status::Failed(_)), "{status:?}");
+    }
 }
 
 #[test]
@@ -145,20 +154,7 @@ fn a_wait_that_its_stream_took_for_complete_does_not_miss_its_deadline_later() {
     assert_eq!(waiting.finish(), Status::Complete);
 }
 
-/// A GPU's stream is told of a failure before the GPU has come to the wait. A completion may come before the device is told, too.
-#[test]
-fn a_wait_that_was_not_begun_when_its_stream_failed_is_not_complete_later() {
-    let waiting = Waiting::queued();
-    assert!(waiting.failure().is_some());
-    waiting.start();
-    // As if the completion came now.
-    let queue = waiting.endpoint.shared.queue(QueueKind::Recv);
-    assert!(!queue.set_wait(0, Wait::Done));
-    let status = waiting.finish();
-    assert!(matches!(status, Status::Failed(_)), "{status:?}");
-}
-
-/// Its work request is not complete then, either.
+/// Its work request is not complete, either.
 #[test]
 fn a_wait_is_not_complete_by_what_a_device_writes_that_was_given_up() {
     let waiting = Waiting::new();
