@@ -330,11 +330,6 @@ impl Request {
         }
     }
 
-    /// Whether another process has registered what it accesses there, too.
-    pub fn is_remote(&self, remote: Option<usize>) -> bool {
-        matches!(&self.what, What::Send(send) if remote == Some(send.end ^ 1))
-    }
-
     /// The region that it writes, and how many of its own bytes; none for a receive, which gets the bytes of another request.
     fn fills(&self) -> Option<(usize, u64)> {
         match &self.what {

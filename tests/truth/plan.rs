@@ -450,6 +450,17 @@ impl Plan {
         Some(faults)
     }
 
+    /// Whether a step transfers to or from memory that the process of the remote endpoint has registered, too.
+    pub fn is_remote(&self, number: usize) -> bool {
+        let step = self.steps.iter().find(|step| step.number == number);
+        step.is_some_and(|step| match &step.call {
+            Call::Send(Send { end, .. }) | Call::Bounce(Bounced { end, .. }) => {
+                self.remote == Some(end ^ 1)
+            }
+            _ => false,
+        })
+    }
+
     /// Whether the device refuses to stop at some time.
     pub fn has_no_stop(&self) -> bool {
         let is_it = |step: &Step| {

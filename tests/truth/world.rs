@@ -1088,8 +1088,7 @@ impl<'a> World<'a> {
         self.settle_written();
         for (bank, before) in lock(&self.deregistered).iter() {
             for (number, before) in before.iter().enumerate() {
-                let request = self.model.requests[number].as_ref();
-                if request.is_some_and(|request| request.is_remote(self.plan.remote)) {
+                if self.plan.is_remote(number) {
                     // The other process has not deregistered it.
                     continue;
                 }
