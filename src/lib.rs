@@ -106,7 +106,7 @@ pub use region::{
     HeldRegistration, Invalidation, PageSize, ProtectionDomain, REGION_BYTES_MAX, Region,
     RegionCache, RegionKind, RegistrationReport, RemoteRegion, RemoteSlice, Slice,
 };
-pub use stream::{Event, Executor, HostStream, Spin};
+pub use stream::{Event, Executor, HostStream, Reached, Spin};
 
 /// What only the software ConnectX has: the faults that it can inject and what it counts, for tests. See [`Device::set_faults`] and
 /// [`Device::counters`].

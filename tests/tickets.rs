@@ -448,3 +448,32 @@ fn final_statuses_after_an_abort_do_not_change() {
         assert_eq!(look(), before, "{round}");
     }
 }
+
+/// A device counts bytes for receives and reads only. A ticket never has the details of an earlier work request of its slot.
+#[test]
+fn completions_report_bytes_only_where_the_device_counts_them() {
+    let mut pair = Pair::new(&device(), &small().send_depth(2));
+    let region = pair.region(4096);
+    let remote = region.remote();
+    let there = |len_bytes| remote.slice(1024, len_bytes).unwrap();
+    let (long, short) = (
+        [region.slice(0, 64).unwrap()],
+        [region.slice(0, 16).unwrap()],
+    );
+    for _ in 0..4 {
+        let read = pair.a.post_send(&Work::read(&long, there(64))).unwrap();
+        let completion = pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
+        assert_eq!((completion.len_bytes, completion.imm), (64, None));
+        assert_eq!(read.details(), Some((64, None)));
+        let unsignaled = Work::read(&short, there(16)).signaled(false);
+        let unsignaled = pair.a.post_send(&unsignaled).unwrap();
+        let write = pair.a.post_send(&Work::write(&short, there(16))).unwrap();
+        let completion = pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
+        assert_eq!((completion.len_bytes, completion.imm), (0, None));
+        assert_eq!(
+            (unsignaled.status(), write.status()),
+            (Status::Complete, Status::Complete)
+        );
+        assert_eq!((unsignaled.details(), write.details()), (None, None));
+    }
+}

@@ -77,26 +77,28 @@ enum doorbell_error {
 
 /* Why an endpoint failed: doorbell_failure.cause. */
 enum doorbell_cause {
+	/* No operation failed. */
+	DOORBELL_CAUSE_NONE = 0,
 	/* The device completed a work request with an error: see wc_status, syndrome and vendor_syndrome. */
-	DOORBELL_CAUSE_COMPLETION = 0,
+	DOORBELL_CAUSE_COMPLETION = 1,
 	/* A wait on a stream took longer than timeout_ms and was released. */
-	DOORBELL_CAUSE_DEADLINE = 1,
+	DOORBELL_CAUSE_DEADLINE = 2,
 	/* The queue pair is in the error state: the peer failed, or a request of the peer was refused. */
-	DOORBELL_CAUSE_QUEUE_PAIR = 2,
+	DOORBELL_CAUSE_QUEUE_PAIR = 3,
 	/* A completion queue overran. */
-	DOORBELL_CAUSE_OVERRUN = 3,
+	DOORBELL_CAUSE_OVERRUN = 4,
 	/* A stream failed or was aborted before it executed the operation. */
-	DOORBELL_CAUSE_DISCARDED = 4,
+	DOORBELL_CAUSE_DISCARDED = 5,
 	/* doorbell_endpoint_abort was called. */
-	DOORBELL_CAUSE_ABORTED = 5,
+	DOORBELL_CAUSE_ABORTED = 6,
 	/* A trigger word of the proxy path had a value that no operation stores: other code wrote to it. */
-	DOORBELL_CAUSE_TRIGGER = 6,
+	DOORBELL_CAUSE_TRIGGER = 7,
 	/* doorbell_endpoint_destroy was called. */
-	DOORBELL_CAUSE_DROPPED = 7,
+	DOORBELL_CAUSE_DROPPED = 8,
 	/* A rank of the group, see `rank`, has ended or failed. */
-	DOORBELL_CAUSE_RANK = 8,
+	DOORBELL_CAUSE_RANK = 9,
 	/* The wait of another CUDA stream for the same word was given up by a store to that word, and this wait may have ended by it. */
-	DOORBELL_CAUSE_SUBSTITUTE = 9
+	DOORBELL_CAUSE_SUBSTITUTE = 10
 };
 
 /* Why an operation, and with it its endpoint, failed. */

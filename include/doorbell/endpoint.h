@@ -265,7 +265,7 @@ typedef struct doorbell_work {
 typedef struct doorbell_completion {
 	uint64_t wr_id;
 	uint32_t operation; /* DOORBELL_OP_* */
-	uint32_t len_bytes; /* bytes received, read, or sent */
+	uint32_t len_bytes; /* brought by a receive, a read or an atomic; 0 for sends and writes */
 	uint32_t imm;       /* valid if has_imm is 1; in host byte order */
 	uint32_t has_imm;
 	uint64_t reserved; /* 0 */
@@ -393,9 +393,9 @@ enum doorbell_status {
 	DOORBELL_STATUS_DISCARDED = 7
 };
 
-/* Details of a complete operation. */
+/* What a receive, a read or an atomic has brought. */
 typedef struct doorbell_details {
-	uint32_t len_bytes; /* bytes received, read, or sent */
+	uint32_t len_bytes;
 	uint32_t imm;       /* valid if has_imm is 1; in host byte order */
 	uint32_t has_imm;
 	uint32_t reserved; /* 0 */
@@ -418,8 +418,9 @@ int doorbell_ticket_status(const doorbell_ticket *ticket, doorbell_failure *fail
 int doorbell_ticket_wait(const doorbell_ticket *ticket, int64_t timeout_ms);
 
 /*
- * Writes the byte count and immediate data of a complete work request or receive, and returns 1. Returns 0 and writes
- * nothing if the operation is not complete, is a wait, or if its queue has reused the slot since.
+ * Writes the byte count of a complete receive, read or atomic, and the immediate data of a receive, and returns 1.
+ * Returns 0 and writes nothing if the operation is not complete, if its queue has reused the slot since, and for sends,
+ * writes, unsignaled work requests and waits, of which the NIC reports nothing.
  */
 int doorbell_ticket_details(const doorbell_ticket *ticket, doorbell_details *details);
 

@@ -27,7 +27,7 @@
  * request of this header takes one slot. Nothing is ever cleared: the mark of a submitted slot contains its count, so
  * marks of earlier laps are not mistaken.
  *
- * detail/queue.h has the memory order.
+ * detail/queue_doorbell.h has the memory order.
  */
 #ifndef DOORBELL_QUEUE_H
 #define DOORBELL_QUEUE_H
@@ -64,7 +64,7 @@ struct doorbell_queue {
 DBL_STATIC_ASSERT(sizeof(struct doorbell_queue) == 96, "a queue is 96 bytes");
 DBL_STATIC_ASSERT(offsetof(struct doorbell_queue, slot_mask) == 80, "slot_mask");
 
-#include "detail/queue.h"
+#include "detail/queue_doorbell.h"
 
 #ifdef __cplusplus
 extern "C" {

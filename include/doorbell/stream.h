@@ -53,9 +53,9 @@ int doorbell_stream_synchronize(doorbell_stream *stream, int64_t timeout_ms);
 
 /*
  * Takes the fault of the stream, so that it can be used again. What was queued before this call stays discarded. Writes
- * the failure of the endpoint that was waited for to `failure`, which may be NULL; all its fields are 0 if no
- * endpoint's failure is the reason, as for a function that panicked. Writes a text to a text buffer and returns its length; returns 0 and writes nothing if there
- * is no fault. The fault of a CUDA stream whose context is lost, or of a kernel stream that has ended, cannot be taken:
+ * the failure of the endpoint that was waited for to `failure`, which may be NULL; its cause is DOORBELL_CAUSE_NONE if no
+ * endpoint's failure is the reason, as for a function that panicked. Writes a text to a text buffer and returns its
+ * length; returns 0 and writes nothing if there is no fault. The fault of a CUDA stream whose context is lost, or of a kernel stream that has ended, cannot be taken:
  * each call writes it again.
  *
  * A stream has a fault when a wait on it ends without success, a function of doorbell_stream_launch fails, or it waits
@@ -94,7 +94,9 @@ int doorbell_stream_abort(doorbell_stream *stream);
 /* -------------------------------------------------------------------------------------------------------- events */
 
 enum doorbell_event_flags {
-	/* doorbell_event_synchronize sleeps instead of spinning, like cudaEventBlockingSync. */
+	/*
+	 * doorbell_event_synchronize sleeps instead of spinning, like cudaEventBlockingSync. doorbell_event_notify needs it.
+	 */
 	DOORBELL_EVENT_BLOCKING = 1,
 	/* The event has no timestamp, like cudaEventDisableTiming. */
 	DOORBELL_EVENT_NO_TIMING = 2
@@ -128,6 +130,15 @@ int doorbell_event_query(const doorbell_event *event);
 
 /* Waits until the work that the event represents is done. Returns DOORBELL_EASYNC if that work was discarded. */
 int doorbell_event_synchronize(const doorbell_event *event, int64_t timeout_ms);
+
+/*
+ * Adds 1 to an eventfd (eventfd(2)) when the work that the event represents now is done or discarded, or within this call
+ * if that is so already; for programs that wait by epoll or poll. doorbell_event_query then tells which of the two it is.
+ * The descriptor is duplicated, so the caller may close its own. It should be non-blocking: a write that blocks would block
+ * the stream. For a CUDA stream the notification may come some milliseconds late. Returns DOORBELL_ESTATE unless the event
+ * has DOORBELL_EVENT_BLOCKING, DOORBELL_EINVAL if `eventfd` is not an open descriptor.
+ */
+int doorbell_event_notify(const doorbell_event *event, int eventfd);
 
 /*
  * Writes the time between two events in nanoseconds, by the clock of the CPU. For a CUDA stream, an event has the time

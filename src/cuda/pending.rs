@@ -14,7 +14,7 @@ use crate::Error;
 use crate::bytecode::{At, ProgramOp, Role};
 use crate::proxy::drop_elsewhere;
 use crate::stream::{
-    DeferredDrop, FailureListener, Fault, Outcome, Owner, Progress, Record, StreamFailure,
+    DeferredDrop, Event, FailureListener, Fault, Outcome, Owner, Progress, Record, StreamFailure,
     StreamPosition, Substitute,
 };
 
@@ -23,6 +23,30 @@ use crate::stream::{
 pub(super) fn defer_drops(drops: Vec<DeferredDrop>) {
     if !drops.is_empty() {
         drop_elsewhere(Box::new(drops));
+    }
+}
+
+/// What is left to do for entries that the stream has passed, without its locks.
+#[derive(Default)]
+pub(super) struct Passed {
+    /// Their tasks are to be woken.
+    events: Vec<Event>,
+    /// May block.
+    drops: Vec<DeferredDrop>,
+}
+
+impl Passed {
+    pub(super) fn add(&mut self, entry: PendingEntry) {
+        if let PendingWork::Record(record) = &entry.what {
+            self.events.extend(record.sleepers());
+        }
+        self.drops.extend(entry.into_deferred_drop());
+    }
+
+    /// Wakes the tasks, and returns what is to be dropped.
+    pub(super) fn wake(self) -> Vec<DeferredDrop> {
+        self.events.iter().for_each(Event::wake_tasks);
+        self.drops
     }
 }
 
@@ -214,14 +238,15 @@ fn restore(owner: &dyn Owner, release_by: Option<&ReleaseMethod>, released: Opti
 }
 
 /// Finishes the entries up to the count `done`, and ends waits of those that the stream has begun: all of them if it is `aborted`. Leaves alone what
-/// comes behind the count `given`, which the stream may not have. Adds to `over` what is to be dropped, which may block; handles that are not an owner's last are dropped in here. Returns what has to happen before it goes on.
+/// comes behind the count `given`, which the stream may not have. Adds to `over` what is left to do; handles that are not an owner's last are dropped
+/// in here. Returns what has to happen before it goes on.
 pub(super) fn settle(
     queue: &mut VecDeque<PendingEntry>,
     (done, given): (u64, u64),
     words: &StreamWords,
     aborted: bool,
     stream: &Reports<'_>,
-    over: &mut Vec<DeferredDrop>,
+    over: &mut Passed,
 ) -> Option<Next> {
     let done = done.min(given);
     while let Some(front) = queue.front_mut().filter(|front| front.done <= done) {
@@ -237,7 +262,7 @@ pub(super) fn settle(
         }
         if let Some(mut front) = queue.pop_front() {
             front.finish(outcome, stream);
-            over.extend(front.into_deferred_drop());
+            over.add(front);
         }
         if queue.front().is_none_or(|next| next.done > number) {
             stream.progress.complete(number);

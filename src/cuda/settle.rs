@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::pending::{Next, PendingEntry, Reports, defer_drops, settle};
+use super::pending::{Next, Passed, PendingEntry, Reports, defer_drops, settle};
 use super::state::{HostEventWait, StreamState};
 use super::stream_words::{STATUS_WORK, Stop};
 use crate::proxy::drop_elsewhere;
@@ -13,10 +13,10 @@ impl StreamState {
     /// Tells owners and events how far the stream has come. Returns what is to be dropped, by the caller or another thread. Handles that are not the
     /// owner's last are dropped under the lock, so that a thread that finds all work settled also finds those handles gone.
     pub(super) fn settle(&self) -> Vec<DeferredDrop> {
-        let mut over = Vec::new();
+        let mut over = Passed::default();
         loop {
             match self.settle_some(&mut over) {
-                None => return over,
+                None => return over.wake(),
                 Some(Next::Settle(mark)) => {
                     mark.progress.settle(mark.position);
                     // Only now: another thread would take the work before it for done.
@@ -37,7 +37,7 @@ impl StreamState {
     }
 
     /// A part of [`StreamState::settle`]. Returns what has to happen, without the lock, before the next one.
-    fn settle_some(&self, over: &mut Vec<DeferredDrop>) -> Option<Next> {
+    fn settle_some(&self, over: &mut Passed) -> Option<Next> {
         let mut pending = self.pending.lock();
         // Failures are published under the lock and before the owners are told: a thread that finds all work settled also finds the failures.
         let words = &self.count.words;
@@ -104,14 +104,12 @@ impl StreamState {
             words.done().store(last.done as u32, Ordering::Release);
         }
         dropped.iter().for_each(PendingEntry::wake);
-        let dropped = dropped
-            .into_iter()
-            .filter_map(PendingEntry::into_deferred_drop)
-            .collect();
+        let mut over = Passed::default();
+        dropped.into_iter().for_each(|entry| over.add(entry));
         drop(pending);
         self.host_event_waits.lock().clear();
         // Not under a lock: this may drop the last handle of an owner.
-        defer_drops(dropped);
+        defer_drops(over.wake());
     }
 
     /// [`StreamState::settle`], and [`StreamState::discard`] if the stream has ended. A call that reports the end of a stream does this first.

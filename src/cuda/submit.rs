@@ -263,13 +263,14 @@ impl StreamState {
         }
     }
 
-    /// Discards the work that comes after the count `given`, which the driver has refused.
+    /// Discards the work that comes after the count `given`, which the driver has refused. That is a fault of the stream: what would be queued next
+    /// relies on what is missing.
     fn lose(&self, queue: &mut CallQueue, given: u64, error: &Error) {
         queue.issued = given;
         let mut lost = Vec::new();
         self.pending.take_back(given, &mut lost);
         self.count.words.note(STATUS_STREAM);
-        self.fault.pass(error.to_string());
+        self.fault.fail(error.to_string());
         self.note(error);
         let reason = StreamFailure::from(error.to_string()).report(&self.name);
         lost.iter_mut()

@@ -194,7 +194,7 @@ pub struct Completion {
     pub wr_id: u64,
     /// The kind of work request that was completed.
     pub operation: Operation,
-    /// Bytes received, read, or sent; 0 for a failure.
+    /// Bytes that a receive, a read or an atomic has brought. 0 for sends and writes, of which the device does not report it.
     pub len_bytes: u32,
     /// Immediate data, if the peer sent some.
     pub imm: Option<u32>,

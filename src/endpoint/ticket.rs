@@ -143,8 +143,8 @@ impl Ticket {
         )
     }
 
-    /// Bytes and immediate data of a work request or receive that is complete; `None` before that, for waits, and when the
-    /// queue has since used the place again.
+    /// Bytes that a receive, a read or an atomic has brought, and the immediate data of a receive. `None` before it is complete, and when the queue has
+    /// since used the place again; also for sends, writes, unsignaled work requests and waits, of which the device reports nothing.
     pub fn details(&self) -> Option<(u32, Option<u32>)> {
         match &self.subject {
             Subject::Operation {

@@ -1,10 +1,12 @@
 //! Events: marks in the work of a stream.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(feature = "cuda")]
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::backoff::{Backoff, deadline_after};
@@ -247,7 +249,6 @@ pub(crate) struct StreamPosition {
     pub(crate) position: u64,
 }
 
-#[cfg(feature = "cuda")]
 impl PartialEq for StreamPosition {
     fn eq(&self, other: &StreamPosition) -> bool {
         Arc::ptr_eq(&self.progress, &other.progress) && self.position == other.position
@@ -313,6 +314,8 @@ struct EventState {
     records: u64,
     latest: Option<(u64, StreamPosition)>,
     fired: Option<Fired>,
+    /// Tasks to be woken when a mark is reached.
+    tasks: Vec<(StreamPosition, Waker)>,
 }
 
 /// What the stream noted when it passed a record.
@@ -356,7 +359,8 @@ impl Record {
         }
     }
 
-    /// The event if threads may sleep on it. They are to be woken with [`Event::wake`] after the stream's progress has passed the record.
+    /// The event if threads may sleep on it, or tasks wait for it. They are to be woken with [`Event::wake`] and [`Event::wake_tasks`] after the stream's
+    /// progress has passed the record.
     pub(crate) fn sleepers(&self) -> Option<Event> {
         self.event.inner.blocks.then(|| self.event.clone())
     }
@@ -457,7 +461,7 @@ impl Event {
     }
 
     /// How the record at `mark`, which is reached, came out.
-    fn verdict(&self, mark: &StreamPosition) -> Result<()> {
+    pub(super) fn verdict(&self, mark: &StreamPosition) -> Result<()> {
         // Without the lock of the state, which the stream takes to tell.
         mark.progress.settle(mark.position);
         if let Some(verdict) = self.state().verdict(mark) {
@@ -514,6 +518,46 @@ impl Event {
         // With the lock taken once, no thread is between a look at the mark and going to sleep.
         drop(self.state());
         self.inner.passed.notify_all();
+    }
+
+    /// Wakes the tasks whose marks are reached. This calls code of other libraries, so the caller has no lock.
+    pub(crate) fn wake_tasks(&self) {
+        let woken: Vec<_> = (self.state().tasks)
+            .extract_if(.., |(mark, _)| mark.is_reached())
+            .collect();
+        for (_, waker) in woken {
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        }
+    }
+
+    /// Whether the mark is reached. If not, the task is woken when it is.
+    pub(super) fn wake_at(&self, mark: &StreamPosition, waker: &Waker) -> bool {
+        if mark.is_reached() {
+            return true;
+        }
+        let mut state = self.state();
+        // Under the lock, which `wake_tasks` takes after the mark is reached.
+        if mark.is_reached() {
+            return true;
+        }
+        let is_it = |(at, known): &(StreamPosition, Waker)| at == mark && known.will_wake(waker);
+        if !state.tasks.iter().any(is_it) {
+            state.tasks.push((mark.clone(), waker.clone()));
+        }
+        false
+    }
+
+    /// Fails unless streams wake those who wait for the event.
+    pub(super) fn check_blocking(&self, operation: &'static str) -> Result<()> {
+        if self.inner.blocks {
+            return Ok(());
+        }
+        let reason = "its waiters spin; one that is made by Event::blocking wakes them";
+        Err(Error::state(
+            StateKind::WrongKind,
+            operation,
+            reason.to_owned(),
+        ))
     }
 
     fn sleep(&self, mark: &StreamPosition, deadline: Option<Instant>) -> bool {

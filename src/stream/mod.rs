@@ -37,6 +37,7 @@ mod host_closure;
 mod lock;
 mod owner;
 mod parker;
+mod reached;
 mod ring;
 mod stopping;
 #[cfg(feature = "cuda")]
@@ -62,6 +63,7 @@ pub(crate) use lock::Lock;
 pub(crate) use lock::locks_taken;
 pub(crate) use owner::DeferredDrop;
 pub use owner::{Attachments, Outcome, Owner};
+pub use reached::Reached;
 #[cfg(feature = "cuda")]
 pub(crate) use stopping::visit;
 pub(crate) use stopping::{EndingDevice, await_or_defer, stopping};

@@ -241,6 +241,7 @@ impl StreamShared {
         self.progress.complete(position + 1);
         if let Some(event) = sleepers {
             event.wake();
+            event.wake_tasks();
         }
     }
 

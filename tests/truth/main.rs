@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::model::{Ends, Lie, Model, lock};
@@ -105,11 +105,13 @@ fn say(text: &str) {
 }
 
 fn means() -> Means {
-    Means {
+    static MEANS: OnceLock<Means> = OnceLock::new();
+    *MEANS.get_or_init(|| Means {
         // If kernels of an application execute programs, the panic is the application's.
         panics: !by_trigger(),
         cuda: is_cuda() && !by_trigger(),
-    }
+        direct: control(&device()) == Control::Direct,
+    })
 }
 
 /// Whether kernels may own send queues: not on the path `sync`, and not where the NIC's messages are too short for them.

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use doorbell::{Cause, Error, QueueKind, Status, Ticket, WcStatus, WorkError};
+use doorbell::{
+    Cause, Completion, Error, Opcode, Operation, QueueKind, Status, Ticket, WcStatus, WorkError,
+};
 
 use crate::memory::{Found, Memory, is_zero, word};
 use crate::plan::{Call, Plan, Recorded, STEPS_MAX, Send, Step, Transfer, recorded};
@@ -336,7 +338,7 @@ impl Request {
             What::Send(send) => match send.transfer {
                 Transfer::Send | Transfer::SendInline => None,
                 transfer if transfer.is_atomic() => None,
-                _ => Some((send.to, send.len_bytes)),
+                _ => (send.len_bytes > 0).then_some((send.to, send.len_bytes)),
             },
             _ => None,
         }
@@ -612,8 +614,9 @@ impl Model {
         }
     }
 
-    /// A poll has found the completion of that request.
-    pub fn polled(&self, life: &Life, side: QueueKind, wr_id: u64) {
+    /// A poll has found that completion.
+    pub fn polled(&self, life: &Life, side: QueueKind, completion: Completion) {
+        let wr_id = completion.wr_id;
         let order = &life.sides[side as usize];
         let index = order.taken.fetch_add(1, Ordering::SeqCst);
         let expected = lock(&order.completions).get(index).copied();
@@ -643,6 +646,7 @@ impl Model {
             let number = request.number;
             self.lie("polled out of order", format!("endpoint {} {side:?}: completion {index} is of step {number} and not {expected:?}", life.end));
         }
+        self.says(request, completion);
         match trail.ticket.as_ref().map(Ticket::status) {
             Some(Status::Complete) | None => {}
             Some(_) if trail.dropped => {}
@@ -652,6 +656,56 @@ impl Model {
                     format!("the ticket of step {} says {status:?}", request.number),
                 );
             }
+        }
+    }
+
+    /// Checks what a completion says of its request.
+    fn says(&self, request: &Request, completion: Completion) {
+        let (operation, len_bytes, imm) = match &request.what {
+            What::Send(send) => {
+                let number = request.number;
+                let opcode = match (send.transfer, imm(number, send.transfer)) {
+                    (Transfer::Write | Transfer::WriteInline, _) => Opcode::RdmaWrite,
+                    (Transfer::WriteImm, _) => Opcode::RdmaWriteImm,
+                    (Transfer::Send | Transfer::SendInline, None) => Opcode::Send,
+                    (Transfer::Send | Transfer::SendInline, Some(_)) => Opcode::SendImm,
+                    (Transfer::Read, _) => Opcode::RdmaRead,
+                    (Transfer::FetchAdd, _) => Opcode::AtomicFa,
+                    (Transfer::CompareSwap, _) => Opcode::AtomicCs,
+                };
+                let len_bytes = match opcode {
+                    Opcode::RdmaRead | Opcode::AtomicFa | Opcode::AtomicCs => send.len_bytes as u32,
+                    _ => 0,
+                };
+                (Operation::Post(opcode), len_bytes, None)
+            }
+            What::Recv { to, .. } => {
+                let bytes = Memory::read(&self.memory.targets[*to], request.number);
+                let sender = (self.memory.sender(&bytes))
+                    .or(completion.imm.map(|imm| imm as usize))
+                    .and_then(|sender| self.requests.get(sender)?.as_ref());
+                let Some((number, What::Send(send))) =
+                    sender.map(|sender| (sender.number, &sender.what))
+                else {
+                    // The ticket is checked for that.
+                    return;
+                };
+                let operation = match send.transfer {
+                    Transfer::WriteImm => Operation::ReceiveWrite,
+                    _ => Operation::Receive,
+                };
+                let imm = imm(number, send.transfer);
+                (operation, send.len_bytes as u32, imm)
+            }
+            _ => return,
+        };
+        let said = (completion.operation, completion.len_bytes, completion.imm);
+        if said != (operation, len_bytes, imm) {
+            let expected = (operation, len_bytes, imm);
+            self.lie(
+                "a completion that says something else",
+                format!("step {}: {said:?} instead of {expected:?}", request.number),
+            );
         }
     }
 
@@ -778,6 +832,13 @@ impl Model {
             self.lie("complete and never sent", format!("step {number}: {why}"));
             return;
         }
+        if let (What::Send(send), Some(details)) = (&request.what, ticket.details()) {
+            let brings = send.transfer.is_atomic() || send.transfer == Transfer::Read;
+            if !brings || !send.signaled || details != (send.len_bytes as u32, None) {
+                let text = format!("step {number}: {details:?}, and it is {send:?}");
+                self.lie("wrong details", text);
+            }
+        }
         match &request.what {
             What::Send(Send {
                 transfer: Transfer::FetchAdd,
@@ -826,6 +887,7 @@ impl Model {
                     );
                 }
             }
+            What::Send(Send { len_bytes: 0, .. }) => {}
             What::Send(send) => {
                 if trail.found != Some(Found::All) {
                     self.lie(

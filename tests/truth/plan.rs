@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use doorbell::softcx::{CommandKind, CommandKinds, Faults};
-use doorbell::{EndpointConfig, QueueKind};
+use doorbell::{Control, EndpointConfig, QueueKind};
 
 use crate::rig::{Random, strict};
 
@@ -177,6 +177,8 @@ pub struct Means {
     pub panics: bool,
     /// They are streams of a GPU whose work the driver executes: graphs, and queues of kernels.
     pub cuda: bool,
+    /// Endpoints of the device can use the path `direct` as well as `proxy`.
+    pub direct: bool,
 }
 
 /// What a device of this process does once, with the packet, request or completion of that number, or from now on for so many nanoseconds.
@@ -305,6 +307,8 @@ pub enum Call {
         event: usize,
         timeout: Option<Duration>,
     },
+    /// Has an eventfd notified when an event has passed.
+    Notify(usize),
     TakeFault(usize),
     /// Captures a stream, and makes a graph that later steps launch.
     Capture {
@@ -336,7 +340,7 @@ impl Plan {
         // Posts by the calling thread, many of which fail, and resets: rare interleavings need many of them.
         let is_storm = random.below(6) == 0;
         let pairs: Vec<_> = (0..if is_storm { 1 } else { 1 + random.below(3) })
-            .map(|_| config(&mut random, is_storm))
+            .map(|_| config(&mut random, is_storm, means))
             .collect();
         let streams = 1 + random.below(3) as usize;
         let threads = if is_storm {
@@ -485,21 +489,29 @@ impl Plan {
     }
 }
 
-fn config(random: &mut Random, is_storm: bool) -> EndpointConfig {
+fn config(random: &mut Random, is_storm: bool, means: Means) -> EndpointConfig {
     let ms = Duration::from_millis;
     let depths = if is_storm {
         [1, 1, 1, 2]
     } else {
         [1, 2, 4, 16]
     };
-    EndpointConfig::default()
+    let config = EndpointConfig::default()
         .send_depth(*random.pick(&depths))
         .recv_depth(*random.pick(&[1, 4, 16]))
         .ack_timeout(5 + random.below(4) as u8)
-        .retry_count(*random.pick(&[1, 3, 7]))
-        .rnr_retry(*random.pick(&[1, 7, 7]))
+        .retry_count(*random.pick(&[0, 1, 3, 7]))
+        .rnr_retry(*random.pick(&[0, 1, 7, 7]))
+        .min_rnr_timer(*random.pick(&[1, 12]))
+        .max_reads(*random.pick(&[1, 16]))
         .mtu_bytes(*random.pick(&[256, 1024]))
-        .wait_timeout(Some(*random.pick(&[ms(5), ms(50), ms(500)])))
+        .room_timeout(*random.pick(&[None, None, Some(ms(1))]))
+        .wait_timeout(Some(*random.pick(&[ms(5), ms(50), ms(500)])));
+    match random.below(4) {
+        0 if means.direct => config.control(Some(Control::Proxy)),
+        1 if means.direct => config.blueflame(true),
+        _ => config,
+    }
 }
 
 /// Kinds of calls that a plan may leave out.
@@ -690,7 +702,8 @@ impl Makes {
                 count: self.random.below(6) as u32,
                 timeout: Duration::from_micros(self.random.below(3000)),
             },
-            99..=103 => Call::AskEvent {
+            99 | 100 => Call::Notify(self.below(EVENTS)),
+            101..=103 => Call::AskEvent {
                 event: self.below(EVENTS),
                 timeout: *self.random.pick(&[None, Some(Duration::from_micros(500))]),
             },
@@ -851,8 +864,11 @@ impl Makes {
         let transfer = *self.random.pick(&transfers);
         let len_bytes = match transfer {
             FetchAdd | CompareSwap => 8,
-            WriteInline | SendInline => 16 + 8 * self.random.below(7),
-            _ => *self.random.pick(&[16, 64, 64, PLACE]),
+            // A receive tells its sender by the first bytes.
+            SendInline => 16 + self.random.below(49),
+            WriteInline => *self.random.pick(&[0, 1, 16, 37, 64]),
+            Transfer::Send => *self.random.pick(&[16, 64, 67, PLACE]),
+            _ => *self.random.pick(&[0, 16, 64, 64, 67, PLACE - 3, PLACE]),
         };
         Send {
             end: self.end(),
@@ -997,12 +1013,16 @@ impl fmt::Display for Plan {
                 rnr_retry,
                 mtu_bytes,
                 wait_timeout,
+                room_timeout,
+                blueflame,
+                control,
                 ..
             } = config;
             writeln!(
                 f,
                 "let (a{number}, b{number}) = pair(send_depth({send_depth}).recv_depth({recv_depth}).ack_timeout({ack_timeout}).retry_count({retry_count})\
-                 .rnr_retry({rnr_retry}).mtu_bytes({mtu_bytes}).wait_timeout({wait_timeout:?}));"
+                 .rnr_retry({rnr_retry}).mtu_bytes({mtu_bytes}).wait_timeout({wait_timeout:?}).room_timeout({room_timeout:?}).blueflame({blueflame})\
+                 .control({control:?}));"
             )?;
         }
         for (stream, _) in (self.continues.iter().enumerate()).filter(|(_, goes_on)| **goes_on) {
@@ -1174,6 +1194,7 @@ impl fmt::Display for Step {
                 Some(timeout) => write!(f, "e{event}.synchronize({timeout:?});"),
                 None => write!(f, "e{event}.query();"),
             },
+            Call::Notify(event) => write!(f, "e{event}.notify(eventfd);"),
             Call::TakeFault(stream) => write!(f, "s{stream}.take_fault();"),
             Call::Capture { stream, operations } => {
                 write!(f, "let g{number} = capture(&s{stream}, {operations:?});")

@@ -1,4 +1,5 @@
 //! Executes a plan with endpoints, streams and threads, and passes the result of each call to the model.
+#![allow(unsafe_code)] // creates eventfds, and reads them
 
 mod bounce;
 #[cfg(feature = "cuda")]
@@ -7,6 +8,7 @@ mod group;
 #[cfg(feature = "cuda")]
 mod kernel_queue;
 
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -34,6 +36,9 @@ use kernel_queue::{Codes, OwnedQueue};
 
 /// Longer than a kernel waits for its gate.
 const GATE: Duration = Duration::from_secs(30);
+
+/// Longer than a notification takes after its event has passed.
+const NOTIFIES: Duration = Duration::from_secs(5);
 
 /// How long a post to a full queue is retried.
 const INSISTS: Duration = Duration::from_millis(1);
@@ -104,7 +109,10 @@ pub struct World<'a> {
     deregistered: Mutex<Vec<(usize, Vec<Vec<u8>>)>>,
     /// What bounce buffers have written.
     written: Mutex<Vec<Written>>,
-    control: Control,
+    /// The events that had not passed when a notification was asked for, each with its eventfd.
+    notifications: Mutex<Vec<(Event, OwnedFd)>>,
+    is_sync: bool,
+    has_proxy: bool,
 }
 
 /// The findings of a run, and whether something did not end, after which the process must not continue.
@@ -229,7 +237,11 @@ impl<'a> World<'a> {
         let aborts = (endpoints.iter())
             .map(|endpoint| endpoint.as_ref().map(Endpoint::abort_handle))
             .collect();
-        let control = endpoints[0].as_ref().unwrap().path().control;
+        let has = |control: Control| {
+            let mut paths = endpoints.iter().flatten().map(Endpoint::path);
+            paths.any(|path| path.control == control)
+        };
+        let (is_sync, has_proxy) = (has(Control::Sync), has(Control::Proxy));
         let ends: Vec<_> = (endpoints.into_iter().enumerate())
             .map(|(end, endpoint)| {
                 Mutex::new(End {
@@ -252,7 +264,9 @@ impl<'a> World<'a> {
             peer,
             ranks,
             written: Mutex::default(),
-            control,
+            notifications: Mutex::default(),
+            is_sync,
+            has_proxy,
             aborts,
             ends,
             #[cfg(feature = "cuda")]
@@ -261,7 +275,8 @@ impl<'a> World<'a> {
             events: (0..EVENTS)
                 .map(|_| {
                     Mutex::new(Recorded {
-                        event: Event::new(),
+                        // Only those can notify.
+                        event: Event::blocking(),
                         at: None,
                     })
                 })
@@ -440,6 +455,7 @@ impl<'a> World<'a> {
                 timeout,
             } => self.wait_room(*end, *side, *count, *timeout),
             Call::AskEvent { event, timeout } => self.ask_event(*event, *timeout),
+            Call::Notify(event) => self.notify(*event),
             Call::TakeFault(stream) => {
                 let mut lane = self.lane(*stream);
                 match lane.stream.take_fault() {
@@ -512,7 +528,11 @@ impl<'a> World<'a> {
             _ => (place(number), 0),
         };
         let remote = remote.slice(offset, send.len_bytes).unwrap();
-        let each = send.len_bytes / send.pieces / 8 * 8;
+        // Every fifth step has an empty piece, unless it has but one.
+        let each = match number % 5 {
+            0 => 0,
+            _ => send.len_bytes / send.pieces / 8 * 8,
+        };
         let slices: Vec<Slice<'_>> = (0..send.pieces)
             .map(|piece| {
                 let len_bytes = if piece + 1 == send.pieces {
@@ -735,6 +755,42 @@ impl<'a> World<'a> {
         }
     }
 
+    fn notify(&self, event: usize) {
+        // Locked, so that it is not recorded meanwhile.
+        let recorded = lock(&self.events[event]);
+        let eventfd = eventfd();
+        let was_passed = recorded.event.query();
+        match recorded.event.notify(eventfd.as_fd()) {
+            Ok(()) if was_passed != Ok(false) && count(&eventfd) != 1 => self.model.lie(
+                "no notification of an event that has passed",
+                format!("{was_passed:?}"),
+            ),
+            Ok(()) if was_passed != Ok(false) => {}
+            Ok(()) => lock(&self.notifications).push((recorded.event.clone(), eventfd)),
+            Err(error) => self.model.lie("unexpected error", format!("{error:?}")),
+        }
+    }
+
+    /// All streams are done: each notification has come, once.
+    fn settle_notifications(&self) {
+        let started = Instant::now();
+        for (event, eventfd) in lock(&self.notifications).iter() {
+            let mut times = count(eventfd);
+            // A thread that observes streams may have no processor.
+            while times == 0 && started.elapsed() < NOTIFIES {
+                std::thread::sleep(Duration::from_micros(100));
+                times += count(eventfd);
+            }
+            if times != 1 {
+                let passed = event.query();
+                self.model.lie(
+                    "not notified once",
+                    format!("{times} times, and the event says {passed:?}"),
+                );
+            }
+        }
+    }
+
     fn poll(
         &self,
         end: usize,
@@ -747,7 +803,7 @@ impl<'a> World<'a> {
         match take(endpoint) {
             // The completion of a bounce buffer's chunk, left by a transfer that failed.
             Ok(Some(completion)) if completion.wr_id >= bounce::CHUNKS => {}
-            Ok(Some(completion)) => self.model.polled(life, side, completion.wr_id),
+            Ok(Some(completion)) => self.model.polled(life, side, completion),
             Ok(None) => {}
             Err(Error::State {
                 kind: StateKind::KernelsOwnQueue,
@@ -906,7 +962,7 @@ impl<'a> World<'a> {
             .iter()
             .rposition(|entry| matches!(entry, Entry::Report))
             .unwrap_or(0);
-        if is_ok && lane.stream.host().is_some() && lane.log[reported..].iter().any(panicked) {
+        if is_ok && skips(&lane.stream) && lane.log[reported..].iter().any(panicked) {
             self.model.lie(
                 "no word of a kernel that panicked",
                 format!("stream {stream}: synchronize is Ok"),
@@ -994,7 +1050,7 @@ impl<'a> World<'a> {
     }
 
     fn stall(&self, device: &Device, is_stalled: bool) {
-        if self.control == Control::Proxy {
+        if self.has_proxy {
             device.set_proxy_stalled(is_stalled).unwrap();
         }
     }
@@ -1085,6 +1141,7 @@ impl<'a> World<'a> {
             self.settle_lane(stream, &failures);
         }
         self.model.settle();
+        self.settle_notifications();
         self.settle_written();
         for (bank, before) in lock(&self.deregistered).iter() {
             for (number, before) in before.iter().enumerate() {
@@ -1108,7 +1165,7 @@ impl<'a> World<'a> {
     /// `checks_faults` a wait.
     fn failures(&self, stream: usize) -> Vec<Option<usize>> {
         let lane = self.lane(stream);
-        let is_host = lane.stream.host().is_some();
+        let skips = skips(&lane.stream);
         let (mut panicked, mut wait) = (None, None);
         let mut failures = vec![None];
         for entry in &lane.log {
@@ -1126,7 +1183,7 @@ impl<'a> World<'a> {
                 }
                 _ => {}
             }
-            failures.push(panicked.or(wait).filter(|_| is_host));
+            failures.push(panicked.or(wait).filter(|_| skips));
         }
         failures
     }
@@ -1155,9 +1212,7 @@ impl<'a> World<'a> {
                     if *of != stream {
                         after.extend(Lane::last_kernel(&self.lane(*of).log[..*entries]));
                     }
-                    if self.model.checks_faults
-                        && lane.stream.host().is_some()
-                        && !self.plan.continues[*of]
+                    if self.model.checks_faults && skips(&lane.stream) && !self.plan.continues[*of]
                     {
                         poisoned = poisoned.or(failures[*of][*entries]);
                     }
@@ -1186,6 +1241,12 @@ impl<'a> World<'a> {
                 Entry::Request(number) => {
                     let Some(by) = failed else { continue };
                     let request = self.model.request(*number);
+                    if lane.stream.host().is_none()
+                        && (request.is_wait() || request.end().is_none())
+                    {
+                        // A GPU executes stores, and waits, which may find what they wait for.
+                        continue;
+                    }
                     request
                         .trail()
                         .never
@@ -1223,8 +1284,7 @@ impl<'a> World<'a> {
         };
         for entry in &before[running + 1..] {
             match entry {
-                // A GPU cannot skip a kernel.
-                Entry::Kernel(kernel) if is_host && kernel.started() != 0 => {
+                Entry::Kernel(kernel) if skips(&lane.stream) && kernel.started() != 0 => {
                     self.model.lie(
                         "kernel ran after an abort",
                         format!("stream {stream}: kernel {}", kernel.number),
@@ -1241,7 +1301,7 @@ impl<'a> World<'a> {
                         .never
                         .get_or_insert("its stream was aborted before it came to it");
                     drop(trail);
-                    if request.status() == Some(Status::Complete) && self.control != Control::Sync {
+                    if request.status() == Some(Status::Complete) && !self.is_sync {
                         self.model.lie(
                             "complete after an abort",
                             format!("stream {stream}: step {number}"),
@@ -1268,6 +1328,32 @@ impl Lane {
         };
         log.iter().rev().find_map(kernel)
     }
+}
+
+/// Whether a stream calls no function behind a failure, and executes no operation. If kernels of an application execute the operations, its functions
+/// are on another stream.
+fn skips(stream: &Stream) -> bool {
+    #[cfg(feature = "cuda")]
+    if stream.cuda().is_some() {
+        return true;
+    }
+    stream.host().is_some()
+}
+
+fn eventfd() -> OwnedFd {
+    // SAFETY: makes a descriptor, which belongs to the caller.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    assert!(fd >= 0);
+    // SAFETY: just made.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// The count of an eventfd, which becomes 0; 0 if it is.
+fn count(eventfd: &OwnedFd) -> u64 {
+    let mut count = 0_u64;
+    // SAFETY: reads eight bytes into eight bytes.
+    let read = unsafe { libc::read(eventfd.as_raw_fd(), (&raw mut count).cast(), 8) };
+    if read == 8 { count } else { 0 }
 }
 
 /// The three ways to execute one operation.

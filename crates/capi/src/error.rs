@@ -8,26 +8,29 @@ use crate::boundary::call;
 use crate::last_error;
 use doorbell_rs::{Cause, WorkError};
 
+/// No operation failed.
+#[allow(dead_code)] // the cause of a failure that is all zeros
+pub const DOORBELL_CAUSE_NONE: u32 = 0;
 /// The device completed a work request in error.
-pub const DOORBELL_CAUSE_COMPLETION: u32 = 0;
+pub const DOORBELL_CAUSE_COMPLETION: u32 = 1;
 /// A wait on a stream took longer than its deadline.
-pub const DOORBELL_CAUSE_DEADLINE: u32 = 1;
+pub const DOORBELL_CAUSE_DEADLINE: u32 = 2;
 /// The queue pair went to its error state by itself.
-pub const DOORBELL_CAUSE_QUEUE_PAIR: u32 = 2;
+pub const DOORBELL_CAUSE_QUEUE_PAIR: u32 = 3;
 /// A completion queue overran.
-pub const DOORBELL_CAUSE_OVERRUN: u32 = 3;
+pub const DOORBELL_CAUSE_OVERRUN: u32 = 4;
 /// A stream failed or was aborted before it executed the operation.
-pub const DOORBELL_CAUSE_DISCARDED: u32 = 4;
+pub const DOORBELL_CAUSE_DISCARDED: u32 = 5;
 /// The application called abort.
-pub const DOORBELL_CAUSE_ABORTED: u32 = 5;
+pub const DOORBELL_CAUSE_ABORTED: u32 = 6;
 /// Something wrote over a trigger word.
-pub const DOORBELL_CAUSE_TRIGGER: u32 = 6;
+pub const DOORBELL_CAUSE_TRIGGER: u32 = 7;
 /// The application destroyed the endpoint.
-pub const DOORBELL_CAUSE_DROPPED: u32 = 7;
+pub const DOORBELL_CAUSE_DROPPED: u32 = 8;
 /// A rank of the group has ended or failed.
-pub const DOORBELL_CAUSE_RANK: u32 = 8;
+pub const DOORBELL_CAUSE_RANK: u32 = 9;
 /// The value that ended a wait may be one that ended the wait of another stream.
-pub const DOORBELL_CAUSE_SUBSTITUTE: u32 = 9;
+pub const DOORBELL_CAUSE_SUBSTITUTE: u32 = 10;
 
 /// [`WorkError`] for C.
 #[repr(C)]

@@ -3,6 +3,7 @@
 #![allow(non_camel_case_types)] // the names are the header's
 
 use std::ffi::c_int;
+use std::os::fd::BorrowedFd;
 
 use crate::argument::{out, out_handle, timeout};
 use crate::boundary::{call, guard};
@@ -81,6 +82,28 @@ pub unsafe extern "C" fn doorbell_event_synchronize(
 ) -> c_int {
     call!(event = get(event), || {
         event.inner.synchronize(timeout(timeout_ms)?)?;
+        Ok(0)
+    })
+}
+
+/// Notifies a descriptor when the work that an event stands for is done.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_event_notify(
+    event: *const doorbell_event,
+    eventfd: c_int,
+) -> c_int {
+    call!(event = get(event), || {
+        // SAFETY: asks about a number that need not be a descriptor.
+        if eventfd < 0 || unsafe { libc::fcntl(eventfd, libc::F_GETFD) } < 0 {
+            let reason = format!("{eventfd} is not an open descriptor");
+            return Err(Failure::argument("eventfd", reason));
+        }
+        // SAFETY: it is open, and the caller does not close it within this call.
+        let eventfd = unsafe { BorrowedFd::borrow_raw(eventfd) };
+        event.inner.notify(eventfd)?;
         Ok(0)
     })
 }

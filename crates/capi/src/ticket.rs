@@ -129,7 +129,7 @@ pub unsafe extern "C" fn doorbell_ticket_wait(
     })
 }
 
-/// Bytes and immediate data of an operation that is complete.
+/// What a complete receive, read or atomic has brought.
 ///
 /// # Safety
 /// As the header says of pointers.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{PoisonError, TryLockError};
 
-use super::QueueState;
+use super::{Details, QueueState};
 use crate::Cause;
 use crate::endpoint::outcome::{Evidence, RequestState};
 use crate::endpoint::{Completion, Operation};
@@ -167,15 +167,24 @@ impl QueueState {
                     self.consumed.store(work.end, Ordering::Release);
                     let state = RequestState::from_byte(outcome.state.load(Ordering::Relaxed));
                     if !last {
+                        outcome.note(Details::None);
                         outcome.set_state(state.after_later(evidence));
                         return;
                     }
                     wr_id = Some(work.wr_id);
-                    outcome.len_bytes.store(cqe.byte_count, Ordering::Relaxed);
-                    outcome.imm.store(cqe.imm, Ordering::Relaxed);
-                    let imm =
-                        matches!(cqe.opcode, CqeOpcode::RespSendImm | CqeOpcode::RespWriteImm);
-                    outcome.imm_valid.store(imm, Ordering::Relaxed);
+                    outcome.note(match (cqe.transferred(), cqe.opcode) {
+                        (None, _) => Details::None,
+                        (Some(len_bytes), opcode) => {
+                            outcome.len_bytes.store(len_bytes, Ordering::Relaxed);
+                            outcome.imm.store(cqe.imm, Ordering::Relaxed);
+                            match opcode {
+                                CqeOpcode::RespSendImm | CqeOpcode::RespWriteImm => {
+                                    Details::BytesAndImm
+                                }
+                                _ => Details::Bytes,
+                            }
+                        }
+                    });
                     outcome.set_state(state.after_own(evidence));
                     tell(wr_id);
                 });
@@ -231,7 +240,7 @@ impl QueueState {
         Some(Ok(Completion {
             wr_id: wr_id.unwrap_or(0),
             operation,
-            len_bytes: cqe.byte_count,
+            len_bytes: cqe.transferred().unwrap_or(0),
             imm,
         }))
     }

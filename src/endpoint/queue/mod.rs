@@ -39,16 +39,31 @@ pub(super) struct RequestOutcome {
     index: AtomicU32,
     /// [`RequestState`].
     state: AtomicU8,
-    imm_valid: AtomicBool,
+    /// [`Details`].
+    details: AtomicU8,
     len_bytes: AtomicU32,
     imm: AtomicU32,
     wr_id: AtomicU64,
+}
+
+/// What a completion has said of a work request besides that it is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Details {
+    None = 0,
+    Bytes = 1,
+    BytesAndImm = 2,
 }
 
 impl RequestOutcome {
     #[inline]
     fn state(&self) -> RequestState {
         RequestState::from_byte(self.state.load(Ordering::Acquire))
+    }
+
+    #[inline]
+    fn note(&self, details: Details) {
+        self.details.store(details as u8, Ordering::Relaxed);
     }
 
     /// Release: a thread that sees the state sees the other fields.
@@ -137,7 +152,7 @@ impl QueueState {
             serial: AtomicU32::new(0),
             index: AtomicU32::new(0),
             state: AtomicU8::new(RequestState::Posted as u8),
-            imm_valid: AtomicBool::new(false),
+            details: AtomicU8::new(Details::None as u8),
             len_bytes: AtomicU32::new(0),
             imm: AtomicU32::new(0),
             wr_id: AtomicU64::new(0),

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::QueueState;
 use super::wait_word::{Wait, WaitWord};
+use super::{Details, QueueState};
 use crate::endpoint::outcome::{DeviceState, OpStatus, RequestState};
 
 /// The statuses of the operations of one kind when a generation of the endpoint ended: operations before `failed_from` succeeded, and
@@ -72,7 +72,7 @@ impl QueueState {
         state.status_in(end, is_behind(rung), is_behind(queued))
     }
 
-    /// What a receive received, or how much was sent, as long as that is known.
+    /// What a receive, a read or an atomic has brought, as long as that is known.
     pub(in crate::endpoint) fn details(
         &self,
         seq: u32,
@@ -80,10 +80,9 @@ impl QueueState {
     ) -> Option<(u64, u32, Option<u32>)> {
         let outcome = self.outcome(seq);
         let done = outcome.state() == RequestState::Succeeded;
-        let imm = outcome
-            .imm_valid
-            .load(Ordering::Relaxed)
-            .then(|| outcome.imm.load(Ordering::Relaxed));
+        let details = outcome.details.load(Ordering::Relaxed);
+        let imm =
+            (details == Details::BytesAndImm as u8).then(|| outcome.imm.load(Ordering::Relaxed));
         let found = (
             outcome.wr_id.load(Ordering::Relaxed),
             outcome.len_bytes.load(Ordering::Relaxed),
@@ -93,7 +92,7 @@ impl QueueState {
         fence(Ordering::Acquire);
         let same = outcome.serial.load(Ordering::Acquire) == serial
             && outcome.seq.load(Ordering::Relaxed) == seq;
-        (done && same).then_some(found)
+        (done && same && details != Details::None as u8).then_some(found)
     }
 
     /// Starts a wait for the completion of this running index. Returns its serial.

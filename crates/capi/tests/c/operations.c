@@ -3,8 +3,11 @@
 
 #include "expect.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 static uint8_t *bytes_of(const struct rig *rig, uint64_t offset)
 {
@@ -247,11 +250,14 @@ static void prepares_and_posts(struct rig *rig)
 static void waits_for_words_and_events(struct rig *rig)
 {
 	doorbell_stream *other;
-	doorbell_event *start, *end, *plain;
+	doorbell_event *start, *end, *plain, *later;
 	doorbell_ticket *wait;
 	doorbell_failure failure;
-	uint64_t elapsed_ns = UINT64_MAX;
+	uint64_t elapsed_ns = UINT64_MAX, told = 0;
+	struct pollfd readable = {.events = POLLIN};
 
+	readable.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	EXPECT(readable.fd >= 0);
 	WORKS(doorbell_stream_create_host(NULL, 8, &other));
 	WORKS(doorbell_event_create(DOORBELL_EVENT_BLOCKING, &start));
 	WORKS(doorbell_event_create(0, &end));
@@ -264,6 +270,14 @@ static void waits_for_words_and_events(struct rig *rig)
 	WORKS(doorbell_stream_wait_event(other, end));
 	WORKS(doorbell_stream_record(other, plain));
 	WORKS(doorbell_event_synchronize(start, SOON_MS));
+	WORKS(doorbell_event_notify(start, readable.fd));
+	EXPECT(read(readable.fd, &told, sizeof told) == sizeof told && told == 1);
+	GIVES(DOORBELL_ESTATE, doorbell_event_notify(plain, readable.fd));
+	GIVES(DOORBELL_EINVAL, doorbell_event_notify(start, -1));
+	WORKS(doorbell_event_create(DOORBELL_EVENT_BLOCKING, &later));
+	WORKS(doorbell_stream_record(other, later));
+	WORKS(doorbell_event_notify(later, readable.fd));
+	EXPECT(poll(&readable, 1, 20) == 0);
 	GIVES(0, doorbell_event_query(end));
 	GIVES(0, doorbell_event_query(plain));
 	GIVES(DOORBELL_ETIMEOUT, doorbell_event_synchronize(plain, 1));
@@ -280,6 +294,10 @@ static void waits_for_words_and_events(struct rig *rig)
 	WORKS(doorbell_wait_value32(rig->region, 512, DOORBELL_WAIT_AND, 4, SOON_MS));
 	WORKS(doorbell_wait_value32(rig->region, 512, DOORBELL_WAIT_NOR, 6, DOORBELL_DEFAULT_TIMEOUT));
 	WORKS(doorbell_event_synchronize(plain, SOON_MS));
+	EXPECT(poll(&readable, 1, SOON_MS) == 1);
+	GIVES(1, doorbell_event_query(later));
+	WORKS(doorbell_event_destroy(later));
+	EXPECT(close(readable.fd) == 0);
 	GIVES(DOORBELL_STATUS_COMPLETE, doorbell_ticket_status(wait, NULL));
 	WORKS(doorbell_event_elapsed_ns(start, end, &elapsed_ns));
 	EXPECT(elapsed_ns < (uint64_t)SOON_MS * 1000000);

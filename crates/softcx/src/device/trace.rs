@@ -315,7 +315,10 @@ impl fmt::Display for CqeText<'_> {
                 None => write!(f, " ERROR syndrome {:#04x}", cqe.syndrome),
             };
         }
-        write!(f, " SUCCESS {} B", cqe.byte_count)?;
+        f.write_str(" SUCCESS")?;
+        if let Some(len_bytes) = cqe.transferred() {
+            write!(f, " {len_bytes} B")?;
+        }
         if cqe.opcode.is_receive() {
             write!(f, " from qp {:#08x} lid {}", cqe.source_qpn, cqe.source_lid)?;
             if cqe.grh != 0 {

@@ -1,6 +1,6 @@
 //! Completion queue entries, parsed and encoded.
 
-use super::Syndrome;
+use super::{Opcode, Syndrome};
 use crate::verbs::WcStatus;
 
 /// Size of a CQE in bytes (mlx5dv.h, `struct mlx5_cqe64`).
@@ -92,7 +92,7 @@ pub struct Cqe {
     pub qpn: u32,
     /// The index of the WQE, modulo 2^16: of its first WQEBB for a send, of the WQE for a receive.
     pub wqe_counter: u16,
-    /// Bytes received or read.
+    /// Bytes received or read. For other requests a device may write anything here; see [`Cqe::transferred`].
     pub byte_count: u32,
     /// Immediate data in host order; or the key that was closed.
     pub imm: u32,
@@ -120,6 +120,23 @@ pub struct Cqe {
     pub solicited: bool,
     /// The owner bit.
     pub owner: bool,
+}
+
+impl Cqe {
+    /// The bytes that a receive, a read or an atomic has brought. `None` for other requests and for errors, of which libmlx5 does not use the count
+    /// either (rdma-core, providers/mlx5/cq.c, `handle_good_req`).
+    #[inline]
+    pub const fn transferred(&self) -> Option<u32> {
+        const READ: u8 = Opcode::RdmaRead as u8;
+        const COMPARE_SWAP: u8 = Opcode::AtomicCs as u8;
+        const FETCH_ADD: u8 = Opcode::AtomicFa as u8;
+        match (self.opcode, self.send_opcode) {
+            (CqeOpcode::Req, READ) => Some(self.byte_count),
+            (CqeOpcode::Req, COMPARE_SWAP | FETCH_ADD) => Some(8),
+            (opcode, _) if opcode.is_receive() && !opcode.is_error() => Some(self.byte_count),
+            _ => None,
+        }
+    }
 }
 
 impl Default for Cqe {

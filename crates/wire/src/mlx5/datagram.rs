@@ -1,6 +1,6 @@
 //! The datagram segment: where a datagram goes, in each WQE of a UD queue pair.
 
-use super::wqe::be32;
+use super::wqe_parse::be32;
 
 /// Set in `dqp_dct` by drivers that write the segment in its long form, the only one (rdma-core, `MLX5_EXTENDED_UD_AV`).
 const EXTENDED: u32 = 0x8000_0000;

@@ -18,7 +18,7 @@ mod send_queue;
 mod shim;
 mod syndrome;
 mod window;
-mod wqe;
+mod wqe_parse;
 mod wqe_text;
 
 pub use cq_ring::{CqRing, CqRingConfig, RELEASED_VENDOR_SYNDROME, is_synthetic};
@@ -32,7 +32,7 @@ pub use send_queue::{SendQueue, SendQueueConfig};
 pub use shim::layout;
 pub use syndrome::Syndrome;
 pub use window::{WindowOpening, WindowUpdate};
-pub use wqe::{
+pub use wqe_parse::{
     ControlSegment, Doorbell, PayloadSegments, RemoteAtomic, RemoteSegment, Segment, WQEBB_BYTES,
     Wqe, parse_recv,
 };

@@ -1,6 +1,6 @@
 //! What a UMR WQE says: a memory window is bound or closed.
 
-use super::wqe::{be32, be64};
+use super::wqe_parse::{be32, be64};
 
 /// What a UMR WQE does to a memory window (mlx5dv.h, `struct mlx5_wqe_umr_ctrl_seg`, `mlx5_wqe_mkey_context_seg` and
 /// `mlx5_wqe_umr_klm_seg`, as rdma-core's provider fills them for binding and invalidating).

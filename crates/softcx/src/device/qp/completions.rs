@@ -2,10 +2,13 @@
 
 use super::{DeviceParts, Qp, State};
 use crate::device::copies::CopyOrigin;
-use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
+use doorbell_wire::mlx5::{Cqe, CqeOpcode, Opcode, Syndrome};
+
+/// The byte count in a CQE of a request that is no read. Drivers do not look at it, so it may be anything.
+const COUNTS_NOTHING: u32 = 0xdead_c0de;
 
 impl Qp {
-    /// Completes a work request of the send queue.
+    /// Completes a work request of the send queue, which has transferred `byte_count` bytes.
     #[inline]
     pub(crate) fn complete_send(
         &mut self,
@@ -18,6 +21,10 @@ impl Qp {
         // Behind what it reports.
         let lost = context.copies.settle_for(self.parts.qpn, false).is_some();
         let syndrome = syndrome.or(lost.then_some(Syndrome::LocalProt));
+        let byte_count = match Opcode::from_raw(opcode) {
+            Some(Opcode::RdmaRead) => byte_count,
+            _ => COUNTS_NOTHING,
+        };
         let cqe = Cqe {
             opcode: if syndrome.is_some() {
                 CqeOpcode::ReqErr

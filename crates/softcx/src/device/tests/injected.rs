@@ -267,7 +267,7 @@ fn the_trace_has_a_line_for_everything() {
         ),
         format!("n{node} TX  -> self RC qp {to:#08x} -> {from:#08x} psn 0x001000 ACK"),
         format!("n{node} RX  <- n{node} RC qp {to:#08x} -> {from:#08x} psn 0x001000 ACK"),
-        format!("n{node} CQE cq {sends} qp {from:#08x} sq 0 SEND SUCCESS 100 B"),
+        format!("n{node} CQE cq {sends} qp {from:#08x} sq 0 SEND SUCCESS"),
     ];
     assert_eq!(lines[..8], expected, "\n{text}");
     for part in [
