@@ -484,6 +484,10 @@ fn stuck_copies_and_a_frozen_device_end_by_the_deadline() {
         "{error:?}"
     );
     assert!(is_idle(&engine));
+    if matches!(error, Error::Timeout { .. }) {
+        let cause = pair.a.failure().map(|failure| failure.cause);
+        assert_eq!(cause, Some(Cause::Deadline(short)));
+    }
     device.set_frozen(false);
     pair.reset();
     round(&mut pair, &engine, &mut bounce, 5000, 6);

@@ -1441,6 +1441,43 @@ fn panicking_host_function_fails_only_its_stream() {
     Bench::new().works(&new_stream(&context, "next"), 2);
 }
 
+/// As on a stream of the host.
+#[test]
+fn a_function_that_panics_during_an_abort_fails_its_stream() {
+    let _alone = alone();
+    let test = "a_function_that_panics_during_an_abort_fails_its_stream";
+    let Some(context) = context(test) else {
+        return;
+    };
+    type Step = Box<dyn FnOnce() + Send>;
+    fn check(launch: impl Fn(Step), abort: impl Fn(), result: impl Fn() -> doorbell::Result<()>) {
+        let (started, is_started) = std::sync::mpsc::channel();
+        let (panic, told) = std::sync::mpsc::channel();
+        launch(Box::new(move || {
+            started.send(()).unwrap();
+            told.recv().unwrap();
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }));
+        is_started.recv().unwrap();
+        abort();
+        panic.send(()).unwrap();
+        let error = result().unwrap_err();
+        assert!(error.to_string().contains("on purpose"), "{error}");
+    }
+    let stream = new_stream(&context, "aborted");
+    check(
+        |step| stream.launch_host(step).unwrap(),
+        || stream.abort(),
+        || stream.synchronize(SOON),
+    );
+    let stream = HostStream::new("aborted").unwrap();
+    check(
+        |step| stream.launch(step).unwrap(),
+        || stream.abort(),
+        || stream.synchronize(SOON),
+    );
+}
+
 /// Behind a wait that failed, and on a stream that was aborted; also if the fault was taken before the stream came there.
 #[test]
 fn host_functions_behind_a_failure_are_not_called() {
@@ -1683,6 +1720,26 @@ fn capture_beside_the_legacy_default_stream_stays_valid() {
             assert_eq!(sys::cuStreamDestroy_v2(blocking), OK);
         }
     }
+}
+
+/// The driver retires the last operation a moment after it has stored the count for which `synchronize` waits.
+#[test]
+fn synchronized_stream_has_no_work_for_a_query() {
+    let _alone = alone();
+    let test = "synchronized_stream_has_no_work_for_a_query";
+    let Some(context) = context(test) else {
+        return;
+    };
+    let stream = new_stream(&context, "asked");
+    let not_ready = sys::CUresult::CUDA_ERROR_NOT_READY as u32;
+    let _late = is_standin().then(|| Fault::here(&format!("cuStreamQuery:{not_ready}")));
+    stream.synchronize(SOON).unwrap();
+    assert_eq!(stream.query(), Ok(true));
+    let (end, told) = std::sync::mpsc::channel::<()>();
+    stream.launch_host(move || drop(told.recv())).unwrap();
+    assert_eq!(stream.query(), Ok(false));
+    end.send(()).unwrap();
+    stream.synchronize(SOON).unwrap();
 }
 
 /// A capture may begin between two calls of the library that are about the same stream.

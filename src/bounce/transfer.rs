@@ -11,7 +11,7 @@ use super::engine::{CopyEngine, CopyTicket};
 use crate::endpoint::{Endpoint, QueueKind, Ticket, Work};
 use crate::region::{Access, ProtectionDomain, Region, RemoteRegion};
 use crate::stream::Backoff;
-use crate::{Error, RemoteSlice, Result, StateKind};
+use crate::{Cause, Error, RemoteSlice, Result, StateKind};
 
 /// The largest chunk: 1 GiB.
 const CHUNK_BYTES_MAX: u32 = 1 << 30;
@@ -78,7 +78,7 @@ impl BounceConfig {
 /// The error is that of the first stage that failed. No chunk starts after it. The call returns when the chunks in flight have ended, so the caller
 /// may use the foreign memory again. The number of bytes that have arrived is not known. If the engine of a `write` or `read` fails, the endpoint
 /// stays usable. After a timeout with chunks on the wire, and after any failure of a `send` or `recv` that has begun, whose peer waits for chunks that will not
-/// come, the endpoint is aborted. If the engine does not end its copies within a second timeout, the error is [`Error::State`], and the engine may still
+/// come, the endpoint is aborted: with [`Cause::Deadline`] after a timeout. If the engine does not end its copies within a second timeout, the error is [`Error::State`], and the engine may still
 /// access the foreign memory.
 #[derive(Debug)]
 pub struct Bounce<E> {
@@ -317,7 +317,11 @@ impl<E: CopyEngine> Bounce<E> {
             Error::Work(of_chunk) => Error::Work(job.endpoint.failure().unwrap_or(of_chunk)),
             failed => failed,
         };
-        let clean = job.clear(deadline);
+        let cause = match failed {
+            Error::Timeout { .. } => Cause::Deadline(timeout),
+            _ => Cause::Aborted,
+        };
+        let clean = job.clear(deadline, cause, Cause::Deadline(timeout));
         let stuck = !job.end_copies(Instant::now().checked_add(timeout));
         if stuck {
             give_up(job.staging.clone());
@@ -482,11 +486,11 @@ impl<E: CopyEngine> Job<'_, E> {
         Ok(true)
     }
 
-    /// Waits until the endpoint has finished its operations, or aborts it. Returns whether it is certain that the endpoint no longer uses the staging
-    /// memory.
-    fn clear(&mut self, deadline: Option<Instant>) -> bool {
+    /// Waits until the endpoint has finished its operations, or aborts it: because of `cause` if the peer waits for chunks, and because of `late` if the
+    /// deadline passes. Returns whether it is certain that the endpoint no longer uses the staging memory.
+    fn clear(&mut self, deadline: Option<Instant>, cause: Cause, late: Cause) -> bool {
         if self.way.has_two_sides() {
-            self.endpoint.abort();
+            self.endpoint.fail(cause);
             return false;
         }
         let mut backoff = Backoff::new();
@@ -500,7 +504,7 @@ impl<E: CopyEngine> Job<'_, E> {
                     backoff.pause()
                 }
                 Ok(None) | Err(_) => {
-                    self.endpoint.abort();
+                    self.endpoint.fail(late);
                     return false;
                 }
             }

@@ -85,7 +85,6 @@ impl StreamState {
                     waits,
                     release_by,
                     released: None,
-                    is_given_up: false,
                     is_behind_failed: false,
                 },
             });

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::host_functions::FunctionPlace;
+use super::host_functions::{Boundary, FunctionPlace};
 use super::pending::defer_drops;
 use super::pending_queue::Arrived;
 use super::state::StreamState;
@@ -172,18 +172,18 @@ impl StreamState {
         });
     }
 
-    /// Failures of work that is queued now no longer count as a fault of the stream.
-    pub(super) fn forgive(&self) {
-        self.ignore_pending_failures(&self.pending.lock());
+    /// Failures of operations that are queued now no longer count as a fault of the stream.
+    pub(super) fn forgive_aborted(&self) {
+        self.forgive(&self.pending.lock(), Boundary::Aborted);
     }
 
-    fn ignore_pending_failures(&self, pending: &Arrived) {
+    fn forgive(&self, pending: &Arrived, because: Boundary) {
         let last = pending.last().unwrap_or_else(|| self.count.read());
         self.forgiven.fetch_max(last, Ordering::AcqRel);
         let mut functions = self.functions.lock();
         // Under the lock, which a function takes after it was counted: it keeps its place.
         let has_functions = self.count.functions.load(Ordering::Acquire) > 0;
-        functions.forgive(!has_functions);
+        functions.begin_period(because, !has_functions);
         drop(functions);
         if !self.fault.is_final() {
             self.stopped_from.store(u64::MAX, Ordering::Release);
@@ -195,7 +195,7 @@ impl StreamState {
         defer_drops(self.settle());
         let pending = self.pending.lock();
         if self.fault.is_sticky() {
-            self.ignore_pending_failures(&pending);
+            self.forgive(&pending, Boundary::Taken);
         }
         let failure = self.fault.take(|_| {})?;
         drop(pending);

@@ -84,9 +84,7 @@ pub(super) enum PendingWork {
         /// How this process can end its wait, if it has one.
         release_by: Option<ReleaseMethod>,
         released: Option<Released>,
-        /// It was decided that its wait fails, whatever its word becomes meanwhile.
-        is_given_up: bool,
-        /// Everything behind it was given up, so that its wait may end.
+        /// Everything behind it was given up, and the stream had not passed it: its wait may end, and fails whatever its word becomes meanwhile.
         is_behind_failed: bool,
         /// While it is pending, the owner's failure is the stream's.
         failure_notifier: Option<FailureGuard>,
@@ -391,41 +389,32 @@ impl PendingEntry {
     /// The stream has begun the entry. Ends its wait if its owner or the application wants that, or returns what must happen before.
     fn begin(&mut self, words: &StreamWords, aborted: bool) -> Option<Next> {
         self.start();
-        let (owner, cookie, release_by, released, is_given_up, is_behind_failed) =
-            match &mut self.what {
-                PendingWork::Program {
-                    owner,
-                    cookie,
-                    release_by,
-                    released,
-                    is_given_up,
-                    is_behind_failed,
-                    ..
-                } => (
-                    owner,
-                    cookie,
-                    release_by,
-                    released,
-                    is_given_up,
-                    is_behind_failed,
-                ),
-                PendingWork::Event {
-                    by_kernel: true,
-                    given_up,
-                    was_notified,
-                    ..
-                } => {
-                    if (aborted || *given_up) && !std::mem::replace(was_notified, true) {
-                        words.note(STATUS_WORK);
-                        words.release(self.done);
-                    }
-                    return None;
+        let (owner, cookie, release_by, released, is_behind_failed) = match &mut self.what {
+            PendingWork::Program {
+                owner,
+                cookie,
+                release_by,
+                released,
+                is_behind_failed,
+                ..
+            } => (owner, cookie, release_by, released, is_behind_failed),
+            PendingWork::Event {
+                by_kernel: true,
+                given_up,
+                was_notified,
+                ..
+            } => {
+                if (aborted || *given_up) && !std::mem::replace(was_notified, true) {
+                    words.note(STATUS_WORK);
+                    words.release(self.done);
                 }
-                PendingWork::Event { .. }
-                | PendingWork::Record(_)
-                | PendingWork::Count
-                | PendingWork::Launched { .. } => return None,
-            };
+                return None;
+            }
+            PendingWork::Event { .. }
+            | PendingWork::Record(_)
+            | PendingWork::Count
+            | PendingWork::Launched { .. } => return None,
+        };
         let release_by = release_by.as_mut()?;
         let ends = || !owner.ends_waits() && owner.released(*cookie);
         if let (Some(Released::Stored(substitute)), ReleaseMethod::Word(polled)) =
@@ -440,7 +429,6 @@ impl PendingEntry {
             return None;
         }
         if !*is_behind_failed && let Some(failure) = owner.failure_of(*cookie, Outcome::Released) {
-            *is_given_up = true;
             return Some(Next::GiveUpBehind(self.done, failure));
         }
         // The status comes before the end of the wait, so that kernels behind the wait see it.
@@ -463,7 +451,7 @@ impl PendingEntry {
     fn outcome(&self, words: &StreamWords) -> Outcome {
         let PendingWork::Program {
             released,
-            is_given_up,
+            is_behind_failed,
             ..
         } = &self.what
         else {
@@ -474,7 +462,7 @@ impl PendingEntry {
                 Some(Stop::Abandoned { from } | Stop::Malformed { from } | Stop::TimedOut { from }),
                 _,
             ) if from <= self.done => Outcome::Discarded,
-            _ if *is_given_up => Outcome::Released,
+            _ if *is_behind_failed => Outcome::Released,
             (_, Some(Released::Stored(_))) => Outcome::Released,
             // The condition may have held just before the kernel was notified.
             (_, Some(Released::Notified)) if words.was_released(self.done) => Outcome::Released,

@@ -26,6 +26,10 @@ impl StreamState {
                 }
                 Some(Next::GiveUpBehind(entry, failure)) => {
                     self.fail_from(entry, failure);
+                    if self.count.read() >= entry {
+                        // The stream has passed the wait by itself, and may have transmitted what is behind it: the wait has not failed.
+                        continue;
+                    }
                     let mut pending = self.pending.lock();
                     let entries = pending.entries.iter_mut();
                     entries
@@ -154,10 +158,10 @@ impl StreamState {
         }
     }
 
-    /// Gives up the pending work, by the application's wish: that is no fault.
+    /// Gives up the pending work, by the application's wish: that is no fault. A panic of the function that runs meanwhile is one.
     pub(super) fn abort(&self) {
         self.functions.lock().give_up(0, false);
-        self.forgive();
+        self.forgive_aborted();
         self.fail_pending("it was aborted".into());
         // After the owners: waits of theirs may come behind these.
         let mut pending = self.pending.lock();

@@ -10,7 +10,7 @@ use cudarc::driver::sys::{self, CUstream};
 use super::call_queue::CallQueue;
 use super::capture::forbid;
 use super::context::{ContextOnDemand, CudaContext, PER_THREAD};
-use super::deferred_free;
+use super::deferred_free::{self, StreamWork};
 use super::host_functions::GivenUpFunctions;
 use super::owner_readers::OwnerReaders;
 use super::pending_queue::PendingQueue;
@@ -147,6 +147,11 @@ impl StreamState {
         // Release: see `may_be_captured`.
         self.is_exposed.store(true, Ordering::Release);
         self.raw
+    }
+
+    /// Whether the stream has executed all that it was given. Never if the application may have queued work that is not counted.
+    pub(super) fn has_counted_all(&self) -> bool {
+        !self.is_exposed.load(Ordering::Acquire) && !self.count.is_left()
     }
 
     /// Notes that a graph builder begins to capture the stream, or has ended that. The caller holds the lock of the queue.

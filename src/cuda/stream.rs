@@ -401,7 +401,8 @@ unsafe impl Executor for CudaStream {
         let state = self.state();
         state.check()?;
         state.turn();
-        let idle = state.is_idle()?;
+        // The driver may take a moment to retire the operation that has stored the count.
+        let idle = state.is_idle()? || state.has_counted_all();
         if idle {
             state.settle_for_good();
         }

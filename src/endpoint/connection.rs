@@ -138,7 +138,11 @@ impl Endpoint {
 
     /// Aborts: fails the endpoint as the watchdog would, releases every wait, and flushes what is in flight.
     pub fn abort(&self) {
-        self.shared.fail(None, Cause::Aborted);
+        self.fail(Cause::Aborted);
+    }
+
+    pub(crate) fn fail(&self, cause: Cause) {
+        self.shared.fail(None, cause);
     }
 
     /// A handle with which a thread can abort an endpoint that another thread uses.

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use doorbell::{
     Cause, Completion, Error, Opcode, Operation, QueueKind, Status, Ticket, WcStatus, WorkError,
 };
 
 use crate::memory::{Found, Memory, is_zero, word};
-use crate::plan::{Call, Plan, Recorded, STEPS_MAX, Send, Step, Transfer, recorded};
+use crate::plan::{
+    Bounced, Breakage, Call, Plan, Put, Recorded, STEPS_MAX, Send, Step, Transfer, recorded,
+};
 
 /// A contradiction between what the library reports and the actual state.
 #[derive(Debug, Clone)]
@@ -56,6 +58,11 @@ impl Launched {
 #[derive(Debug)]
 pub struct Life {
     pub end: usize,
+    /// 0: the endpoint is in another process.
+    qpn: u32,
+    /// Whether the plan has aborted the endpoint, reset it, or dropped it; set before the call.
+    pub aborted: AtomicBool,
+    pub dropped: AtomicBool,
     failure: Mutex<Option<WorkError>>,
     sides: [Order; 2],
     /// Kernels own its send queue, or owned it.
@@ -109,7 +116,7 @@ pub struct Armed {
 }
 
 impl Life {
-    pub fn new(end: usize) -> Arc<Life> {
+    fn new(end: usize, qpn: u32) -> Arc<Life> {
         let order = || Order {
             requests: Mutex::default(),
             completions: Mutex::default(),
@@ -118,6 +125,9 @@ impl Life {
         };
         Arc::new(Life {
             end,
+            qpn,
+            aborted: AtomicBool::new(false),
+            dropped: AtomicBool::new(false),
             failure: Mutex::default(),
             sides: [order(), order()],
             has_kernels: AtomicBool::new(false),
@@ -152,6 +162,7 @@ pub enum What {
     },
     WaitValue {
         gate: usize,
+        timeout: Duration,
     },
     WriteValue,
     /// Operation `at` of a launch of the graph that step `of` recorded.
@@ -201,8 +212,11 @@ pub struct Model {
     pub checks_faults: bool,
     /// The endpoint in another process.
     pub remote: Option<usize>,
-    /// Commands to stop the device fail at some time.
+    /// A device does not stop at some time.
     has_no_stop: bool,
+    causes: Causes,
+    /// Calls of abort that have begun, and that have returned, by endpoint.
+    aborts: Vec<(AtomicUsize, AtomicUsize)>,
     /// The ranks of a group that have ended or are ending.
     ended: [AtomicBool; 2],
     /// See [`Ends`].
@@ -212,6 +226,77 @@ pub struct Model {
     lies: Mutex<Vec<Lie>>,
     /// Generations that have ended, and current ones.
     lives: Mutex<Vec<Arc<Life>>>,
+}
+
+/// Which causes of failures a plan can have.
+struct Causes {
+    /// The time limits of waits, by endpoint.
+    deadlines: Vec<Vec<Duration>>,
+    overruns: bool,
+    /// Whether a message may meet no receive, or one that is too short for it.
+    misses_receives: bool,
+    /// Statuses of completions that only one kind of call causes, and whether the plan has it.
+    statuses: [(WcStatus, bool); 5],
+}
+
+impl Causes {
+    fn new(plan: &Plan) -> Causes {
+        let breaks = |is_it: fn(Breakage) -> bool| plan.breakages().any(is_it);
+        let calls = |is_it: fn(&Call) -> bool| plan.steps.iter().any(|step| is_it(&step.call));
+        let deregisters = calls(|call| matches!(call, Call::Deregister { .. }));
+        let wrong_key = calls(|call| {
+            matches!(
+                call,
+                Call::Send(Send {
+                    wrong_key: true,
+                    ..
+                }) | Call::Bounce(Bounced {
+                    wrong_key: true,
+                    ..
+                }) | Call::Put(Put {
+                    wrong_key: true,
+                    ..
+                })
+            )
+        });
+        Causes {
+            deadlines: (0..2 * plan.pairs.len())
+                .map(|end| plan.deadlines(end))
+                .collect(),
+            overruns: breaks(|breakage| matches!(breakage, Breakage::Overrun(_))),
+            misses_receives: calls(|call| {
+                matches!(
+                    call,
+                    Call::Send(Send {
+                        transfer: Transfer::Send | Transfer::SendInline | Transfer::WriteImm,
+                        ..
+                    })
+                )
+            }),
+            statuses: [
+                (WcStatus::RemAccessErr, deregisters || wrong_key),
+                (
+                    WcStatus::LocProtErr,
+                    deregisters || breaks(|breakage| matches!(breakage, Breakage::FailRecv(_))),
+                ),
+                (
+                    WcStatus::LocQpOpErr,
+                    breaks(|breakage| matches!(breakage, Breakage::FailSend(_))),
+                ),
+                (
+                    WcStatus::RemOpErr,
+                    deregisters
+                        || breaks(|breakage| {
+                            matches!(breakage, Breakage::Refuse(_) | Breakage::FailRecv(_))
+                        }),
+                ),
+                (
+                    WcStatus::BadRespErr,
+                    breaks(|breakage| matches!(breakage, Breakage::Garble(_))),
+                ),
+            ],
+        }
+    }
 }
 
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -253,7 +338,10 @@ impl Request {
                 end: *end,
                 side: *side,
             },
-            Call::WaitValue { gate, .. } => What::WaitValue { gate: *gate },
+            Call::WaitValue { gate, timeout, .. } => What::WaitValue {
+                gate: *gate,
+                timeout: *timeout,
+            },
             Call::WriteValue { .. } => What::WriteValue,
             _ => return None,
         };
@@ -369,6 +457,12 @@ impl Model {
             checks_faults,
             remote: plan.remote,
             has_no_stop: plan.has_no_stop(),
+            causes: Causes::new(plan),
+            aborts: plan
+                .pairs
+                .iter()
+                .flat_map(|_| [Default::default(), Default::default()])
+                .collect(),
             ended: Default::default(),
             bounced: AtomicU64::new(0),
             put: AtomicU64::new(0),
@@ -407,10 +501,29 @@ impl Model {
         self.requests.get(number)?.as_ref()
     }
 
-    pub fn begin_life(&self, end: usize) -> Arc<Life> {
-        let life = Life::new(end);
+    /// `aborts`: of [`Model::aborts`] before the call that begins it. An abort that had not returned by then may be of this generation.
+    pub fn begin_life(&self, end: usize, qpn: u32, aborts: usize) -> Arc<Life> {
+        let life = Life::new(end, qpn);
+        let begun = self.aborts[end].0.load(Ordering::SeqCst);
+        life.aborted.store(begun != aborts, Ordering::SeqCst);
         lock(&self.lives).push(Arc::clone(&life));
         life
+    }
+
+    /// Aborts an endpoint, whatever generation it is in.
+    pub fn aborts_during(&self, end: usize, abort: impl FnOnce()) {
+        self.aborts[end].0.fetch_add(1, Ordering::SeqCst);
+        let lives = lock(&self.lives).clone();
+        for life in lives.iter().filter(|life| life.end == end) {
+            life.aborted.store(true, Ordering::SeqCst);
+        }
+        abort();
+        self.aborts[end].1.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Calls of abort that have returned.
+    pub fn aborts(&self, end: usize) -> usize {
+        self.aborts[end].1.load(Ordering::SeqCst)
     }
 
     /// The endpoint has accepted a request. The caller has exclusive access to the endpoint.
@@ -535,6 +648,7 @@ impl Model {
                 format!("endpoint {}: {failure:?}", life.end),
             );
         }
+        self.judge_cause(life, failure);
         {
             let mut known = lock(&life.failure);
             match *known {
@@ -549,6 +663,64 @@ impl Model {
             }
         }
         self.names(life, failure);
+    }
+
+    /// Whether an endpoint can have failed for that reason.
+    fn can_fail(&self, life: &Life, failure: WorkError) -> bool {
+        let causes = &self.causes;
+        let is_possible = match failure.cause {
+            Cause::Aborted => life.aborted.load(Ordering::SeqCst),
+            Cause::Dropped => life.dropped.load(Ordering::SeqCst),
+            Cause::Deadline(timeout) => causes.deadlines[life.end].contains(&timeout),
+            Cause::Overrun => causes.overruns,
+            Cause::Completion {
+                status: WcStatus::RnrRetryExcErr | WcStatus::LocLenErr | WcStatus::RemInvReqErr,
+                ..
+            } => causes.misses_receives,
+            Cause::Completion { status, .. } => (causes.statuses.iter())
+                .find(|(of, _)| *of == status)
+                .is_none_or(|(_, is_possible)| *is_possible),
+            // No plan writes to a trigger word, and endpoints do not wait for values.
+            Cause::Trigger(_) | Cause::Substitute => false,
+            _ => true,
+        };
+        is_possible && failure.qpn == life.qpn
+    }
+
+    fn judge_cause(&self, life: &Life, failure: WorkError) {
+        if !self.can_fail(life, failure) {
+            let qpn = life.qpn;
+            self.lie(
+                "a cause that is impossible",
+                format!("endpoint {} ({qpn:#x}): {failure:?}", life.end),
+            );
+        }
+    }
+
+    /// The failure that a stream reports: an endpoint of this plan has failed with it, or a wait for a value.
+    pub fn faulted(&self, failure: WorkError) {
+        if failure.qpn == 0 {
+            let has_it = |request: &Request| match request.what {
+                What::WaitValue { timeout, .. } => match failure.cause {
+                    Cause::Deadline(its) => its == timeout,
+                    Cause::Substitute => true,
+                    _ => false,
+                },
+                _ => false,
+            };
+            if !self.all().any(has_it) {
+                self.lie("a fault of no wait", format!("{failure:?}"));
+            }
+            return;
+        }
+        let lives = lock(&self.lives).clone();
+        let has_it = |life: &Arc<Life>| {
+            let known = *lock(&life.failure);
+            known.is_none_or(|known| known == failure) && self.can_fail(life, failure)
+        };
+        if !lives.iter().any(has_it) {
+            self.lie("a fault of no endpoint", format!("{failure:?}"));
+        }
     }
 
     /// A failure that names a request: that request has failed.
@@ -646,7 +818,10 @@ impl Model {
             let number = request.number;
             self.lie("polled out of order", format!("endpoint {} {side:?}: completion {index} is of step {number} and not {expected:?}", life.end));
         }
-        self.says(request, completion);
+        // What was dropped is overwritten with a NOP, which may complete.
+        if !(trail.dropped && completion.operation == Operation::Post(Opcode::Nop)) {
+            self.says(request, completion);
+        }
         match trail.ticket.as_ref().map(Ticket::status) {
             Some(Status::Complete) | None => {}
             Some(_) if trail.dropped => {}
@@ -814,10 +989,19 @@ impl Model {
         match status {
             Status::Failed(failure) | Status::Unknown(failure) => {
                 if let Some(life) = &trail.life {
+                    self.judge_cause(life, failure);
                     let mut known = lock(&life.failure);
                     if *known.get_or_insert(failure) != failure {
                         self.lie("two causes", format!("endpoint {}: {:?}, but the ticket of step {number} says {failure:?}", life.end, *known));
                     }
+                } else if let What::WaitValue { timeout, .. } = request.what
+                    && (failure.qpn, failure.cause) != (0, Cause::Deadline(timeout))
+                    && (failure.qpn, failure.cause) != (0, Cause::Substitute)
+                {
+                    self.lie(
+                        "a cause that is impossible",
+                        format!("step {number}: {failure:?}"),
+                    );
                 }
             }
             Status::Complete => self.is_done(request, trail, ticket),
@@ -907,7 +1091,7 @@ impl Model {
                     self.lie("complete without its value", format!("step {number}"));
                 }
             }
-            What::WaitValue { gate } => {
+            What::WaitValue { gate, .. } => {
                 if self.memory.words.load_u32(4 * *gate as u64) == Ok(0) {
                     self.lie("complete before its value", format!("step {number}"));
                 }

@@ -195,6 +195,12 @@ pub enum Breakage {
     SlowCommands(u64),
     /// Commands to stop a queue pair fail: endpoints are given up.
     NoStop,
+    /// A command to stop a queue pair takes so many nanoseconds: some are longer than the library waits.
+    Hang(u64),
+    /// The device reports an internal error after so many nanoseconds, works on for as many, and then executes no command.
+    Fatal(u64, u64),
+    /// The device is removed.
+    Gone(u64),
 }
 
 #[derive(Debug, Clone)]
@@ -419,6 +425,7 @@ impl Plan {
 
     /// The faults that a step sets.
     pub fn faults(&self, call: &Call) -> Option<Faults> {
+        let stops = CommandKinds::of(&[CommandKind::Error, CommandKind::Reset]);
         let mut faults = Faults {
             seed: self.seed,
             ..self.usual_faults()
@@ -445,9 +452,10 @@ impl Plan {
                 Breakage::Down(for_ns) => faults.down_ns = (1, for_ns),
                 Breakage::SlowFlush(ns) => faults.flush_ns = ns,
                 Breakage::SlowCommands(ns) => faults.commands_ns = ns,
-                Breakage::NoStop => {
-                    faults.eio = CommandKinds::of(&[CommandKind::Error, CommandKind::Reset]);
-                }
+                Breakage::NoStop => faults.eio = stops,
+                Breakage::Hang(ns) => faults.hang = (stops, ns),
+                Breakage::Fatal(after_ns, for_ns) => faults.fatal_ns = (after_ns, for_ns),
+                Breakage::Gone(after_ns) => faults.gone_ns = after_ns,
             },
             _ => return None,
         }
@@ -465,18 +473,40 @@ impl Plan {
         })
     }
 
-    /// Whether the device refuses to stop at some time.
+    /// Whether a device does not stop at some time, and endpoints may be given up.
     pub fn has_no_stop(&self) -> bool {
-        let is_it = |step: &Step| {
+        self.breakages().any(|breakage| {
             matches!(
-                step.call,
-                Call::Break {
-                    breakage: Breakage::NoStop,
-                    ..
-                }
+                breakage,
+                Breakage::NoStop | Breakage::Hang(_) | Breakage::Fatal(..) | Breakage::Gone(_)
             )
-        };
-        self.steps.iter().any(is_it)
+        })
+    }
+
+    pub fn breakages(&self) -> impl Iterator<Item = Breakage> {
+        self.steps.iter().filter_map(|step| match step.call {
+            Call::Break { breakage, .. } => Some(breakage),
+            _ => None,
+        })
+    }
+
+    /// The time limits that waits of an endpoint may have.
+    pub fn deadlines(&self, end: usize) -> Vec<Duration> {
+        let of_steps = self.steps.iter().flat_map(|step| match &step.call {
+            Call::StreamWait {
+                end: of, timeout, ..
+            } if *of == end => timeout.iter().copied().collect(),
+            Call::Put(put) if put.end == end => vec![put.timeout],
+            Call::Bounce(bounced) if bounced.end == end => vec![bounced.timeout],
+            Call::Capture { operations, .. } => (operations.iter())
+                .filter_map(|operation| match operation {
+                    Recorded::Wait { end: of, timeout } if *of == end => Some(*timeout),
+                    _ => None,
+                })
+                .collect(),
+            _ => Vec::new(),
+        });
+        of_steps.chain(self.pairs[end / 2].wait_timeout).collect()
     }
 
     /// The permanent behaviour of the device.
@@ -799,7 +829,8 @@ impl Makes {
 
     fn breakage(&mut self) -> Breakage {
         let nth = 1 + self.random.below(12);
-        match self.random.below(32) {
+        let soon_ns = 1 + 1000 * self.random.below(2000);
+        match self.random.below(35) {
             0..=4 => Breakage::FailSend(nth),
             5..=8 => Breakage::FailRecv(nth),
             9..=11 => Breakage::Overrun(nth),
@@ -809,7 +840,10 @@ impl Makes {
             23..=25 => Breakage::Down(1_000_000 * (1 + self.random.below(20))),
             26..=28 => Breakage::SlowFlush(1_000_000 * (1 + self.random.below(20))),
             29 | 30 => Breakage::SlowCommands(1_000_000 * (1 + self.random.below(5))),
-            // Takes seconds.
+            // Some of these take seconds.
+            31 => Breakage::Hang(1_000_000 * *self.random.pick(&[5, 100, 3000])),
+            32 => Breakage::Fatal(soon_ns, 1_000_000 * self.random.below(5)),
+            33 => Breakage::Gone(soon_ns),
             _ => Breakage::NoStop,
         }
     }

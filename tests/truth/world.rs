@@ -245,8 +245,8 @@ impl<'a> World<'a> {
         let ends: Vec<_> = (endpoints.into_iter().enumerate())
             .map(|(end, endpoint)| {
                 Mutex::new(End {
+                    life: model.begin_life(end, endpoint.as_ref().map_or(0, Endpoint::qpn), 0),
                     endpoint,
-                    life: model.begin_life(end),
                     #[cfg(feature = "cuda")]
                     queue: None,
                 })
@@ -408,7 +408,11 @@ impl<'a> World<'a> {
             Call::AbortStream(stream) => self.abort_stream(*stream),
             Call::Abort(end) => self.abort(*end),
             Call::Reset { pair, aborts } => self.reset(*pair, *aborts),
-            Call::DropEndpoint(end) => drop(lock(&self.ends[*end]).endpoint.take()),
+            Call::DropEndpoint(end) => {
+                let mut end = lock(&self.ends[*end]);
+                end.life.dropped.store(true, Ordering::SeqCst);
+                drop(end.endpoint.take());
+            }
             Call::Faults { device, .. } | Call::Break { device, .. } => {
                 self.devices[*device].set_faults(self.plan.faults(&step.call).unwrap());
             }
@@ -459,7 +463,10 @@ impl<'a> World<'a> {
             Call::TakeFault(stream) => {
                 let mut lane = self.lane(*stream);
                 match lane.stream.take_fault() {
-                    Some(Error::Asynchronous { .. }) => lane.log.push(Entry::Report),
+                    Some(Error::Asynchronous { work, .. }) => {
+                        work.iter().for_each(|work| self.model.faulted(*work));
+                        lane.log.push(Entry::Report);
+                    }
                     Some(error) => self.model.lie("unexpected error", format!("{error:?}")),
                     None => {}
                 }
@@ -503,7 +510,10 @@ impl<'a> World<'a> {
     fn allowed<T>(&self, lane: &mut Lane, result: Result<T>) -> Option<T> {
         match result {
             Ok(value) => return Some(value),
-            Err(Error::Asynchronous { .. }) => lane.take_fault(),
+            Err(Error::Asynchronous { work, .. }) => {
+                work.iter().for_each(|work| self.model.faulted(*work));
+                lane.take_fault();
+            }
             Err(Error::Timeout { .. }) => {}
             Err(error) => self.model.lie("unexpected error", format!("{error:?}")),
         }
@@ -1004,14 +1014,23 @@ impl<'a> World<'a> {
             return;
         }
         for (end, of) in [&mut a, &mut b].into_iter().zip(2 * pair..) {
-            let Some(endpoint) = &mut end.endpoint else {
+            let End { endpoint, life, .. } = &mut **end;
+            let Some(endpoint) = endpoint else {
                 continue;
             };
+            life.aborted.store(true, Ordering::SeqCst);
+            let aborts = self.model.aborts(of);
             match endpoint.reset() {
-                Ok(()) => end.life = self.model.begin_life(of),
+                Ok(()) => *life = self.model.begin_life(of, endpoint.qpn(), aborts),
                 // A program is still queued on a stream.
                 Err(Error::Timeout { .. }) => return,
-                Err(_) if self.plan.has_no_stop() => return,
+                Err(_) if self.plan.has_no_stop() => {
+                    // It may have failed at its last step, when the generation had ended.
+                    *life = self.model.begin_life(of, endpoint.qpn(), aborts);
+                    life.aborted.store(true, Ordering::SeqCst);
+                    self.model.lose_count(life);
+                    return;
+                }
                 Err(error) => {
                     return self
                         .model
@@ -1033,6 +1052,13 @@ impl<'a> World<'a> {
             match connected {
                 // Another thread has aborted it meanwhile.
                 Ok(()) | Err(Error::Work(_)) => {}
+                Err(
+                    Error::System { .. }
+                    | Error::State {
+                        kind: StateKind::DeviceGone,
+                        ..
+                    },
+                ) if self.plan.has_no_stop() => {}
                 // Or has killed the other process.
                 Err(Error::State {
                     kind: StateKind::Unreachable,
@@ -1046,7 +1072,9 @@ impl<'a> World<'a> {
     }
 
     fn abort(&self, end: usize) {
-        self.aborts[end].iter().for_each(AbortHandle::abort);
+        if let Some(handle) = &self.aborts[end] {
+            self.model.aborts_during(end, || handle.abort());
+        }
     }
 
     fn stall(&self, device: &Device, is_stalled: bool) {
@@ -1245,6 +1273,12 @@ impl<'a> World<'a> {
                         && (request.is_wait() || request.end().is_none())
                     {
                         // A GPU executes stores, and waits, which may find what they wait for.
+                        continue;
+                    }
+                    if lane.stream.host().is_none()
+                        && matches!(request.status(), Some(Status::Unknown(_)))
+                    {
+                        // A GPU may have begun to ring when its endpoint was stopped.
                         continue;
                     }
                     request

@@ -367,7 +367,7 @@ pub enum Cause {
         /// The vendor's code, as in the CQE.
         vendor_syndrome: u8,
     },
-    /// A wait on a stream took longer than its deadline, and the watchdog released it.
+    /// A wait on a stream took longer than its deadline, and the watchdog released it; or a transfer by a bounce buffer took longer than its timeout.
     Deadline(Duration),
     /// The queue pair went to the error state without a completion that gives the reason, as a responder's does.
     QueuePair,
@@ -375,7 +375,7 @@ pub enum Cause {
     Overrun,
     /// A stream failed, or was aborted, before it executed the operation.
     Discarded,
-    /// The application called abort.
+    /// The application called abort or reset, or a transfer by a bounce buffer failed whose peer waits for more.
     Aborted,
     /// The application dropped the endpoint.
     Dropped,

@@ -123,7 +123,18 @@ impl World<'_> {
             fails_at: bounced.fails_at,
         };
         let domain = &self.domains[bounced.end % self.domains.len()];
-        let mut buffer = Bounce::new(domain, engine, config).unwrap();
+        let mut buffer = match Bounce::new(domain, engine, config) {
+            Ok(buffer) => buffer,
+            // The device registers nothing any more.
+            Err(
+                Error::System { .. }
+                | Error::State {
+                    kind: StateKind::DeviceGone,
+                    ..
+                },
+            ) if self.plan.has_no_stop() => return,
+            Err(error) => panic!("{error}"),
+        };
         let bytes = memory.stamp(number, bounced.len_bytes);
         let result = if bounced.is_read {
             let mut into = vec![0; bytes.len()];
