@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use doorbell::softcx::{CommandKind, CommandKinds, Faults};
 use doorbell::{
-    Device, Endpoint, EndpointConfig, Error, Event, Executor, HostStream, QueueKind, Region,
-    RemoteSlice, Status, Ticket, Work,
+    Condition, Device, Endpoint, EndpointConfig, Error, Event, Executor, HostStream, QueueKind,
+    Region, RemoteSlice, Status, Ticket, Work, stream_wait_value32,
 };
 use rig::{Limit, Pair, SOON, device, has_no_queue};
 use waived::waived;
@@ -122,6 +122,43 @@ fn hanging_command_does_not_delay_deadlines_of_other_endpoints() {
         assert!(matches!(settled(&held), Status::Failed(_)), "{kind:?}");
         device.set_faults(Faults::default());
     }
+}
+
+/// The device of what is behind one wait does not answer. A stream of a GPU ends its wait only after that.
+#[test]
+fn hanging_command_behind_one_wait_does_not_delay_waits_of_other_streams() {
+    let test = "hanging_command_behind_one_wait_does_not_delay_waits_of_other_streams";
+    let Some(device) = faulty(test) else { return };
+    let _limit = Limit::new(test, STEP);
+    let timeout = Duration::from_millis(200);
+    let mut hung = Pair::new(&device, &patient(Duration::from_secs(600)));
+    let word = hung.region(64);
+    let streams = [rig::stream("hung"), rig::stream("other")];
+    let wait = |stream: &rig::Stream, offset, timeout| {
+        let condition = Condition::GreaterOrEqual(1);
+        stream_wait_value32(stream, &word, offset, condition, Some(timeout)).unwrap()
+    };
+    let first = wait(&streams[0], 0, timeout);
+    let sent = send_behind(&mut hung, &streams[0]);
+    device.set_faults(hang(CommandKind::Error));
+    // It ends while the other one is ending.
+    let begin = Instant::now();
+    let late = wait(&streams[1], 4, 2 * timeout);
+    // No thread of the application ends it.
+    while !late.is_over() && begin.elapsed() < SOON.unwrap() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let took = begin.elapsed();
+    // The first stream's wait does not end before that.
+    assert!(
+        took < timeout + STOPPED_IN,
+        "a deadline of {:?} after {took:?}",
+        2 * timeout
+    );
+    assert!(matches!(settled(&late), Status::Failed(_)));
+    device.set_faults(Faults::default());
+    assert!(matches!(settled(&first), Status::Failed(_)));
+    assert_ne!(settled(&sent), Status::Complete);
 }
 
 /// The watchdog thread processes the completion of a request, which drops the last handle of its region.

@@ -9,7 +9,7 @@ use super::decoded::Decoded;
 use super::execution::Execution;
 use super::gpu_mapping::GpuMapping;
 use super::memops::{store_dword, translate, wait_count};
-use super::pending::{FailureGuard, PendingEntry, PendingWork, ReleaseMethod};
+use super::pending::{Ending, FailureGuard, PendingEntry, PendingWork, ReleaseMethod};
 use super::state::StreamState;
 use crate::Result;
 use crate::stream::Submission;
@@ -85,7 +85,7 @@ impl StreamState {
                     waits,
                     release_by,
                     released: None,
-                    is_behind_failed: false,
+                    ending: Ending::Waits,
                 },
             });
             // The stream counts after each wait, since it can block only there, and after the last program.

@@ -44,7 +44,7 @@ impl CountedStream for StreamState {
 }
 
 /// Drops a handle of a stream. If it was the last, another thread destroys the stream, which may block until the GPU is done.
-fn drop_stream(stream: Arc<StreamState>) {
+pub(super) fn drop_stream(stream: Arc<StreamState>) {
     if let Some(last) = Arc::into_inner(stream) {
         drop_elsewhere(Box::new(last));
     }

@@ -84,8 +84,7 @@ pub(super) enum PendingWork {
         /// How this process can end its wait, if it has one.
         release_by: Option<ReleaseMethod>,
         released: Option<Released>,
-        /// Everything behind it was given up, and the stream had not passed it: its wait may end, and fails whatever its word becomes meanwhile.
-        is_behind_failed: bool,
+        ending: Ending,
         /// While it is pending, the owner's failure is the stream's.
         failure_notifier: Option<FailureGuard>,
     },
@@ -109,6 +108,16 @@ pub(super) enum PendingWork {
     Launched {
         _exec: Arc<InstantiatedGraph>,
     },
+}
+
+/// How far a wait that fails has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ending {
+    Waits,
+    /// A thread is giving up everything behind it.
+    StopsBehind,
+    /// Everything behind it was given up, and the stream had not passed it: it may end, and fails whatever its word becomes meanwhile.
+    MayEnd,
 }
 
 impl PendingWork {
@@ -355,11 +364,8 @@ impl PendingEntry {
 
     /// Everything behind the entry was given up.
     pub(super) fn let_end(&mut self) {
-        if let PendingWork::Program {
-            is_behind_failed, ..
-        } = &mut self.what
-        {
-            *is_behind_failed = true;
+        if let PendingWork::Program { ending, .. } = &mut self.what {
+            *ending = Ending::MayEnd;
         }
     }
 
@@ -389,15 +395,15 @@ impl PendingEntry {
     /// The stream has begun the entry. Ends its wait if its owner or the application wants that, or returns what must happen before.
     fn begin(&mut self, words: &StreamWords, aborted: bool) -> Option<Next> {
         self.start();
-        let (owner, cookie, release_by, released, is_behind_failed) = match &mut self.what {
+        let (owner, cookie, release_by, released, ending) = match &mut self.what {
             PendingWork::Program {
                 owner,
                 cookie,
                 release_by,
                 released,
-                is_behind_failed,
+                ending,
                 ..
-            } => (owner, cookie, release_by, released, is_behind_failed),
+            } => (owner, cookie, release_by, released, ending),
             PendingWork::Event {
                 by_kernel: true,
                 given_up,
@@ -428,8 +434,15 @@ impl PendingEntry {
         if released.is_some() || !(aborted || ends()) {
             return None;
         }
-        if !*is_behind_failed && let Some(failure) = owner.failure_of(*cookie, Outcome::Released) {
-            return Some(Next::GiveUpBehind(self.done, failure));
+        match *ending {
+            Ending::Waits => {
+                if let Some(failure) = owner.failure_of(*cookie, Outcome::Released) {
+                    *ending = Ending::StopsBehind;
+                    return Some(Next::GiveUpBehind(self.done, failure));
+                }
+            }
+            Ending::StopsBehind => return None,
+            Ending::MayEnd => {}
         }
         // The status comes before the end of the wait, so that kernels behind the wait see it.
         words.note(STATUS_WORK);
@@ -450,9 +463,7 @@ impl PendingEntry {
     /// The outcome of an entry that the stream has finished.
     fn outcome(&self, words: &StreamWords) -> Outcome {
         let PendingWork::Program {
-            released,
-            is_behind_failed,
-            ..
+            released, ending, ..
         } = &self.what
         else {
             return Outcome::Done;
@@ -462,7 +473,7 @@ impl PendingEntry {
                 Some(Stop::Abandoned { from } | Stop::Malformed { from } | Stop::TimedOut { from }),
                 _,
             ) if from <= self.done => Outcome::Discarded,
-            _ if *is_behind_failed => Outcome::Released,
+            _ if *ending == Ending::MayEnd => Outcome::Released,
             (_, Some(Released::Stored(_))) => Outcome::Released,
             // The condition may have held just before the kernel was notified.
             (_, Some(Released::Notified)) if words.was_released(self.done) => Outcome::Released,

@@ -3,11 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::fail_behind::drop_stream;
 use super::pending::{Next, Passed, PendingEntry, Reports, defer_drops, settle};
 use super::state::{HostEventWait, StreamState};
 use super::stream_words::{STATUS_WORK, Stop};
-use crate::proxy::drop_elsewhere;
-use crate::stream::{DeferredDrop, Owner};
+use crate::proxy::{Workers, drop_elsewhere};
+use crate::stream::{DeferredDrop, Owner, StreamFailure};
+
+/// The threads that give up what is behind a wait. A device that hangs blocks one of them, as long as a device may take to stop.
+static STOPS: Workers = Workers::new("doorbell-behind", 64);
 
 impl StreamState {
     /// Tells owners and events how far the stream has come. Returns what is to be dropped, by the caller or another thread. Handles that are not the
@@ -24,20 +28,50 @@ impl StreamState {
                         front.set_settled(&mark);
                     }
                 }
-                Some(Next::GiveUpBehind(entry, failure)) => {
-                    self.fail_from(entry, failure);
-                    if self.count.read() >= entry {
-                        // The stream has passed the wait by itself, and may have transmitted what is behind it: the wait has not failed.
-                        continue;
-                    }
-                    let mut pending = self.pending.lock();
-                    let entries = pending.entries.iter_mut();
-                    entries
-                        .filter(|pending| pending.done == entry)
-                        .for_each(PendingEntry::let_end);
+                Some(Next::GiveUpBehind(entry, failure)) => self.end_wait(entry, failure),
+            }
+        }
+    }
+
+    /// Has everything behind a wait given up, and then the wait ended. A device that does not answer blocks neither this thread nor the waits of other
+    /// streams.
+    fn end_wait(&self, entry: u64, failure: StreamFailure) {
+        /// Also where an owner panics.
+        struct LetEnd(Option<Arc<StreamState>>, u64);
+
+        impl Drop for LetEnd {
+            fn drop(&mut self) {
+                if let Some(stream) = self.0.take() {
+                    stream.let_end(self.1);
+                    defer_drops(stream.settle());
+                    drop_stream(stream);
                 }
             }
         }
+
+        let Some(stream) = self.weak.upgrade() else {
+            self.fail_from(entry, failure);
+            return self.let_end(entry);
+        };
+        STOPS.run(Box::new(move || {
+            let let_end = LetEnd(Some(stream), entry);
+            if let Some(stream) = &let_end.0 {
+                stream.fail_from(entry, failure);
+            }
+        }));
+    }
+
+    /// Everything behind the entry was given up.
+    fn let_end(&self, entry: u64) {
+        if self.count.read() >= entry {
+            // The stream has passed the wait by itself, and may have transmitted what is behind it: the wait has not failed.
+            return;
+        }
+        let mut pending = self.pending.lock();
+        let entries = pending.entries.iter_mut();
+        entries
+            .filter(|pending| pending.done == entry)
+            .for_each(PendingEntry::let_end);
     }
 
     /// A part of [`StreamState::settle`]. Returns what has to happen, without the lock, before the next one.
