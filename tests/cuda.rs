@@ -391,6 +391,11 @@ fn a_call_blocked_on_a_full_stream_returns_when_the_wait_ends() {
                     queued.load(Ordering::Relaxed) == before
                 });
                 assert!(!filling.is_finished(), "more than a driver's stream takes");
+                // Neither waits for that thread.
+                let short = Some(Duration::from_millis(50));
+                let late = stream.synchronize(short);
+                assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+                assert_eq!(stream.query(), Ok(false));
                 b.abort_handle().abort();
             }
             until("the thread that fills the stream returns", || {
@@ -1736,7 +1741,7 @@ fn synchronized_stream_has_no_work_for_a_query() {
     stream.synchronize(SOON).unwrap();
     assert_eq!(stream.query(), Ok(true));
     let (end, told) = std::sync::mpsc::channel::<()>();
-    stream.launch_host(move || drop(told.recv())).unwrap();
+    stream.launch_host(move || _ = told.recv()).unwrap();
     assert_eq!(stream.query(), Ok(false));
     end.send(()).unwrap();
     stream.synchronize(SOON).unwrap();

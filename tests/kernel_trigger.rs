@@ -147,6 +147,35 @@ fn is_discarded(ticket: &Ticket) -> bool {
     ticket.status() == Status::Discarded || cause(ticket) == Some(Cause::Discarded)
 }
 
+/// On such a GPU a kernel could see a completion before the data. A child of this test has such a GPU.
+#[test]
+fn kernel_stream_refuses_waits_on_a_gpu_with_unordered_nic_writes() {
+    let _alone = alone();
+    let test = "kernel_stream_refuses_waits_on_a_gpu_with_unordered_nic_writes";
+    if !standin::is_standin() {
+        return waived(test, "a real device has the order that it has");
+    }
+    if is_sync(test) || standin::lacking(test, "ordering") {
+        return;
+    }
+    let Some(application) = Application::of(test) else {
+        return;
+    };
+    let kernels = application.kernels();
+    let mut bench = Bench::new();
+    let sent = (bench.pair.a).stream_queue_send(&kernels, &Work::nop());
+    let refused = (bench.pair.a)
+        .stream_wait_cq(&kernels, QueueKind::Send)
+        .unwrap_err();
+    assert!(refused.to_string().contains("WRITES_ORDERING"), "{refused}");
+    let condition = Condition::GreaterOrEqual(1);
+    let refused = stream_wait_value32(&kernels, &bench.region, 0, condition, None).unwrap_err();
+    assert!(refused.to_string().contains("WRITES_ORDERING"), "{refused}");
+    // Sends are executed as before.
+    assert_eq!(application.execute(&kernels), [OK]);
+    assert_eq!(sent.unwrap().wait(SOON), Ok(()));
+}
+
 #[test]
 fn kernel_rings_prepared_operations_and_waits_for_them() {
     let _alone = alone();

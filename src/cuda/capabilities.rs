@@ -6,6 +6,10 @@ use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute};
 use super::driver::check;
 use crate::Result;
 
+/// Why kernels of a GPU with [`WritesOrdering::None`] cannot wait.
+pub(crate) const UNORDERED_WRITES: &str = "the GPU does not see writes of NICs in order (GPU_DIRECT_RDMA_WRITES_ORDERING is NONE), and kernels cannot flush them; \
+                 streams can";
+
 /// Whether a GPU sees the writes of a NIC in order (`CUGPUDirectRDMAWritesOrdering`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WritesOrdering {

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::call_queue::CallQueue;
+use super::capabilities::{UNORDERED_WRITES, WritesOrdering};
 use super::decoded::Decoded;
 use super::execution::Execution;
 use super::gpu_mapping::GpuMapping;
 use super::memops::{store_dword, translate, wait_count};
 use super::pending::{Ending, FailureGuard, PendingEntry, PendingWork, ReleaseMethod};
 use super::state::StreamState;
-use crate::Result;
 use crate::stream::Submission;
+use crate::{Error, Result, StateKind};
 
 impl StreamState {
     /// Adds the operations of a batch of programs, and an entry for each program.
@@ -35,6 +36,16 @@ impl StreamState {
             let mapping = GpuMapping::of(&**owner, &self.context)?;
             let program = &Decoded::new(&submission.program);
             let waits = program.waits;
+            if queue.for_kernels
+                && waits
+                && self.context.capabilities().ordering == WritesOrdering::None
+            {
+                return Err(Error::state(
+                    StateKind::Unsupported,
+                    "queue a wait for a kernel",
+                    UNORDERED_WRITES,
+                ));
+            }
             let by = self.means(queue, program);
             queue.check_len(program)?;
             if !queue.fits(by, program) {

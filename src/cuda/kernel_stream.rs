@@ -40,8 +40,8 @@ const TURN_STOPPED: u64 = 1 << 63;
 ///   their endpoints cannot be [reset](crate::Endpoint::reset), and later operations of these endpoints on other streams wait.
 /// - When the last handle is dropped, triggers that were taken can still be executed, and keep what they need. Other queued work is discarded.
 /// - On the `sync` path no kernel rings: the call that posts an operation waits for the triggers that were taken, and then carries it out.
-/// - Data that a NIC writes to the memory of a GPU is visible after a kernel's wait only if the device orders such writes
-///   ([`WritesOrdering`](super::WritesOrdering)): a kernel cannot flush them.
+/// - A kernel cannot flush writes of NICs. So a GPU that does not see them in order ([`WritesOrdering::None`](super::WritesOrdering)) refuses waits on this
+///   stream ([`Error::State`]).
 ///
 /// Clones are handles of the same stream, usable from any thread.
 #[derive(Clone)]

@@ -57,6 +57,7 @@ mod timing;
 mod trigger;
 mod watch;
 
+pub(crate) use capabilities::UNORDERED_WRITES;
 pub use capabilities::{Capabilities, WritesOrdering};
 pub use context::CudaContext;
 #[cfg(feature = "verbs")]

@@ -386,7 +386,7 @@ impl PendingEntry {
                 && Arc::as_ptr(own).addr() == owner
                 && own.generation() == generation =>
             {
-                own.failure_of(*cookie, Outcome::Released)
+                own.expected_failure(*cookie)
             }
             _ => None,
         }

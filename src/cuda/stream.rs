@@ -45,8 +45,9 @@ use crate::{Error, Result};
 ///   If other code has queued GPU work, the driver may block the dropping thread until that work is done.
 /// - When the last handle is dropped, queued work is still executed, and a stream that this library has created is destroyed after that. The drop
 ///   does not block.
-/// - After an error that a context does not recover from (an illegal address, a destroyed context), unfinished programs end as
-///   [`Status::Discarded`](crate::Status::Discarded), and every later call reports the error.
+/// - After an error that a context does not recover from (an illegal address, a destroyed context), programs that the GPU may have begun end
+///   as [`Status::Unknown`](crate::Status::Unknown), those behind them as [`Status::Discarded`](crate::Status::Discarded), and every later call reports
+///   the error.
 #[derive(Clone)]
 pub struct CudaStream {
     handle: Arc<CudaStreamHandle>,
@@ -418,14 +419,8 @@ unsafe impl Executor for CudaStream {
             state.settle_for_good();
             return state.check();
         }
-        let mut target = 0;
-        state.queue_unchecked(|state, queue| {
-            let after = queue.issued;
-            state.count_for(queue, after, PendingWork::Count);
-            target = queue.issued;
-            Ok(())
-        })?;
-        if !state.wait_until(target, deadline) {
+        let target = state.queue_count_until(deadline)?;
+        if !target.is_some_and(|target| state.wait_until(target, deadline)) {
             return Err(Error::Timeout {
                 operation: "stream synchronize",
                 timeout: timeout.unwrap_or(Duration::MAX),

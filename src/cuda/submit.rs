@@ -2,7 +2,8 @@
 #![allow(unsafe_code)] // calls the driver
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
+use std::time::Instant;
 
 use cudarc::driver::sys;
 
@@ -13,8 +14,20 @@ use super::memops::MemOp;
 use super::pending::{PendingEntry, PendingWork, defer_drops};
 use super::state::{HostEventWait, StreamState};
 use super::stream_words::STATUS_STREAM;
-use crate::stream::{Dependent, Event, Owner, Record, StreamFailure, StreamPosition, Submission};
+use crate::stream::{
+    Backoff, Dependent, Event, Owner, Record, StreamFailure, StreamPosition, Submission,
+};
 use crate::{Error, Result, StateKind};
+
+/// Entries of a stream from which on [`Executor::synchronize`](crate::Executor::synchronize) waits before it queues.
+const ENTRIES_MAX: usize = 256;
+
+/// Gives the stream what was prepared, without a look at failures.
+fn issue_unchecked(state: &StreamState, queue: &mut CallQueue) -> Result<()> {
+    state.pending.enter(&mut queue.entering);
+    let before = state.count.given.load(Ordering::Relaxed);
+    state.issue(queue, before)
+}
 
 impl StreamState {
     pub(super) fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
@@ -137,16 +150,41 @@ impl StreamState {
         })
     }
 
-    /// [`StreamState::queue`] without a report of an earlier failure.
-    pub(super) fn queue_unchecked(
-        &self,
-        prepare: impl FnOnce(&StreamState, &mut CallQueue) -> Result<()>,
-    ) -> Result<()> {
-        self.queue_by(prepare, |state, queue| {
-            state.pending.enter(&mut queue.entering);
-            let before = state.count.given.load(Ordering::Relaxed);
-            state.issue(queue, before)
-        })
+    /// Queues a count for [`Executor::synchronize`](crate::Executor::synchronize), and returns its number. `None` if the stream was full until the deadline, or
+    /// another thread was in a call of the driver until then.
+    pub(super) fn queue_count_until(&self, deadline: Option<Instant>) -> Result<Option<u64>> {
+        let mut backoff = Backoff::new();
+        let queue = loop {
+            // The driver's call would block while the stream is full, for which there is no deadline.
+            if !self.is_nearly_full()
+                && let Some(queue) = self.queue.try_lock()
+            {
+                break queue;
+            }
+            if self.turn() {
+                backoff.reset();
+            } else if !backoff.pause_until(deadline) {
+                return Ok(None);
+            }
+            if self.ended.load(Ordering::Acquire) {
+                break self.queue.lock();
+            }
+        };
+        let mut number = 0;
+        let prepare = |state: &StreamState, queue: &mut CallQueue| {
+            let after = queue.issued;
+            state.count_for(queue, after, PendingWork::Count);
+            number = queue.issued;
+            Ok(())
+        };
+        self.queue_in(queue, prepare, issue_unchecked)?;
+        Ok(Some(number))
+    }
+
+    /// Whether the stream has about as many calls as a driver takes before it blocks: 1,024, and an entry may take several.
+    fn is_nearly_full(&self) -> bool {
+        let functions = self.count.functions.load(Ordering::Relaxed);
+        functions + self.pending.lock().entries.len() > ENTRIES_MAX
     }
 
     /// Enters the prepared work in `pending`. This comes before the driver call, so a thread that finds a failure of the stream finds this work as well.
@@ -168,7 +206,15 @@ impl StreamState {
         prepare: impl FnOnce(&StreamState, &mut CallQueue) -> Result<()>,
         issue: impl FnOnce(&StreamState, &mut CallQueue) -> Result<()>,
     ) -> Result<()> {
-        let mut queue = self.queue.lock();
+        self.queue_in(self.queue.lock(), prepare, issue)
+    }
+
+    fn queue_in(
+        &self,
+        mut queue: MutexGuard<'_, CallQueue>,
+        prepare: impl FnOnce(&StreamState, &mut CallQueue) -> Result<()>,
+        issue: impl FnOnce(&StreamState, &mut CallQueue) -> Result<()>,
+    ) -> Result<()> {
         let before = queue.checkpoint();
         queue.waited.clear();
         queue.followed = None;

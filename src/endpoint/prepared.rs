@@ -220,7 +220,19 @@ impl PreparedRef<'_> {
         Ok(())
     }
 
-    /// Enters that the operation is handed over; the caller holds the right to post.
+    /// Enters that the operation is handed over, unless the endpoint has failed; the caller holds the right to post.
+    ///
+    /// # Errors
+    /// [`Error::Work`]. The operation has failed then: [`PreparedRef::enter_prepared`] leaves it so.
+    fn hand_over(&self) -> Result<()> {
+        self.enter_queued();
+        // A ticket may have reported the failure of a prepared operation since `check_turn`. Of this store and the load of the failure against the store of
+        // the failure and the load of a status, one sees the other: the heavy fence is in `EndpointShared::shut_down`.
+        self.shared.handing.light();
+        self.shared.check_alive()
+    }
+
+    /// Enters that the operation is handed over, if it is the next of its queue.
     pub(super) fn enter_queued(&self) {
         let queue = self.queue();
         let count = self.operation.count;
@@ -231,14 +243,22 @@ impl PreparedRef<'_> {
         }
     }
 
-    /// Takes [`PreparedRef::enter_queued`] back.
-    fn enter_prepared(&self) {
+    /// Takes [`PreparedRef::hand_over`] back: `queued` is the count of the queue before. Of an endpoint that has failed, the status may have been
+    /// reported, and stays.
+    #[cold]
+    fn enter_prepared(&self, queued: u32) {
         let queue = self.queue();
-        let count = self.operation.count;
-        if self.is_wait() {
-            queue.set_wait(count, Wait::Prepared);
-        } else {
-            queue.queued.store(count, Ordering::Release);
+        let PreparedOperation { count, epoch, .. } = self.operation;
+        let is_alive = self.shared.if_alive(epoch, || {
+            if self.is_wait() {
+                queue.set_wait(count, Wait::Prepared);
+            } else {
+                queue.queued.store(queued, Ordering::Release);
+            }
+        });
+        if !is_alive && self.is_wait() {
+            // No stream ends it.
+            queue.set_wait(count, Wait::Failed);
         }
     }
 
@@ -264,7 +284,8 @@ impl PreparedRef<'_> {
         let program = turn.as_ref().unwrap_or(self.program);
         let queued = queue.queued.load(Ordering::Relaxed);
         // Before the stream has it: it may be executed before `submit_one` returns.
-        self.enter_queued();
+        self.hand_over()
+            .inspect_err(|_| self.enter_prepared(queued))?;
         shared.activate();
         if is_sync {
             // Blocks, if it is a wait; the watchdog ends it as it ends those of streams.
@@ -274,10 +295,7 @@ impl PreparedRef<'_> {
             return Ok(());
         }
         if let Err(error) = stream.submit_program(program, shared.clone(), cookie) {
-            self.enter_prepared();
-            if !self.is_wait() {
-                queue.queued.store(queued, Ordering::Release);
-            }
+            self.enter_prepared(queued);
             return Err(error);
         }
         entered.stay();
@@ -555,13 +573,13 @@ fn hand_over<B>(
                 queue.queued.load(Ordering::Relaxed),
                 queue.last_stream.load(Ordering::Relaxed),
             ));
-            operation.enter_queued();
+            handed += 1;
+            operation.hand_over()?;
             if !operation.is_wait() {
                 queue.last_stream.store(stream, Ordering::Relaxed);
             }
             prepared.live = false;
             shared.activate();
-            handed += 1;
         }
         give(batch)
     })();
@@ -569,9 +587,8 @@ fn hand_over<B>(
         for (prepared, (queued, last_stream)) in prepared.iter_mut().take(handed).zip(undo).rev() {
             prepared.live = true;
             let operation = prepared.parts();
-            operation.enter_prepared();
+            operation.enter_prepared(queued);
             if !operation.is_wait() {
-                operation.queue().queued.store(queued, Ordering::Release);
                 operation
                     .queue()
                     .last_stream

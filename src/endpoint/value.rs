@@ -69,6 +69,8 @@ const GIVEN_UP: u8 = 3;
 const DISCARDED: u8 = 4;
 /// Over, and it is not known whether its condition was met.
 const UNPROVEN: u8 = 5;
+/// The stream ended while it was at it: a store may have been executed.
+const LOST: u8 = 6;
 
 impl ValueWait {
     fn of_wait(
@@ -144,6 +146,7 @@ impl ValueState {
                 Status::Failed(value_error(cause))
             }
             UNPROVEN => Status::Unknown(value_error(Cause::Substitute)),
+            LOST => Status::Unknown(value_error(Cause::Discarded)),
             _ => Status::Discarded,
         }
     }
@@ -212,7 +215,8 @@ unsafe impl Owner for ValueWait {
             Outcome::Done if self.state.get() == UNPROVEN => UNPROVEN,
             Outcome::Done => DONE,
             Outcome::Released if !self.state.is_abandoned.load(Ordering::Acquire) => GIVEN_UP,
-            _ => DISCARDED,
+            Outcome::Lost => LOST,
+            Outcome::Released | Outcome::Discarded => DISCARDED,
         };
         self.state.set(state);
     }
@@ -428,6 +432,14 @@ mod tests {
             assert_eq!(region.handles(), 1);
             assert_eq!(ticket.status(), Status::Complete);
         }
+        // A stream that ended in the middle of it.
+        let lost = store();
+        lost.finished(0, Outcome::Lost);
+        assert!(matches!(
+            Ticket::of_value(&lost).status(),
+            Status::Unknown(_)
+        ));
+        drop(lost);
         let last: Arc<dyn Owner> = store();
         drop(region);
         assert!(last.into_deferred_drop().is_some());

@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicU32;
 use doorbell_wire::memory::PageBox;
 
 #[cfg(feature = "cuda")]
-use crate::cuda::{CudaContext, WritesOrdering};
+use crate::cuda::{CudaContext, UNORDERED_WRITES, WritesOrdering};
 use crate::endpoint::{DeviceQueue, Endpoint};
 use crate::region::Slice;
 #[cfg(feature = "cuda")]
@@ -105,8 +105,7 @@ impl KernelQueue {
             return Err(Error::state(
                 StateKind::Unsupported,
                 "hand a send queue to kernels",
-                "the GPU does not see writes of NICs in order (GPU_DIRECT_RDMA_WRITES_ORDERING is NONE), and kernels cannot flush them; \
-                 streams can",
+                UNORDERED_WRITES,
             ));
         }
         let mut queue = endpoint.take_send_queue(false)?;

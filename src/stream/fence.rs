@@ -22,13 +22,13 @@ use std::sync::{
 /// Where the kernel has no such call, or a sandbox forbids it, both are full fences. So they are under loom, which has no such call
 /// either: what it checks of the two threads is the same, because the call is a full fence at some point of the frequent side, and the
 /// full fence there is one at the point that matters.
-pub(super) struct Asymmetric {
+pub(crate) struct Asymmetric {
     /// Cleared when the kernel has taken its promise back.
     by_kernel: AtomicBool,
 }
 
 impl Asymmetric {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             by_kernel: AtomicBool::new(kernel_has_it()),
         }
@@ -36,7 +36,7 @@ impl Asymmetric {
 
     /// Between the store and the load of the frequent side.
     #[inline]
-    pub(super) fn light(&self) {
+    pub(crate) fn light(&self) {
         #[cfg(not(loom))]
         if self.by_kernel.load(Ordering::Relaxed) {
             compiler_fence(Ordering::SeqCst);
@@ -48,7 +48,7 @@ impl Asymmetric {
     /// Between the store and the load of the rare side. False: the kernel did not do it, though it had said that it would. From then on both
     /// sides are full fences, but a thread that is just between a store and a load may have gone without.
     #[must_use]
-    pub(super) fn heavy(&self) -> bool {
+    pub(crate) fn heavy(&self) -> bool {
         // This thread's own, and the whole of it where the other side has a full one.
         fence(Ordering::SeqCst);
         if !self.by_kernel.load(Ordering::Relaxed) || membarrier(PRIVATE_EXPEDITED) {

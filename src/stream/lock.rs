@@ -1,5 +1,7 @@
 //! A mutex for code that limits how many locks its hot path takes.
 
+#[cfg(feature = "cuda")]
+use std::sync::TryLockError;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A mutex that ignores poisoning: its data stays consistent when a thread panics that holds it. Unit tests count how often each thread takes one.
@@ -16,6 +18,18 @@ impl<T> Lock<T> {
         #[cfg(test)]
         TAKEN.set(TAKEN.get() + 1);
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `None` while a thread holds it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        #[cfg(test)]
+        TAKEN.set(TAKEN.get() + 1);
+        match self.0.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 }
 

@@ -55,6 +55,7 @@ pub(crate) use failure_notifier::FailureListener;
 #[cfg(feature = "cuda")]
 pub(crate) use fault::Fault;
 pub use fault::StreamFailure;
+pub(crate) use fence::Asymmetric;
 pub use host::HostStream;
 pub(crate) use host::next_id;
 #[cfg(feature = "cuda")]

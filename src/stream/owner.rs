@@ -89,6 +89,13 @@ pub unsafe trait Owner: Send + Sync + DropLater {
             .then(|| "a wait was released before its condition held".into())
     }
 
+    /// Asked when the owner has failed, and before its waits end: as [`Owner::failure_of`] of a wait that is released. A wait that a GPU is in may still end by
+    /// what it is for, until everything behind it is stopped; so nothing is decided of that one.
+    #[doc(hidden)]
+    fn expected_failure(&self, cookie: u64) -> Option<StreamFailure> {
+        self.failure_of(cookie, Outcome::Released)
+    }
+
     /// A program that was submitted with that cookie will never be executed to its end: the stream has ended before it, or in it.
     /// [`Owner::finished`] follows.
     fn not_executed(&self, cookie: u64) {

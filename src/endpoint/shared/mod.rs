@@ -26,7 +26,7 @@ use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
 use crate::nic::{NicQueuePair, Queues};
 use crate::proxy::{PollMembership, ProgressThread, execute_elsewhere};
 use crate::region::ProtectionDomain;
-use crate::stream::Attachments;
+use crate::stream::{Asymmetric, Attachments};
 use crate::{Error, Result, WorkError};
 
 use in_flight::InFlight;
@@ -66,6 +66,8 @@ pub(super) struct EndpointShared {
     failed_ns: AtomicU64,
     /// Set when the device does nothing more for this generation, or was given up because it cannot be stopped.
     is_shut_down: AtomicBool,
+    /// Between a thread that gives an operation to a stream and one that ends the operations of a failed endpoint.
+    pub(super) handing: Asymmetric,
     stop_state: Arc<DeviceStop>,
     /// Counts lives: each reset starts a new one. Changes under the lock of `failure`.
     pub(super) epoch: AtomicU32,
@@ -274,6 +276,7 @@ impl EndpointShared {
             has_failed: AtomicBool::new(false),
             failed_ns: AtomicU64::new(0),
             is_shut_down: AtomicBool::new(false),
+            handing: Asymmetric::new(),
             stop_state: Arc::new(DeviceStop::new()),
             epoch: AtomicU32::new(0),
             ended: AtomicU32::new(0),

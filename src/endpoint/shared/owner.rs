@@ -170,6 +170,15 @@ unsafe impl Owner for EndpointShared {
         (!is_well).then(|| self.wait_failure().into())
     }
 
+    fn expected_failure(&self, cookie: u64) -> Option<StreamFailure> {
+        let of = Cookie::from_bits(cookie);
+        let queue = self.queue(of.kind);
+        if !(of.is_wait && queue.is_waiting(of.count)) {
+            return self.failure_of(cookie, Outcome::Released);
+        }
+        (!queue.has_succeeded(of.count)).then(|| self.wait_failure().into())
+    }
+
     fn give_up(&self, generation: u32) {
         self.fail_in(generation, None, Cause::Discarded);
         // What is behind its own waits is stopped by another thread, before those are released.

@@ -8,7 +8,7 @@ use super::{EndpointShared, end_elsewhere};
 use crate::Cause;
 use crate::endpoint::QueueKind;
 use crate::endpoint::clock::now_ns;
-use crate::endpoint::queue::{ErrorCompletion, QueueState, Wait};
+use crate::endpoint::queue::{ErrorCompletion, QueueState};
 use crate::endpoint::watchdog::Watched;
 use crate::nic::State;
 use crate::proxy::PollResult;
@@ -127,14 +127,14 @@ impl EndpointShared {
                 }
                 let started = record.wait_started_ns.load(Ordering::Relaxed);
                 let timeout = record.wait_timeout_ns.load(Ordering::Relaxed);
-                // A stream that finds its wait decided reports the deadline, and no consequence of it.
+                // The wait itself is decided by its stream, which may just pass it, or when the device has stopped.
                 if started == 0 || now_ns.saturating_sub(started) <= timeout {
                     continue;
                 }
                 let named = oldest();
                 let wr_id = named.map(|(_, wr_id)| wr_id);
                 if self.fail_if(wr_id, cause(timeout), || {
-                    !is_cancelled(named) && queue.set_wait(index, Wait::Failed)
+                    !is_cancelled(named) && queue.is_waiting(index) && queue.cq.cqe(index).is_none()
                 }) {
                     return;
                 }

@@ -15,8 +15,8 @@ use crate::{Cause, WorkError};
 struct Rules {
     /// The first thread that knows how the wait ends writes it into the wait's word at once.
     decides_at_once: bool,
-    /// A deadline does not end a wait that is over.
-    asks_whether_over: bool,
+    /// A deadline fails the endpoint, and does not decide the wait.
+    leaves_deadline_to_stream: bool,
     /// A ticket of a failed endpoint waits for the stream if the completion is there.
     leaves_success_to_stream: bool,
     /// Waits are released once the device is silent.
@@ -25,20 +25,30 @@ struct Rules {
     keeps_decisions: bool,
     /// Where the device cannot be stopped, the wait is decided before it is released.
     decides_given_up: bool,
+    /// The thread that gives the wait to a stream looks for a failure once more when it has written that the stream has it.
+    checks_again: bool,
 }
 
 const RULES: Rules = Rules {
     decides_at_once: true,
-    asks_whether_over: true,
+    leaves_deadline_to_stream: true,
     leaves_success_to_stream: true,
     quiesces_first: true,
     keeps_decisions: true,
     decides_given_up: true,
+    checks_again: true,
 };
 
 /// Where the stream is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Stage {
+    Prepared,
+    /// The thread that gives it to the stream has found no failure.
+    Checked,
+    /// It has written that the stream has it.
+    Entered,
+    /// It has found a failure then: the stream does not get it.
+    Refused,
     Before,
     Waiting,
     /// Through the wait: by its condition, or released.
@@ -98,8 +108,8 @@ type Step<'a> = dyn FnMut(&dyn Fn(&mut World)) + 'a;
 impl World {
     fn new() -> World {
         World {
-            word: WaitWord::new(0, 0, Wait::Queued).0,
-            stage: Stage::Before,
+            word: WaitWord::new(0, 0, Wait::Prepared).0,
+            stage: Stage::Prepared,
             completion: None,
             is_overdue: false,
             failure: None,
@@ -157,10 +167,10 @@ impl World {
         if self.is_overdue {
             step(&|world| {
                 world.is_overdue = false;
-                if !rules.asks_whether_over {
+                if !rules.leaves_deadline_to_stream {
                     world.word = WaitWord(world.word).with(Wait::Failed).0;
                     world.fail(End::Deadline);
-                } else if world.set_wait(Wait::Failed) {
+                } else if world.op_status() == OpStatus::Rung && world.completion.is_none() {
                     world.fail(End::Deadline);
                 }
             });
@@ -187,6 +197,28 @@ impl World {
 
     fn stream(&self, rules: &Rules, step: &mut Step<'_>) {
         match self.stage {
+            // As `PreparedRef::give_to`.
+            Stage::Prepared => {
+                if self.failure.is_none() {
+                    step(&|world| world.stage = Stage::Checked);
+                }
+            }
+            Stage::Checked => step(&|world| {
+                world.word = WaitWord(world.word).with(Wait::Queued).0;
+                world.stage = if rules.checks_again {
+                    Stage::Entered
+                } else {
+                    Stage::Before
+                };
+            }),
+            Stage::Entered => step(&|world| {
+                if world.failure.is_some() {
+                    world.set_wait(Wait::Failed);
+                    world.stage = Stage::Refused;
+                } else {
+                    world.stage = Stage::Before;
+                }
+            }),
             Stage::Before => {
                 step(&|world| {
                     world.set_wait(Wait::Started);
@@ -237,7 +269,7 @@ impl World {
                 }
                 world.stage = Stage::Over { well };
             }),
-            Stage::Over { .. } | Stage::Discarded => {}
+            Stage::Over { .. } | Stage::Discarded | Stage::Refused => {}
         }
     }
 
@@ -249,7 +281,8 @@ impl World {
         }
         let status = self.op_status();
         let is_open = matches!(status, OpStatus::Queued | OpStatus::Rung);
-        if is_open && self.failure.is_some() && !self.is_shut_down {
+        if (is_open || status == OpStatus::Prepared) && self.failure.is_some() && !self.is_shut_down
+        {
             return None;
         }
         let is_left = is_open && rules.leaves_success_to_stream && self.has_succeeded();
@@ -284,9 +317,14 @@ impl World {
         match (self.stage, self.reported) {
             (Stage::Over { well: true }, Some(Reported::Complete))
             | (Stage::Over { well: false }, Some(Reported::Failed | Reported::Discarded))
-            | (Stage::Discarded, Some(Reported::Failed | Reported::Discarded)) => Ok(()),
-            (Stage::Over { .. } | Stage::Discarded, None) if !self.is_shut_down => Ok(()),
-            (Stage::Over { .. } | Stage::Discarded, reported) => Err(format!(
+            | (Stage::Discarded, Some(Reported::Failed | Reported::Discarded))
+            | (Stage::Refused, Some(Reported::Failed)) => Ok(()),
+            (Stage::Over { .. } | Stage::Discarded | Stage::Refused, None)
+                if !self.is_shut_down =>
+            {
+                Ok(())
+            }
+            (Stage::Over { .. } | Stage::Discarded | Stage::Refused, reported) => Err(format!(
                 "the stream is {:?}, and the ticket {reported:?}",
                 self.stage
             )),
@@ -333,11 +371,18 @@ fn no_order_of_steps_makes_the_ticket_of_a_wait_differ_from_its_stream() {
 
 #[test]
 fn mistakes_in_the_end_of_a_wait_are_noticed() {
-    let mistakes: [(&str, Rules); 6] = [
+    let mistakes: [(&str, Rules); 7] = [
         (
             "a device that goes on completes a wait that was given up",
             Rules {
                 decides_given_up: false,
+                ..RULES
+            },
+        ),
+        (
+            "a wait is given to a stream after its endpoint has failed",
+            Rules {
+                checks_again: false,
                 ..RULES
             },
         ),
@@ -349,9 +394,9 @@ fn mistakes_in_the_end_of_a_wait_are_noticed() {
             },
         ),
         (
-            "a deadline ends what is over",
+            "a deadline decides a wait that may be over",
             Rules {
-                asks_whether_over: false,
+                leaves_deadline_to_stream: false,
                 ..RULES
             },
         ),

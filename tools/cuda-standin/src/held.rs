@@ -1,11 +1,14 @@
 //! Delays writes of NICs to GPU memory. If GPU_DIRECT_RDMA_WRITES_ORDERING is NONE, a GPU may see the completion of a write before the bytes of the
-//! write (cuda.h; the CUDA guide to GPUDirect RDMA, on memory consistency). A flush, work that is queued later, or time makes the bytes visible. `doorbell_cuda_standin_hold` makes the GPU behave so.
+//! write (cuda.h; the CUDA guide to GPUDirect RDMA, on memory consistency). A flush, work that is queued later, or time makes the bytes visible. A GPU
+//! without that order (`DOORBELL_CUDA_STANDIN_LACKS=ordering`) behaves so, and any other one between two calls of `doorbell_cuda_standin_hold`.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::settings::settings;
 
 /// Long beside what a stream needs to go on, and short beside any deadline.
 const LONGEST: Duration = Duration::from_millis(5);
@@ -38,7 +41,7 @@ pub extern "C" fn doorbell_cuda_standin_as_nic(is: bool) {
 
 /// Whether what this thread copies is to be held.
 pub fn is_nic() -> bool {
-    AS_NIC.get() && HOLDS.load(Ordering::SeqCst)
+    AS_NIC.get() && (HOLDS.load(Ordering::SeqCst) || !settings().has("ordering"))
 }
 
 /// Holds a write back, behind those that are held.

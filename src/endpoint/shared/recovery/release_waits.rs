@@ -58,6 +58,8 @@ impl EndpointShared {
             // From here on the device executes nothing. Streams are released after this, not before: a doorbell behind a wait that was
             // given up must not send what the wait was to protect. (A device that was given up may send it: such work is reported as
             // unknown.)
+            // See `PreparedRef::hand_over`.
+            let _ = self.handing.heavy();
             self.is_shut_down.store(true, Ordering::Release);
         }
         let is_counted = self.doorbells().is_some();
