@@ -328,6 +328,17 @@ fn work_that_the_device_would_fail_is_refused_at_post() {
             "{error:?}"
         );
     }
+    for work in [
+        Work::read(&result, target),
+        Work::fetch_add(&result, target, 1),
+        Work::write(&result, target),
+    ] {
+        let error = each_way(&mut pair.a, &stream, &work.solicited(true));
+        assert!(
+            matches!(&error, Error::State { kind: StateKind::WrongKind, reason, .. } if reason.contains("solicited")),
+            "{error:?}"
+        );
+    }
     assert_eq!(pair.a.failure(), None);
     works(&mut pair, &stream);
 }

@@ -201,8 +201,11 @@ fn no_call_blocks_on_freeing_memory_behind_a_wait() {
         }
     }
     let growth = mappings().saturating_sub(during);
-    // Objects whose destruction was deferred are reused.
-    assert!(growth < 100, "{growth} mappings more in {rounds} rounds");
+    // Objects whose destruction was deferred are reused; the separate allocations above, one in 100 rounds, are not.
+    assert!(
+        growth < 80 + rounds as usize / 50,
+        "{growth} mappings more in {rounds} rounds"
+    );
     waiters.into_iter().for_each(Waiter::end);
     // A thread of the library frees what was kept during the waits.
     let started = Instant::now();

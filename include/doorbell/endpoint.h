@@ -41,7 +41,9 @@ typedef struct doorbell_endpoint_config {
 				      opened with, or else the best path that is available */
 	int64_t room_timeout_ms;   /* how long a call that queues, posts or prepares an operation waits for room in a
 				      full queue, in ms, or DOORBELL_NO_TIMEOUT; default 0: it does not wait, and
-				      returns DOORBELL_EFULL. When it passes, the call returns DOORBELL_ETIMEOUT. */
+				      returns DOORBELL_EFULL. When it passes, the call returns DOORBELL_ETIMEOUT. It is
+				      for the endpoint's queue: a call that queues on a stream whose own queue is full
+				      waits until the stream goes on or is aborted. */
 	/* The next three are not used by connections of rdma_cm, nor by softcx. */
 	uint32_t traffic_class;    /* of packets with a global route, 0 to 255; on RoCE the TOS byte of IP; default 0 */
 	uint32_t service_level;    /* 0 to 15; default 0 */
@@ -227,7 +229,7 @@ enum doorbell_work_flags {
 	/* Success makes no completion. It is known when a later signaled work request completes. Failure always
 	   makes a completion. */
 	DOORBELL_WORK_UNSIGNALED = 1,
-	/* The peer's completion is a solicited one. */
+	/* The peer's completion is a solicited one. For sends, and for writes with immediate data. */
 	DOORBELL_WORK_SOLICITED = 2,
 	/* The device starts after earlier reads and atomics are complete. */
 	DOORBELL_WORK_FENCE = 4,

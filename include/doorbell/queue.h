@@ -373,13 +373,16 @@ DBL_DEVICE int doorbell_get(const struct doorbell_queue *queue, uint64_t local_a
 	return doorbell_submit(queue, slot, 1);
 }
 
-/* A fetch-and-add: see doorbell_write_add(). */
+/* A fetch-and-add: see doorbell_write_add(). Returns DOORBELL_EALIGNMENT for a remote address that is not a multiple of 8. */
 DBL_DEVICE int doorbell_add(const struct doorbell_queue *queue, uint64_t result_addr, uint32_t lkey, uint64_t remote_addr,
 			    uint32_t rkey, uint64_t add, uint64_t timeout_ns, uint32_t *upto)
 {
 	uint32_t slot;
-	const int code = doorbell_reserve(queue, 1, timeout_ns, &slot);
+	int code;
 
+	if (remote_addr % 8 != 0)
+		return DOORBELL_EALIGNMENT;
+	code = doorbell_reserve(queue, 1, timeout_ns, &slot);
 	if (code != DOORBELL_OK)
 		return code;
 	doorbell_write_add(queue, slot, 0, result_addr, lkey, remote_addr, rkey, add);

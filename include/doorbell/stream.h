@@ -39,7 +39,8 @@ int doorbell_stream_destroy(doorbell_stream *stream);
  * Queues a call of `function(argument)`. On a host stream, the stream's thread makes the call. The caller owns what
  * `argument` points to and keeps it valid until the function has run. The function is never called if the stream fails
  * or is aborted before. It may queue work, also on its own stream, but it must not wait for that stream:
- * DOORBELL_ESTATE. On a CUDA stream a thread of the driver makes the call (cuLaunchHostFunc); the function must then
+ * calls that synchronise with it return DOORBELL_ESTATE, and waits for tickets, completions or room end at their own time
+ * limit. On a CUDA stream a thread of the driver makes the call (cuLaunchHostFunc); the function must then
  * not call CUDA, directly or through a call with a CUDA stream. Kernel streams do not support this call.
  */
 int doorbell_stream_launch(doorbell_stream *stream, doorbell_host_fn function, void *argument);

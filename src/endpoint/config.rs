@@ -39,7 +39,8 @@ pub struct EndpointConfig {
     pub wait_timeout: Option<Duration>,
     /// How long a call that posts or prepares an operation waits for room in a full queue, as
     /// [`Endpoint::wait_room`](crate::Endpoint::wait_room). Default `None`: it does not wait, and fails with
-    /// [`Error::QueueFull`](crate::Error::QueueFull).
+    /// [`Error::QueueFull`](crate::Error::QueueFull). It is for the endpoint's queue: a call that queues on a stream whose own queue is full waits until the stream
+    /// goes on or is aborted, whatever the timeout.
     pub room_timeout: Option<Duration>,
     /// Whether a doorbell carries its WQE, if that has at most 192 bytes, to the device (BlueFlame). Default: no.
     pub blueflame: bool,

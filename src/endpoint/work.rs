@@ -139,7 +139,7 @@ impl<'a> Work<'a> {
         self
     }
 
-    /// Whether the peer's completion is a solicited one.
+    /// Whether the peer's completion is a solicited one. For sends and writes with immediate data: nothing else makes a completion at the peer.
     pub const fn solicited(mut self, solicited: bool) -> Work<'a> {
         self.solicited = solicited;
         self

@@ -337,7 +337,7 @@ impl Region {
 
     /// Deregisters the region: its keys are invalid when this returns, also for work in flight, which then fails. The
     /// memory stays until the last handle is gone. Returns whether the region was still registered. If another thread is
-    /// deregistering it, waits for that.
+    /// deregistering it, waits for that. It is a command of the device, for which the kernel's driver waits as long as it takes: mlx5 gives up after 60 s.
     pub fn deregister(&self) -> bool {
         // A caller that is told that it was done already may rely on that as well.
         let _ending = (self.inner.ending.lock()).unwrap_or_else(PoisonError::into_inner);

@@ -29,7 +29,8 @@ use crate::{Error, Result};
 ///   stream that waits for such an event has a fault, too. [`Executor::take_fault`] takes the fault, and the stream can be used again.
 ///   [`HostStream::continue_on_error`] lets the stream go on instead.
 /// - Streams that wait for each other's events in a circle wait until one of them is aborted, as in CUDA. Each wait of the host has a timeout.
-/// - A kernel may queue work, on this stream too, but not wait for this stream: such calls fail with [`Error::State`].
+/// - A kernel may queue work, on this stream too, but must not wait for this stream. `synchronize`, also of an event, and a call that finds the stream's queue full
+///   fail with [`Error::State`]. Waits for tickets, completions or room do not know for which stream they wait, and end at their own time limit.
 ///
 /// The thread stays awake some 120 us when it runs out of work, then sleeps; [`HostStream::set_spin`] changes that. Its waits back off, so more
 /// streams than cores hinder one another little.

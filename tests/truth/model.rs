@@ -504,9 +504,12 @@ impl Model {
     /// `aborts`: of [`Model::aborts`] before the call that begins it. An abort that had not returned by then may be of this generation.
     pub fn begin_life(&self, end: usize, qpn: u32, aborts: usize) -> Arc<Life> {
         let life = Life::new(end, qpn);
+        // Locked, so that an abort that begins now marks it.
+        let mut lives = lock(&self.lives);
         let begun = self.aborts[end].0.load(Ordering::SeqCst);
         life.aborted.store(begun != aborts, Ordering::SeqCst);
-        lock(&self.lives).push(Arc::clone(&life));
+        lives.push(Arc::clone(&life));
+        drop(lives);
         life
     }
 

@@ -33,7 +33,7 @@ impl Endpoint {
     /// or if a read or an atomic would write to a region without [`Access::LOCAL_WRITE`]; [`Error::Foreign`] for a region of another protection
     /// domain; [`Error::Range`] for too many slices or inline bytes, and for an atomic whose slice does not have 8 bytes; [`Error::Alignment`] for an
     /// atomic whose remote address is not a multiple of 8; [`Error::OutOfBounds`] for more bytes than the remote slice has; [`Error::State`] for a
-    /// read or an atomic on a device that has none, and for immediate data with an operation that carries none; [`Error::QueueFull`], and with
+    /// read or an atomic on a device that has none, for immediate data with an operation that carries none, and for a solicited completion with one that makes none; [`Error::QueueFull`], and with
     /// [`EndpointConfig::room_timeout`](crate::EndpointConfig::room_timeout) [`Error::Timeout`]. Nothing has changed then.
     pub fn prepare_send(&mut self, work: &Work<'_>) -> Result<Prepared> {
         let operation = self.make_send(work)?;
@@ -49,8 +49,8 @@ impl Endpoint {
         if writes_here {
             self.check_fetch(work)?;
         }
-        if work.imm_unused {
-            return Err(no_imm(work.opcode));
+        if work.imm_unused || work.solicited {
+            check_flags(work)?;
         }
         let segments;
         let (payload, held) = match work.data {
@@ -536,13 +536,23 @@ const ATOMIC_BYTES: u64 = 8;
 /// `DOORBELL_MESSAGE_BYTES_MAX` of queue.h.
 const KERNEL_MESSAGE_BYTES: u32 = 1 << 30;
 
+/// Fails for immediate data and a solicited completion where the operation has neither: the peer learns of a read, an atomic or a plain write by no completion.
 #[cold]
-fn no_imm(opcode: Opcode) -> Error {
-    let reason = format!(
-        "{} carries no immediate data; a send or a write does",
-        opcode.name()
-    );
-    Error::state(StateKind::WrongKind, "prepare_send", reason)
+fn check_flags(work: &Work<'_>) -> Result<()> {
+    let name = work.opcode.name();
+    let reason = if work.imm_unused {
+        format!("{name} carries no immediate data; a send or a write does")
+    } else if !matches!(
+        work.opcode,
+        Opcode::Send | Opcode::SendImm | Opcode::RdmaWriteImm
+    ) {
+        format!(
+            "{name} makes no completion at the peer, so none that is solicited; a send or a write with immediate data does"
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Error::state(StateKind::WrongKind, "prepare_send", reason))
 }
 
 #[cold]

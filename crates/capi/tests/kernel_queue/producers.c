@@ -482,6 +482,7 @@ static void kinds(void)
 	CHECK(doorbell_wait_cq(ends[1], DOORBELL_QUEUE_RECV, 20000, &completion) == 0);
 	CHECK(completion.wr_id == 77 && completion.has_imm == 1 && completion.imm == 0x1234567);
 	CHECK(doorbell_signal(&queue, remote.addr + 256, remote.rkey, 40, 0, &upto) == 0);
+	CHECK(doorbell_add(&queue, local.addr + 3000, local.lkey, remote.addr + 260, remote.rkey, 2, 0, &upto) == DOORBELL_EALIGNMENT);
 	CHECK(doorbell_add(&queue, local.addr + 3000, local.lkey, remote.addr + 256, remote.rkey, 2, 0, &upto) == 0);
 	CHECK(doorbell_wait(&queue, upto, 20 * SECOND) == 0);
 	memcpy(&word, here + 3000, 8);

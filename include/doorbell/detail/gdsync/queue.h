@@ -213,7 +213,8 @@ static inline int doorbell_gds_translate(const gds_send_wr *wr, uint32_t signals
 	}
 	if (!signals_all && !(wr->send_flags & IBV_SEND_SIGNALED))
 		flags |= DOORBELL_WORK_UNSIGNALED;
-	if (wr->send_flags & IBV_SEND_SOLICITED)
+	/* As in verbs, the flag is for these only, and without effect for others. */
+	if ((wr->send_flags & IBV_SEND_SOLICITED) && (has_imm || opcode == DOORBELL_OP_SEND))
 		flags |= DOORBELL_WORK_SOLICITED;
 	if (wr->send_flags & IBV_SEND_FENCE)
 		flags |= DOORBELL_WORK_FENCE;
