@@ -654,6 +654,37 @@ fn proxy_rings_if_gpu_stores_do_not_reach_the_card() {
     assert_eq!(sent.status(), Status::Complete);
 }
 
+/// What is between a card and a GPU decides. A child of this test has two GPUs, and the second one does not reach the card.
+#[test]
+fn each_gpu_is_tried_with_a_card() {
+    const DEVICES: &str = "DOORBELL_CUDA_STANDIN_DEVICES";
+    let _alone = alone();
+    let test = "each_gpu_is_tried_with_a_card";
+    let Some((device, may)) = standin_card(test) else {
+        return;
+    };
+    if !may {
+        return waived(test, "the driver maps no registers");
+    }
+    if std::env::var(DEVICES).is_err() {
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env(DEVICES, "2")
+            .env(LACKS, "peerstores1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stderr);
+        assert!(child.status.success(), "{said}");
+        return;
+    }
+    for (gpu, control) in [(0, Control::Direct), (1, Control::Proxy)] {
+        let _context = CudaContext::primary(gpu).unwrap();
+        let pair = Pair::new(&device, &EndpointConfig::default());
+        let path = pair.a.path();
+        assert_eq!(path.control, control, "GPU {gpu}: {path}");
+    }
+}
+
 /// The first endpoint on a card checks whether the GPU reaches the card's registers, without blocking this thread, for which the GPU may be waiting.
 /// (In a process of its own, because the check runs once.)
 #[test]

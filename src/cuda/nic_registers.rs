@@ -1,9 +1,10 @@
 //! Whether GPUs of this process can store to the registers of a card.
 #![allow(unsafe_code)] // registers memory of others
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use cudarc::driver::sys::CUresult;
+use cudarc::driver::sys::{CUdevice, CUresult};
 
 use super::context::CudaContext;
 use super::driver::{is, is_loaded};
@@ -20,38 +21,43 @@ pub(crate) struct RegistersFound {
     pub(crate) pinned: Option<HostRegistration>,
 }
 
-/// Whether GPUs can store to a card's registers, which are mapped at that address, or why not: `Ok` also if this process has no CUDA context. It is tried
-/// once, in a context that the library knows or in the one that is current in this thread: privilege is the process's, and the driver's option the machine's.
-/// If the driver maps them, `probe` tries in the same context whether a store arrives, and returns what it found or why the path is of no use.
+/// What was found of a card and a GPU: the text for messages, or why the path is of no use.
+type Finding = std::result::Result<String, String>;
+
+/// Whether a GPU can store to a card's registers, which are mapped at that address, or why not: `Ok` also if this process has no CUDA context. It is tried
+/// in a context that the library knows or in the one that is current in this thread, once for each card and GPU: what is between the two decides whether a
+/// store arrives. If the driver maps the registers, `probe` tries that, and returns what it found or why the path is of no use.
 ///
 /// To give the registration back may take until the GPU has done its work, so the caller keeps it as long as the registers.
 ///
 /// # Safety
 /// The registers stay mapped as long as the registration.
 pub(crate) unsafe fn check_registers(
+    card: &str,
     device: MappingOwner,
     start: usize,
     len_bytes: usize,
     probe: impl FnOnce(&CudaContext) -> std::result::Result<String, String>,
 ) -> std::result::Result<RegistersFound, String> {
-    static TRIED: Mutex<Option<std::result::Result<String, String>>> = Mutex::new(None);
+    static TRIED: Mutex<BTreeMap<(String, CUdevice), Finding>> = Mutex::new(BTreeMap::new());
+    // A process that has not loaded the driver is not made to; and a host function must not call it.
+    let may_call = is_loaded() && !in_host_function();
     let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(tried) = &*tried {
+    let Some(context) = may_call.then(CudaContext::any).flatten() else {
+        return Ok(RegistersFound::default());
+    };
+    let pair = (card.to_owned(), context.device());
+    if let Some(tried) = tried.get(&pair) {
         return tried.clone().map(|finding| RegistersFound {
             finding,
             pinned: None,
         });
     }
-    // A process that has not loaded the driver is not made to; and a host function must not call it.
-    let may_call = is_loaded() && !in_host_function();
-    let Some(context) = may_call.then(CudaContext::any).flatten() else {
-        return Ok(RegistersFound::default());
-    };
     // SAFETY: the caller's promise.
     match unsafe { HostRegistration::new_kept(&context, start, len_bytes, Some(device)) } {
         Ok(pinned) => {
             let arrives = probe(&context);
-            *tried = Some(arrives.clone());
+            tried.insert(pair, arrives.clone());
             arrives.map(|finding| RegistersFound {
                 finding,
                 pinned: Some(pinned),
@@ -59,7 +65,7 @@ pub(crate) unsafe fn check_registers(
         }
         Err(error) if is_refused(&error) => {
             let why = why_not(&error);
-            *tried = Some(Err(why.clone()));
+            tried.insert(pair, Err(why.clone()));
             Err(why)
         }
         // This says nothing of the registers: of memory, or of a context that is broken.

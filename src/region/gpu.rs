@@ -150,7 +150,7 @@ fn check_visible(gpu: &Capabilities, access: Access) -> Result<()> {
     Ok(())
 }
 
-/// Fails with the reason if a GPU that this process uses could not ring the queue pair's doorbell. The result is the
+/// Fails with the reason if the GPU that this process uses could not ring the queue pair's doorbell. The result is the
 /// registration of the registers, if this tried one.
 ///
 /// # Safety
@@ -166,9 +166,13 @@ pub(crate) unsafe fn check_gpus(
     let (start, len_bytes) = (memory.uar[0].addr(), memory.uar_bytes as usize);
     // SAFETY: the registers are mapped as long as the queue pair lives.
     unsafe {
-        check_registers(device, start, len_bytes, |context| {
-            try_ring(domain, context)
-        })
+        check_registers(
+            domain.device().name(),
+            device,
+            start,
+            len_bytes,
+            |context| try_ring(domain, context),
+        )
     }
 }
 

@@ -41,7 +41,7 @@ pub extern "C" fn doorbell_cuda_standin_as_nic(is: bool) {
 
 /// Whether what this thread copies is to be held.
 pub fn is_nic() -> bool {
-    AS_NIC.get() && (HOLDS.load(Ordering::SeqCst) || !settings().has("ordering"))
+    AS_NIC.get() && (HOLDS.load(Ordering::SeqCst) || settings().lacks("ordering"))
 }
 
 /// Holds a write back, behind those that are held.

@@ -60,6 +60,8 @@ pub enum Memop {
         address: u64,
         wide: bool,
         value: u64,
+        /// Not if it is to registers of a card that this device does not reach.
+        reaches_cards: bool,
     },
     /// A barrier.
     Fence,
@@ -135,10 +137,13 @@ pub fn parse(device: CUdevice, words: &MemopWords) -> CudaResult<Memop> {
         // NO_MEMORY_BARRIER is not for this version of the calls.
         valid(flags == 0)?;
         check_address(address, wide)?;
+        let settings = settings();
         return Ok(Memop::Write {
             address,
             wide,
             value,
+            reaches_cards: !settings.lacks("peerstores")
+                && !settings.lacks(&format!("peerstores{device}")),
         });
     }
     let condition = match flags & !FLUSH {
@@ -234,9 +239,10 @@ impl Memop {
                 address,
                 wide,
                 value,
+                reaches_cards,
             } => {
                 let place = reach(address, wide)?;
-                if is_io(&place) && settings().lacks("peerstores") {
+                if is_io(&place) && !reaches_cards {
                     return Ok(());
                 }
                 // What the stream did before is seen before the value is, by the CPU and by other devices.

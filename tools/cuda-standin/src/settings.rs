@@ -9,7 +9,8 @@
 //! - `DOORBELL_CUDA_STANDIN_LACKS`: words separated by commas, what the devices cannot do: `memops`, `memops64`, `nor`, `flush`,
 //!   `ordering` (of RDMA writes), `gdr` (GPUDirect RDMA), `hostregister`,
 //!   `samepointer` (registered memory has another device address), `iomemops` (memory operations on it),
-//!   `peerstores` (stores of memory operations to registers of a card arrive: they are dropped without an error, as by PCIe access control or an IOMMU),
+//!   `peerstores` (stores of memory operations to registers of a card arrive: they are dropped without an error, as by PCIe access control or an IOMMU;
+//!   `peerstores1`: those of device 1),
 //!   `kernels` (an image with code for them: CUDA_ERROR_NO_BINARY_FOR_GPU).
 //! - `DOORBELL_CUDA_STANDIN_HAS`: words in the same way, of what they have. `dmabuf`: a handle for an address range can be had; it is a memfd,
 //!   which can be mapped. `dmabuf-pcie`: only with the flag for a mapping through PCIe. `reuse`: an address that was freed is given out again. `iomemory`: registers of a card can be registered, as by an
