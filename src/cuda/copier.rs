@@ -25,9 +25,6 @@ use doorbell_wire::memory::{PageSlice, Span};
 const STAGING_BYTES: usize = 1 << 20;
 /// How long a copy may take. Other copies may be before it on the copy engine, but none of them waits for anything.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
-/// Bytes at the end of a copy that are stored after all others: programs poll the last word of a message to know that all of it has arrived.
-const LAST_BYTES: usize = 8;
-
 /// A stream for copies, and pinned memory for their host side.
 pub(crate) struct Copier {
     context: CudaContext,
@@ -182,19 +179,15 @@ impl Copier {
                     let len = (piece.len_bytes - done).min(STAGING_BYTES - queued);
                     // SAFETY: a part of the staging memory that no copy uses; `own` may be read, and has as many bytes as `theirs`.
                     unsafe { own.read(staging.start().add(queued), len) };
-                    let (start, into) = (queued, piece.addr + done as u64);
-                    let is_end = done + len == piece.len_bytes;
-                    for (at, len) in in_two(len, is_end) {
-                        // SAFETY: as above, and the caller's promise.
-                        check("cuMemcpyHtoDAsync", unsafe {
-                            sys::cuMemcpyHtoDAsync_v2(
-                                into + at as u64,
-                                staging.start().add(start + at).cast(),
-                                len,
-                                self.stream,
-                            )
-                        })?;
-                    }
+                    // SAFETY: as above, and the caller's promise.
+                    check("cuMemcpyHtoDAsync", unsafe {
+                        sys::cuMemcpyHtoDAsync_v2(
+                            piece.addr + done as u64,
+                            staging.start().add(queued).cast(),
+                            len,
+                            self.stream,
+                        )
+                    })?;
                     queued += len;
                     done += len;
                 }
@@ -214,13 +207,13 @@ impl Copier {
                 len_bytes,
             } in moves
             {
-                for (at, len) in in_two(*len_bytes, true) {
-                    let at = at as u64;
-                    // SAFETY: the caller's promise.
-                    check("cuMemcpyDtoDAsync", unsafe {
-                        sys::cuMemcpyDtoDAsync_v2(into + at, from + at, len, self.stream)
-                    })?;
+                if *len_bytes == 0 {
+                    continue;
                 }
+                // SAFETY: the caller's promise.
+                check("cuMemcpyDtoDAsync", unsafe {
+                    sys::cuMemcpyDtoDAsync_v2(*into, *from, *len_bytes, self.stream)
+                })?;
             }
             self.finish()
         })
@@ -311,18 +304,6 @@ fn span(addr: u64, len_bytes: usize) -> Span {
     Span { addr, len_bytes }
 }
 
-/// The two parts of a copy: all but the last word, and the last word.
-fn in_two(len: usize, is_end: bool) -> impl Iterator<Item = (usize, usize)> {
-    let last = if is_end && len > LAST_BYTES {
-        LAST_BYTES
-    } else {
-        0
-    };
-    [(0, len - last), (len - last, last)]
-        .into_iter()
-        .filter(|(_, len)| *len > 0)
-}
-
 #[cold]
 fn stuck() -> Error {
     Error::state(
@@ -411,8 +392,8 @@ unsafe impl Foreign for Copier {
 }
 
 impl CudaContext {
-    /// A new stream for copies, which the caller destroys. It has the highest priority: streams of different priorities do not share a queue of the
-    /// device, in which a wait of the application's would block later copies.
+    /// A new stream for copies, which the caller destroys. It has the highest priority, so that it shares no queue of the device with streams of
+    /// the application, in which a wait would block later copies: that is assumed, not documented, and has not been seen on hardware.
     ///
     /// # Errors
     /// [`Error::Cuda`].

@@ -1,5 +1,7 @@
 //! A program decoded once, for all that is to be known about it before it is queued.
 
+use std::sync::OnceLock;
+
 use super::capabilities::Capabilities;
 use crate::bytecode::{At, Fence, Program, ProgramOp, Role, UNIT_LIMIT};
 
@@ -36,8 +38,9 @@ impl<'a> Decoded<'a> {
                 _ => 1,
             };
             match op {
-                ProgramOp::StoreQword { .. } | ProgramOp::CopyBlock { .. } => {
+                ProgramOp::StoreQword { at, .. } | ProgramOp::CopyBlock { at, .. } => {
                     decoded.stores_qwords = true;
+                    decoded.memop_count += usize::from(at.role == Role::Uar && has_barrier());
                 }
                 ProgramOp::PollGeq { at, .. }
                 | ProgramOp::PollAnd { at, .. }
@@ -69,6 +72,13 @@ impl<'a> Decoded<'a> {
             None
         }
     }
+}
+
+/// Whether memory operations have a barrier of their own before each store to a card's register. `cuda.h` says that every store has one, so this is for a driver
+/// or a GPU on which that turns out to be wrong.
+pub(super) fn has_barrier() -> bool {
+    static HAS_IT: OnceLock<bool> = OnceLock::new();
+    *HAS_IT.get_or_init(|| std::env::var_os("DOORBELL_CUDA_BARRIER").is_some_and(|set| set == "1"))
 }
 
 /// A GPU rings without BlueFlame. The first 8 bytes of what is copied to a BlueFlame buffer are the doorbell, and a store of those alone has

@@ -10,6 +10,7 @@
 use cudarc::driver::sys::{
     CUdeviceptr, CUstreamBatchMemOpParams, CUstreamBatchMemOpParams_union,
     CUstreamBatchMemOpParams_union_CUstreamMemOpFlushRemoteWritesParams_st as FlushParams,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpMemoryBarrierParams_st as BarrierParams,
     CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as WaitParams,
     CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitOperand,
     CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st as WriteParams,
@@ -18,7 +19,7 @@ use cudarc::driver::sys::{
 };
 
 use super::capabilities::Capabilities;
-use super::decoded::Decoded;
+use super::decoded::{Decoded, has_barrier};
 use crate::bytecode::{At, ProgramOp, Role};
 use crate::{Error, Result, StateKind};
 
@@ -54,6 +55,9 @@ pub(super) fn translate(
                 continue;
             }
             ProgramOp::StoreQword { at, value } => {
+                if at.role == Role::Uar && has_barrier() {
+                    out.push(barrier());
+                }
                 out.push(store_qword(locate(at)?, value));
                 continue;
             }
@@ -138,6 +142,17 @@ pub(super) fn wait_count(address: CUdeviceptr, value: u32) -> MemOp {
         value,
         CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32,
     )
+}
+
+/// A fence of system scope for the stream's earlier work.
+fn barrier() -> MemOp {
+    // All bytes, as above. Flags 0: CU_STREAM_MEMORY_BARRIER_TYPE_SYS.
+    let mut op = CUstreamBatchMemOpParams_union { pad: [0; 6] };
+    op.memoryBarrier = BarrierParams {
+        operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_BARRIER,
+        flags: 0,
+    };
+    op
 }
 
 /// Flushes earlier writes of NICs, as a wait with the flag FLUSH does.
@@ -282,7 +297,9 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_is_that_of_cuda_h() {
+    fn a_flush_and_a_barrier_are_those_of_cuda_h() {
+        // SAFETY: all of it is set.
+        assert_eq!(unsafe { barrier().pad }, [6, 0, 0, 0, 0, 0]);
         // SAFETY: all of it is set.
         assert_eq!(unsafe { flush_remote_writes().pad }, [3, 0, 0, 0, 0, 0]);
     }
