@@ -1,5 +1,6 @@
 //! What the documentation leaves open, found out on the device.
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -56,7 +57,60 @@ pub fn mappings() -> Result<Value> {
         };
         found.insert(name.into(), said);
     }
+    // Memory is no I/O mapping. That of a device's registers is one: it is registered here, and nobody accesses it.
+    found.insert("registers of a PCI device".into(), registers());
     Ok(found.into())
+}
+
+/// What the driver says to the registration of a PCI device's registers as I/O memory, of the first device whose registers can be mapped; a network card if
+/// there is one.
+fn registers() -> Value {
+    let Ok(devices) = std::fs::read_dir("/sys/bus/pci/devices") else {
+        return json!({"reason": "there is no /sys/bus/pci/devices"});
+    };
+    let mut files: Vec<_> = devices
+        .flatten()
+        .filter_map(|device| {
+            let class = std::fs::read_to_string(device.path().join("class")).ok()?;
+            // Not a GPU's: the driver knows those as its own.
+            (!class.starts_with("0x03")).then(|| (!class.starts_with("0x02"), device.path()))
+        })
+        .flat_map(|(rank, device)| {
+            (0..6).map(move |bar| (rank, device.join(format!("resource{bar}"))))
+        })
+        .collect();
+    files.sort();
+    for (_, file) in files {
+        let Ok(opened) = std::fs::File::options().read(true).write(true).open(&file) else {
+            continue;
+        };
+        let len = 4096;
+        // SAFETY: a new mapping, which is not accessed. The kernel maps only registers that are memory.
+        let host = unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                access,
+                libc::MAP_SHARED,
+                opened.as_raw_fd(),
+                0,
+            )
+        };
+        if host == libc::MAP_FAILED {
+            continue;
+        }
+        // SAFETY: mapped above, and unmapped after it is given back.
+        let registered = unsafe { sys::cuMemHostRegister_v2(host, len, PORTABLE | IOMEMORY) };
+        if registered == sys::CUresult::CUDA_SUCCESS {
+            // SAFETY: as above.
+            let _ = unsafe { sys::cuMemHostUnregister(host) };
+        }
+        // SAFETY: as above.
+        unsafe { libc::munmap(host, len) };
+        return json!({"of": file, "registered": format!("{registered:?}")});
+    }
+    json!({"reason": "the registers of no PCI device can be mapped here"})
 }
 
 /// Each condition holds the stream, and a store of the host lets it go.

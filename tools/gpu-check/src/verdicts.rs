@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+const CONDITIONS: &str = "fact: conditions";
 pub const ORDER: &str = "fact: order of stores";
 /// What a blocked stream blocks.
 pub const CALLS: &str = "fact: calls behind a stream that waits";
@@ -27,7 +28,7 @@ type Fact = (
 
 const COPY: &str = "a copy to the GPU on a stream of high priority";
 
-const FACTS: [Fact; 16] = [
+const FACTS: [Fact; 23] = [
     (
         "The CPU sees a stream's 32-bit store before the 64-bit store behind it",
         ORDER,
@@ -51,6 +52,48 @@ const FACTS: [Fact; 16] = [
         "fact: mappings",
         "/anonymous/same address",
         Value::as_bool,
+    ),
+    (
+        "32-bit and 64-bit stores to registered memory work",
+        "fact: mappings",
+        "/anonymous/memops",
+        |found| Some(found.as_str()? == "work"),
+    ),
+    (
+        "Registers of a card can be registered as I/O memory by this process",
+        "fact: mappings",
+        "/registers of a PCI device/registered",
+        |found| Some(found.as_str()? == "CUDA_SUCCESS"),
+    ),
+    (
+        "Memory is no I/O memory",
+        "fact: mappings",
+        "/anonymous as IOMEMORY/memops",
+        |found| Some(found.as_str()? != "work"),
+    ),
+    (
+        "A wait for a count holds a stream until the count is there",
+        CONDITIONS,
+        "/GEQ/let go after us",
+        |found| Some(found.is_number()),
+    ),
+    (
+        "A wait for a count goes over its wrap",
+        CONDITIONS,
+        "/GEQ over the wrap/let go after us",
+        |found| Some(found.is_number()),
+    ),
+    (
+        "A wait for a bit holds a stream until the bit is there",
+        CONDITIONS,
+        "/AND/let go after us",
+        |found| Some(found.is_number()),
+    ),
+    (
+        "A wait for the absence of a bit (NOR) holds a stream until the bit is gone",
+        CONDITIONS,
+        "/NOR/let go after us",
+        |found| Some(found.is_number()),
     ),
     (
         "Memory of cuMemAllocHost cannot be registered",
