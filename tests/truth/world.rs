@@ -1231,6 +1231,8 @@ impl<'a> World<'a> {
                 Entry::Abort(aborted_at) => {
                     self.settle_abort(stream, &lane, at, *aborted_at);
                     poisoned = None;
+                    // The waits for events were given up, too.
+                    after.clear();
                 }
                 Entry::Report => poisoned = None,
                 Entry::After {
