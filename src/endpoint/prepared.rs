@@ -225,22 +225,25 @@ impl PreparedRef<'_> {
     /// # Errors
     /// [`Error::Work`]. The operation has failed then: [`PreparedRef::enter_prepared`] leaves it so.
     fn hand_over(&self) -> Result<()> {
-        self.enter_queued();
-        // A ticket may have reported the failure of a prepared operation since `check_turn`. Of this store and the load of the failure against the store of
-        // the failure and the load of a status, one sees the other: the heavy fence is in `EndpointShared::shut_down`.
+        if self.enter_queued() && self.is_wait() {
+            // A wait that has failed is not prepared any more.
+            return Ok(());
+        }
+        // A ticket may have reported the failure since `check_turn`. Of this thread's store and load, and the store of the failure and the load of what
+        // streams have, one sees the other's: the heavy fence is in `EndpointShared::shut_down`.
         self.shared.handing.light();
         self.shared.check_alive()
     }
 
-    /// Enters that the operation is handed over, if it is the next of its queue.
-    pub(super) fn enter_queued(&self) {
+    /// Enters that the operation is handed over. Returns false of a wait that has failed.
+    pub(super) fn enter_queued(&self) -> bool {
         let queue = self.queue();
         let count = self.operation.count;
         if self.is_wait() {
-            queue.queue_wait(count);
-        } else {
-            queue.queued.store(count.wrapping_add(1), Ordering::Release);
+            return queue.queue_wait(count);
         }
+        queue.queued.store(count.wrapping_add(1), Ordering::Release);
+        true
     }
 
     /// Takes [`PreparedRef::hand_over`] back: `queued` is the count of the queue before. Of an endpoint that has failed, the status may have been

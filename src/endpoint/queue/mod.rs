@@ -129,6 +129,8 @@ pub(super) struct QueueState {
     pub(super) consumed: AtomicU32,
     /// Work requests that may have been rung before the device was quiesced; above 32 bits before that, and [`ALL_QUEUED`] if it could not be.
     rung_in_all: AtomicU64,
+    /// What streams had when the device was given up. A thread that gives a stream more at that moment finds the failure, and takes it back.
+    queued_in_all: AtomicU32,
     /// Set before the last look at completions of a device that cannot be stopped.
     is_given_up: AtomicBool,
     /// A completion was written beside a device that may have written it, too.
@@ -184,6 +186,7 @@ impl QueueState {
             cursor: Mutex::default(),
             consumed: AtomicU32::new(0),
             rung_in_all: AtomicU64::new(u64::MAX),
+            queued_in_all: AtomicU32::new(0),
             is_given_up: AtomicBool::new(false),
             has_mixed: AtomicBool::new(false),
             ownership: Mutex::default(),
@@ -526,6 +529,8 @@ impl QueueState {
     /// The device cannot be quiesced: everything that streams have may be rung, now or later. Decides each wait that a stream has. No completion is
     /// processed after [`QueueState::reap_for_the_last_time`], which was called before, so reported statuses stay.
     pub(super) fn give_up(&self) {
+        let queued = self.queued.load(Ordering::Acquire);
+        self.queued_in_all.store(queued, Ordering::Relaxed);
         self.rung_in_all.store(ALL_QUEUED, Ordering::Release);
         self.give_up_waits();
     }
@@ -557,7 +562,7 @@ impl QueueState {
     /// The count of [`QueueState::end_rung`], since the device was quiesced; or all that streams have, if it was given up.
     pub(super) fn rung_in_all(&self) -> Option<u32> {
         match self.rung_in_all.load(Ordering::Acquire) {
-            ALL_QUEUED => Some(self.queued.load(Ordering::Acquire)),
+            ALL_QUEUED => Some(self.queued_in_all.load(Ordering::Relaxed)),
             rung => u32::try_from(rung).ok(),
         }
     }

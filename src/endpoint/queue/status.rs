@@ -62,12 +62,15 @@ impl QueueState {
         }
         let rung_in_all = self.rung_in_all();
         let rung = rung_in_all.unwrap_or(rung);
-        let queued = self.queued.load(Ordering::Acquire);
         let is_behind = |count: u32| count.wrapping_sub(seq).cast_signed() > 0;
         let end = match rung_in_all {
             None => DeviceState::Open,
             Some(_) if self.is_unresponsive() => DeviceState::Unresponsive,
             Some(_) => DeviceState::Stopped,
+        };
+        let queued = match end {
+            DeviceState::Unresponsive => rung,
+            _ => self.queued.load(Ordering::Acquire),
         };
         state.status_in(end, is_behind(rung), is_behind(queued))
     }
@@ -150,15 +153,29 @@ impl QueueState {
         }
     }
 
-    /// The prepared wait for this running index is about to be given to a stream. Until then only the holder of the prepared operation
-    /// changes its state, so a load and a store are enough.
+    /// Fails the waits that no stream has: none will have them.
+    pub(in crate::endpoint) fn fail_prepared_waits(&self) {
+        for index in self.under_way() {
+            self.replace_prepared(index, Wait::Failed);
+        }
+    }
+
+    /// The prepared wait for this running index is about to be given to a stream. Returns false if it has failed.
     #[inline]
-    pub(in crate::endpoint) fn queue_wait(&self, index: u32) {
+    pub(in crate::endpoint) fn queue_wait(&self, index: u32) -> bool {
+        self.replace_prepared(index, Wait::Queued)
+    }
+
+    /// Sets the state of a wait that is prepared, and returns whether it was.
+    #[inline]
+    fn replace_prepared(&self, index: u32, state: Wait) -> bool {
         let wait = &self.record(index).wait;
         let old = WaitWord(wait.load(Ordering::Relaxed));
-        if old.is_for(index) {
-            wait.store(old.with(Wait::Queued).0, Ordering::Release);
+        if !old.is_for(index) || old.op_status() != OpStatus::Prepared {
+            return false;
         }
+        let new = old.with(state).0;
+        (wait.compare_exchange(old.0, new, Ordering::AcqRel, Ordering::Relaxed)).is_ok()
     }
 
     /// Whether a stream is in the wait for this running index.

@@ -30,6 +30,10 @@ struct Rules {
     keeps_begun: bool,
     /// Completions of a device that could not be stopped are not processed once its endpoint is given up.
     stops_reaping: bool,
+    /// The thread that hands a request over looks for a failure once more when it has written that the stream has it.
+    checks_again: bool,
+    /// What streams have is what they had when the endpoint was given up.
+    remembers_queued: bool,
 }
 
 const RULES: Rules = Rules {
@@ -43,6 +47,8 @@ const RULES: Rules = Rules {
     counts_begun: true,
     keeps_begun: true,
     stops_reaping: true,
+    checks_again: true,
+    remembers_queued: true,
 };
 
 /// What a request is to do, which no step changes.
@@ -69,12 +75,25 @@ enum End {
     QueuePair,
 }
 
+/// Where the thread is that hands over the next request, as `PreparedRef::hand_over`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Handing {
+    No,
+    /// It has found no failure.
+    Checked,
+    /// It has written that the stream has the request, which it has not yet.
+    Entered,
+    /// It has found a failure then: the stream does not get the request.
+    Refused,
+}
+
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct World {
     requests: [RequestState; REQUESTS],
     fates: [Fate; REQUESTS],
     /// Handed to the stream, in order; those before that were dropped are skipped.
     queued: usize,
+    handing: Handing,
     /// Entries that the stream is done with.
     passed: usize,
     /// The stream is in the program of its entry, and has not stored its doorbell: it may still end there.
@@ -96,6 +115,7 @@ struct World {
     reaped: usize,
     failure: Option<End>,
     rung_in_all: Option<usize>,
+    queued_in_all: Option<usize>,
     reported: [Option<OpKind>; REQUESTS],
 }
 
@@ -118,6 +138,8 @@ impl World {
             requests: [RequestState::Posted; REQUESTS],
             fates: [Fate::Waiting; REQUESTS],
             queued: 0,
+            handing: Handing::No,
+            queued_in_all: None,
             passed: 0,
             has_begun: false,
             in_doorbell: false,
@@ -137,6 +159,11 @@ impl World {
         }
     }
 
+    /// What the stream has.
+    fn given(&self) -> usize {
+        self.queued - usize::from(matches!(self.handing, Handing::Entered | Handing::Refused))
+    }
+
     fn fail(&mut self, cause: End) {
         self.failure.get_or_insert(cause);
     }
@@ -149,12 +176,26 @@ impl World {
             after.push(world);
         };
         // The application: hands over the next operation, drops one, aborts; the stream fails for a reason of its own.
-        if self.queued < REQUESTS && self.failure.is_none() {
-            step(&|world| world.queued += 1);
+        match self.handing {
+            Handing::No if self.queued < REQUESTS && self.failure.is_none() => {
+                step(&|world| world.handing = Handing::Checked);
+            }
+            Handing::Checked => step(&|world| {
+                world.queued += 1;
+                world.handing = Handing::Entered;
+            }),
+            Handing::Entered => step(&|world| {
+                world.handing = match world.failure {
+                    Some(_) if rules.checks_again => Handing::Refused,
+                    _ => Handing::No,
+                };
+            }),
+            Handing::No | Handing::Refused => {}
         }
         for at in self.queued..REQUESTS {
             let may = self.failure.is_none() || !rules.cancels_alive_only;
-            if may && self.requests[at] == RequestState::Posted {
+            let is_held = at == self.queued && self.handing == Handing::Checked;
+            if !is_held && may && self.requests[at] == RequestState::Posted {
                 step(&|world| {
                     world.requests[at] = RequestState::Cancelled;
                 });
@@ -182,6 +223,7 @@ impl World {
                 while world.reap(rules) {}
                 world.given_up = true;
                 world.rung_in_all = Some(REQUESTS);
+                world.queued_in_all = rules.remembers_queued.then_some(world.queued);
             });
         }
         if is_ending && self.in_error && !self.is_refused {
@@ -225,7 +267,7 @@ impl World {
                 world.passed += 1;
                 world.counted = world.passed;
             });
-        } else if self.passed < self.queued {
+        } else if self.passed < self.given() {
             let at = self.passed;
             if self.has_begun {
                 step(&|world| {
@@ -310,7 +352,8 @@ impl World {
             Some(_) if self.given_up => DeviceState::Unresponsive,
             Some(_) => DeviceState::Stopped,
         };
-        let status = (rules.status)(self.requests[at], end, at < rung, at < self.queued);
+        let queued = self.queued_in_all.unwrap_or(self.queued);
+        let status = (rules.status)(self.requests[at], end, at < rung, at < queued);
         let is_open = matches!(
             status,
             OpStatus::Prepared | OpStatus::Queued | OpStatus::Rung
@@ -395,7 +438,8 @@ fn explore(rules: &Rules) -> Result<usize, String> {
             // Nothing is left to do but to fail the stream and to take its fault: all that is over is reported as that.
             let is_over = world.rung_in_all.is_some()
                 && (world.completions.is_empty() || world.given_up)
-                && world.passed == world.queued
+                && world.passed == world.given()
+                && matches!(world.handing, Handing::No | Handing::Refused)
                 && (world.is_quiesced || world.next >= world.rung);
             if is_over && world.reported.iter().any(Option::is_none) {
                 return Err("a ticket that never ends".into());
@@ -419,7 +463,7 @@ fn no_order_of_steps_makes_a_ticket_lie() {
 
 #[test]
 fn mistakes_in_the_transitions_are_noticed() {
-    let mistakes: [(&str, Rules); 12] = [
+    let mistakes: [(&str, Rules); 14] = [
         (
             "a flush vouches for what is before it",
             Rules {
@@ -471,6 +515,20 @@ fn mistakes_in_the_transitions_are_noticed() {
                     (OpStatus::Rung | OpStatus::Unknown, Some(failure)) => Status::Failed(failure),
                     _ => status.report(false, failure),
                 },
+                ..RULES
+            },
+        ),
+        (
+            "a request is handed over after its endpoint was given up",
+            Rules {
+                checks_again: false,
+                ..RULES
+            },
+        ),
+        (
+            "a request that was refused counts as one that a stream has",
+            Rules {
+                remembers_queued: false,
                 ..RULES
             },
         ),

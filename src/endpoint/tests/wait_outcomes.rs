@@ -25,8 +25,8 @@ struct Rules {
     keeps_decisions: bool,
     /// Where the device cannot be stopped, the wait is decided before it is released.
     decides_given_up: bool,
-    /// The thread that gives the wait to a stream looks for a failure once more when it has written that the stream has it.
-    checks_again: bool,
+    /// Only a prepared wait is given to a stream.
+    replaces_prepared: bool,
 }
 
 const RULES: Rules = Rules {
@@ -36,7 +36,7 @@ const RULES: Rules = Rules {
     quiesces_first: true,
     keeps_decisions: true,
     decides_given_up: true,
-    checks_again: true,
+    replaces_prepared: true,
 };
 
 /// Where the stream is.
@@ -45,9 +45,7 @@ enum Stage {
     Prepared,
     /// The thread that gives it to the stream has found no failure.
     Checked,
-    /// It has written that the stream has it.
-    Entered,
-    /// It has found a failure then: the stream does not get it.
+    /// The wait has failed since: the stream does not get it.
     Refused,
     Before,
     Waiting,
@@ -135,6 +133,13 @@ impl World {
         self.completion == Some(true)
     }
 
+    fn shut_down(&mut self) {
+        if self.op_status() == OpStatus::Prepared {
+            self.set_wait(Wait::Failed);
+        }
+        self.is_shut_down = true;
+    }
+
     fn fail(&mut self, cause: End) {
         self.failure.get_or_insert(cause);
     }
@@ -180,7 +185,7 @@ impl World {
         }
         let may_release = self.is_quiesced || !rules.quiesces_first;
         if self.failure.is_some() && may_release && !self.is_shut_down {
-            step(&|world| world.is_shut_down = true);
+            step(&|world| world.shut_down());
         }
         // As `QueueState::give_up_waits`: the device goes on.
         if self.failure.is_some() && !self.is_shut_down {
@@ -189,7 +194,7 @@ impl World {
                 if rules.decides_given_up && is_on_stream && !world.has_succeeded() {
                     world.set_wait(Wait::Failed);
                 }
-                world.is_shut_down = true;
+                world.shut_down();
             });
         }
         after
@@ -204,20 +209,12 @@ impl World {
                 }
             }
             Stage::Checked => step(&|world| {
-                world.word = WaitWord(world.word).with(Wait::Queued).0;
-                world.stage = if rules.checks_again {
-                    Stage::Entered
-                } else {
-                    Stage::Before
-                };
-            }),
-            Stage::Entered => step(&|world| {
-                if world.failure.is_some() {
-                    world.set_wait(Wait::Failed);
+                if world.op_status() != OpStatus::Prepared && rules.replaces_prepared {
                     world.stage = Stage::Refused;
-                } else {
-                    world.stage = Stage::Before;
+                    return;
                 }
+                world.word = WaitWord(world.word).with(Wait::Queued).0;
+                world.stage = Stage::Before;
             }),
             Stage::Before => {
                 step(&|world| {
@@ -380,9 +377,9 @@ fn mistakes_in_the_end_of_a_wait_are_noticed() {
             },
         ),
         (
-            "a wait is given to a stream after its endpoint has failed",
+            "a wait that has failed is given to a stream",
             Rules {
-                checks_again: false,
+                replaces_prepared: false,
                 ..RULES
             },
         ),

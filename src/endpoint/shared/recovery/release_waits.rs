@@ -50,16 +50,21 @@ impl EndpointShared {
     /// caller holds the generation, and calls again until it is.
     pub(in crate::endpoint::shared) fn shut_down(&self) -> bool {
         if !self.is_shut_down.load(Ordering::Relaxed) {
-            match self.stop_device() {
-                Stopped::NotYet => return false,
+            let stopped = self.stop_device();
+            if matches!(stopped, Stopped::NotYet) {
+                return false;
+            }
+            // See `PreparedRef::hand_over`: from here on, a thread that gives a stream an operation has entered that, or finds the failure.
+            let _ = self.handing.heavy();
+            match stopped {
+                Stopped::NotYet => {}
                 Stopped::Yes(quiesce) => self.finish_stopped(quiesce),
                 Stopped::Unresponsive => self.finish_unresponsive(),
             }
+            (self.queues.iter()).for_each(QueueState::fail_prepared_waits);
             // From here on the device executes nothing. Streams are released after this, not before: a doorbell behind a wait that was
             // given up must not send what the wait was to protect. (A device that was given up may send it: such work is reported as
             // unknown.)
-            // See `PreparedRef::hand_over`.
-            let _ = self.handing.heavy();
             self.is_shut_down.store(true, Ordering::Release);
         }
         let is_counted = self.doorbells().is_some();
