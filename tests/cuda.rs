@@ -1770,9 +1770,10 @@ fn synchronized_stream_has_no_work_for_a_query() {
     };
     let stream = new_stream(&context, "asked");
     let not_ready = sys::CUresult::CUDA_ERROR_NOT_READY as u32;
-    let _late = is_standin().then(|| Fault::here(&format!("cuStreamQuery:{not_ready}")));
     stream.synchronize(SOON).unwrap();
+    let late = is_standin().then(|| Fault::here(&format!("cuStreamQuery:{not_ready}")));
     assert_eq!(stream.query(), Ok(true));
+    drop(late);
     let (end, told) = std::sync::mpsc::channel::<()>();
     stream.launch_host(move || _ = told.recv()).unwrap();
     assert_eq!(stream.query(), Ok(false));

@@ -43,15 +43,25 @@ pub(crate) unsafe fn check_registers(
     // A process that has not loaded the driver is not made to; and a host function must not call it.
     let may_call = is_loaded() && !in_host_function();
     let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(context) = may_call.then(CudaContext::any).flatten() else {
-        return Ok(RegistersFound::default());
-    };
-    let pair = (card.to_owned(), context.device());
-    if let Some(tried) = tried.get(&pair) {
-        return tried.clone().map(|finding| RegistersFound {
+    let found = |finding: &Finding| {
+        finding.clone().map(|finding| RegistersFound {
             finding,
             pinned: None,
-        });
+        })
+    };
+    let Some(context) = may_call.then(CudaContext::any).flatten() else {
+        // What was found of other GPUs, a refusal first: the process may use one of them again.
+        let of_card = || tried.iter().filter(|((of, _), _)| of == card);
+        let known = of_card().find(|(_, finding)| finding.is_err());
+        let known = known.or_else(|| of_card().next());
+        return known.map_or_else(
+            || Ok(RegistersFound::default()),
+            |(_, finding)| found(finding),
+        );
+    };
+    let pair = (card.to_owned(), context.device());
+    if let Some(finding) = tried.get(&pair) {
+        return found(finding);
     }
     // SAFETY: the caller's promise.
     match unsafe { HostRegistration::new_kept(&context, start, len_bytes, Some(device)) } {

@@ -194,7 +194,7 @@ const STANDIN: Package = Package {
     modules: &[
         ("settings", &[]),
         ("handle", &[]),
-        ("held", &[]),
+        ("held", &["settings"]),
         ("call fault names", &["settings"]),
         ("device", &["settings"]),
         ("reservation pages", &["settings"]),
