@@ -74,6 +74,7 @@ impl StreamState {
             // Under the lock, so that a fault is taken before this or after it. A thread that takes it after this has not queued more work yet.
             self.stopped_from.fetch_min(entry, Ordering::AcqRel);
             self.functions.lock().give_up(entry, false);
+            self.poison_known(&mut pending, entry, &failure);
             self.fault.fail(failure.clone());
             self.count.words.note(STATUS_WORK);
             pending.receive();
@@ -85,6 +86,14 @@ impl StreamState {
         }
         drop(pending);
         self.fail_behind(entry, (entry, last), failure);
+    }
+
+    /// Before the fault: a thread that takes it finds the records behind the failure failed.
+    fn poison_known(&self, pending: &mut Arrived, first: u64, failure: &StreamFailure) {
+        pending.receive();
+        if let Some(last) = pending.last().filter(|last| *last >= first) {
+            self.progress.poison_all((first, last), failure.clone());
+        }
     }
 
     /// The host function that the stream is executing has failed; it has no entry among the pending ones. Everything behind it is given up before this
@@ -115,6 +124,7 @@ impl StreamState {
             return;
         }
         self.stopped_from.fetch_min(count + 1, Ordering::AcqRel);
+        self.poison_known(&mut pending, count + 1, &failure);
         self.fault.stick(failure.clone());
         pending.receive();
         let last = pending.last().unwrap_or(count);
