@@ -41,7 +41,7 @@ struct NotifiedFd(File);
 
 impl Wake for NotifiedFd {
     fn wake(self: Arc<Self>) {
-        // Who waits on a descriptor learns of an error by it, if at all; a stream does not.
+        // A failed write concerns the application that waits on the descriptor. The stream goes on.
         let _ = (&self.0).write(&1_u64.to_ne_bytes());
     }
 }

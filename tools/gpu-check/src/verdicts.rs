@@ -28,6 +28,11 @@ type Fact = (
 
 const COPY: &str = "a copy to the GPU on a stream of high priority";
 
+/// The step has measured how long after its condition a wait ended.
+fn was_let_go(found: &Value) -> Option<bool> {
+    Some(found.is_number())
+}
+
 const FACTS: [Fact; 23] = [
     (
         "The CPU sees a stream's 32-bit store before the 64-bit store behind it",
@@ -75,25 +80,25 @@ const FACTS: [Fact; 23] = [
         "A wait for a count holds a stream until the count is there",
         CONDITIONS,
         "/GEQ/let go after us",
-        |found| Some(found.is_number()),
+        was_let_go,
     ),
     (
         "A wait for a count goes over its wrap",
         CONDITIONS,
         "/GEQ over the wrap/let go after us",
-        |found| Some(found.is_number()),
+        was_let_go,
     ),
     (
         "A wait for a bit holds a stream until the bit is there",
         CONDITIONS,
         "/AND/let go after us",
-        |found| Some(found.is_number()),
+        was_let_go,
     ),
     (
         "A wait for the absence of a bit (NOR) holds a stream until the bit is gone",
         CONDITIONS,
         "/NOR/let go after us",
-        |found| Some(found.is_number()),
+        was_let_go,
     ),
     (
         "Memory of cuMemAllocHost cannot be registered",
