@@ -112,6 +112,14 @@ impl EngineCore {
         self.wake_word.sleep(time, last_look)
     }
 
+    /// One turn, and a look at idle queue pairs. Returns whether there was a doorbell.
+    fn finds_doorbell(&self) -> bool {
+        let mut core = self.lock();
+        let before = core.parts.counters.doorbells;
+        self.turn(&mut core, self.now_ns());
+        core.look_at_idle(IDLE_LOOKS) || core.parts.counters.doorbells != before
+    }
+
     fn run(&self) {
         let mut pace = self.pace.begun();
         let mut seen = 0;
@@ -145,7 +153,12 @@ impl EngineCore {
                 pace.found_unreported();
             }
             if worked {
-                idle_since = None;
+                // Nobody has reported what came after the time that the engine waits for reports.
+                if let Some(since) = idle_since.take()
+                    && pace.is_overdue(since.elapsed())
+                {
+                    pace.found_unreported();
+                }
                 continue;
             }
             let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
@@ -174,8 +187,8 @@ impl EngineCore {
                     self.stop.load(Ordering::Acquire) || self.turn(&mut self.lock(), self.now_ns());
                 woken
             });
-            // After a time-out one turn is enough to know; after a wake there is more to come.
-            let found = woken || self.lock().look_at_idle(IDLE_LOOKS);
+            // After a wake there is more to come. After a time-out one turn is enough to know: a doorbell that it finds was not reported.
+            let found = woken || self.finds_doorbell();
             if found {
                 idle_since = None;
             }

@@ -144,6 +144,11 @@ impl EnginePace {
         matches!(self, EnginePace::Reported { last_unreported: Some(at) } if at.elapsed() < UNREPORTED_FOR)
     }
 
+    /// Whether the engine would have slept after that time without work, if it did not expect doorbells of a GPU.
+    pub(super) fn is_overdue(&self, idle: Duration) -> bool {
+        self.expects_unreported() && idle >= REPORTED_SPIN
+    }
+
     /// `idle`: how long there has been nothing to do; `driven`: whether a client's polls do the device's work at times;
     /// `pages`: how many a client could ring.
     pub(super) fn rest(&self, idle: Duration, driven: bool, pages: usize) -> Rest {
