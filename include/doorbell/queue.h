@@ -98,7 +98,7 @@ DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t cou
 	reserved = dbl_load_dword_relaxed(&state->reserved);
 	completed = dbl_load_dword_gpu(&state->completed);
 	if (DBL_LIKELY(status == 0 && reserved + count - completed <= queue->capacity) &&
-	    DBL_LIKELY(dbl_claim_dword(&state->reserved, reserved, reserved + count))) {
+	    DBL_LIKELY(dbl_claim_dword(&state->reserved, reserved, reserved + count) == reserved)) {
 		*first = reserved;
 		return DOORBELL_OK;
 	}
@@ -295,9 +295,6 @@ DBL_DEVICE int doorbell_wait(const struct doorbell_queue *queue, uint32_t upto, 
 			since_ns = now_ns;
 		has_waited = 1;
 		late = bound_ns == 0 || dbl_has_passed(now_ns, since_ns, bound_ns);
-		/* A caller that repeats calls with a limit of 0 must also learn of a failure. */
-		if (status == 0 && (late || turn % 16 == 0))
-			status = dbl_queue_check_host(queue);
 		if (late && status == 0)
 			return DOORBELL_ETIMEOUT;
 		DBL_TURN();

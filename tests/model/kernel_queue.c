@@ -539,6 +539,41 @@ int main(void)
 	return 0;
 }
 
+#elif defined MODEL_heard || defined MODEL_heard_proxy
+#ifdef MODEL_heard
+#define ON_PROXY 0
+#else
+#define ON_PROXY 1
+#endif
+/* A thread that gets the host's failure, be it from another polling thread, sees what the host had seen before it. */
+static uint64_t brought;
+
+static void *poller(void *unused)
+{
+	const struct doorbell_queue queue = queue_of(SLOTS, ON_PROXY);
+
+	(void)unused;
+	ASSUME(doorbell_poll(&queue) == DOORBELL_EWORK);
+	REQUIRE(brought == 5);
+	return 0;
+}
+
+static void *host(void *unused)
+{
+	(void)unused;
+	brought = 5;
+	__atomic_store_n((uint32_t *)&control.status, (uint32_t)DOORBELL_EWORK, __ATOMIC_RELEASE);
+	return 0;
+}
+
+int main(void)
+{
+	prepare();
+	pretend_rung(1);
+	RUN(poller, poller, host);
+	return 0;
+}
+
 #else
 #error "which model? -DMODEL_submit, for one"
 #endif

@@ -99,16 +99,17 @@ DBL_DEVICE void dbl_store_qword(void *to, uint64_t value)
 
 /*
  * Read-modify-write operations, of GPU scope. The word is memory of the calling GPU. dbl_claim_dword, dbl_take_dword and
- * dbl_leave_dword store `to` if the word at `at` is `from`, and return whether they did. Relaxed.
+ * dbl_leave_dword store `to` if the word at `at` is `from`. This one returns what it found; the others, whether they did.
+ * Relaxed.
  */
-DBL_DEVICE int dbl_claim_dword(uint32_t *at, uint32_t from, uint32_t to)
+DBL_DEVICE uint32_t dbl_claim_dword(uint32_t *at, uint32_t from, uint32_t to)
 {
 	uint32_t found;
 	asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
 		     : "=r"(found)
 		     : "l"(at), "r"(from), "r"(to)
 		     : "memory");
-	return found == from;
+	return found;
 }
 
 /* Acquire. */
@@ -265,9 +266,11 @@ DBL_DEVICE void dbl_store_dword_release_gpu(void *to, uint32_t value)
 	dbl_store_dword_release(to, value);
 }
 
-DBL_DEVICE int dbl_claim_dword(uint32_t *at, uint32_t from, uint32_t to)
+DBL_DEVICE uint32_t dbl_claim_dword(uint32_t *at, uint32_t from, uint32_t to)
 {
-	return __atomic_compare_exchange_n(at, &from, to, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	/* `from` receives what was found. */
+	__atomic_compare_exchange_n(at, &from, to, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	return from;
 }
 
 DBL_DEVICE int dbl_take_dword(uint32_t *at, uint32_t from, uint32_t to)

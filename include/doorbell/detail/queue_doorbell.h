@@ -127,23 +127,9 @@ DBL_DEVICE void dbl_queue_complete(const struct doorbell_queue *queue, uint32_t 
 	dbl_store_dword_release_gpu(&dbl_queue_state(queue)->completed, upto);
 }
 
-/*
- * Checks the host's status. A GPU needs as long for a load of host memory as for a thousand instructions, so callers
- * do this rarely.
- */
-DBL_DEVICE int dbl_queue_check_host(const struct doorbell_queue *queue)
+DBL_DEVICE const struct dbl_queue_control *dbl_queue_control(const struct doorbell_queue *queue)
 {
-	struct dbl_queue_state *state = dbl_queue_state(queue);
-	const struct dbl_queue_control *control = (const struct dbl_queue_control *)(uintptr_t)queue->control;
-	int32_t status = (int32_t)dbl_load_dword_gpu(&state->status);
-
-	if (status == 0) {
-		status = (int32_t)dbl_load_dword(&control->status);
-		/* Release: a thread that reads this status must also see the completions that the host had seen. */
-		if (status != 0)
-			dbl_store_dword_release_gpu(&state->status, (uint32_t)status);
-	}
-	return status;
+	return (const struct dbl_queue_control *)(uintptr_t)queue->control;
 }
 
 /* The code of the queue's failure, or 0. Acquire only if there is one. */
@@ -185,10 +171,15 @@ DBL_DEVICE uint32_t dbl_completion_slots(uint32_t word, uint32_t completed)
 	return (((dbl_be32(word) >> 16) - completed) & 0xffff) + 1;
 }
 
-/* Polls the completion queue. The caller holds `polling`. Returns whether it has stored anything. */
+/*
+ * Polls the completion queue, and looks at the host's status. The caller holds `polling`: one thread at a time loads from
+ * the host's memory. Loads of many threads at once would wait for one another, and the fences of the thread that rings
+ * for them. Returns whether it has stored anything.
+ */
 DBL_DEVICE int dbl_queue_poll_own(const struct doorbell_queue *queue)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
+	const int32_t host_status = (int32_t)DBL_LOAD_FENCED(&dbl_queue_control(queue)->status);
 	const uint32_t begin = dbl_load_dword_relaxed(&state->cq_index);
 	uint32_t index = begin, completed = dbl_load_dword_relaxed(&state->completed), ahead, slots, words[8];
 	uint32_t rung = 0, failed = 0;
@@ -246,9 +237,35 @@ DBL_DEVICE int dbl_queue_poll_own(const struct doorbell_queue *queue)
 			dbl_store_dword(&state->error, syndromes >> 24 | (syndromes >> 8 & 0xff00) |
 							       (completed + slots - 1) << 16);
 		}
-		dbl_store_dword_release_gpu(&state->status, (uint32_t)status);
+	} else if (host_status != 0) {
+		/* A thread that loads this status must also see the completions that the host had seen. */
+		dbl_fence_acquire();
+		status = host_status;
 	}
+	if (status != 0)
+		dbl_store_dword_release_gpu(&state->status, (uint32_t)status);
 	return index != begin || status != 0;
+}
+
+/* The same where the host counts completions. */
+DBL_DEVICE int dbl_queue_poll_host(const struct doorbell_queue *queue)
+{
+	struct dbl_queue_state *state = dbl_queue_state(queue);
+	const struct dbl_queue_control *control = dbl_queue_control(queue);
+	/* These loads may be in any order: a thread that waits and finds the status polls again. */
+	const int32_t status = (int32_t)DBL_LOAD_FENCED(&control->status);
+	const uint32_t completed = DBL_LOAD_FENCED(&control->completed);
+	const int has_completed = completed != dbl_load_dword_relaxed(&state->completed);
+
+	if (!has_completed && status == 0)
+		return 0;
+	/* What the host saw before it counted. */
+	dbl_fence_acquire();
+	if (has_completed)
+		dbl_queue_complete(queue, completed);
+	if (status != 0)
+		dbl_store_dword_release_gpu(&state->status, (uint32_t)status);
+	return 1;
 }
 
 /* Collects completions unless another thread is doing so. Returns whether this thread did. */
@@ -262,16 +279,7 @@ DBL_DEVICE int dbl_queue_poll(const struct doorbell_queue *queue)
 	if (queue->record != 0) {
 		has_stored = dbl_queue_poll_own(queue);
 	} else {
-		const struct dbl_queue_control *control =
-			(const struct dbl_queue_control *)(uintptr_t)queue->control;
-		const uint32_t completed = DBL_LOAD_FENCED(&control->completed);
-
-		if (completed != dbl_load_dword_relaxed(&state->completed)) {
-			/* What the host saw before it counted. */
-			dbl_fence_acquire();
-			dbl_queue_complete(queue, completed);
-			has_stored = 1;
-		}
+		has_stored = dbl_queue_poll_host(queue);
 	}
 	/* Most polls find nothing, and have nothing to release. As a read-modify-write operation the release of the
 	   thread before goes on to the thread that comes next. */
@@ -299,7 +307,7 @@ DBL_DEVICE int dbl_queue_reserve_later(const struct doorbell_queue *queue, uint3
 	struct dbl_queue_state *state = dbl_queue_state(queue);
 	const uint64_t bound_ns = dbl_bounded(timeout_ns);
 	uint64_t full_ns = 0, outrun_ns = 0, now_ns;
-	uint32_t turn, completed, reserved, outrun;
+	uint32_t turn, completed, reserved, found, outrun;
 	int32_t status;
 	int late, is_full = 0;
 
@@ -310,11 +318,15 @@ DBL_DEVICE int dbl_queue_reserve_later(const struct doorbell_queue *queue, uint3
 		/* Loaded in this order: an older `completed` makes the free space look smaller, never larger. */
 		completed = dbl_load_dword_gpu(&state->completed);
 		reserved = dbl_load_dword_relaxed(&state->reserved);
-		if (reserved + count - completed <= queue->capacity) {
-			if (dbl_claim_dword(&state->reserved, reserved, reserved + count)) {
+		while (reserved + count - completed <= queue->capacity) {
+			/* What another thread has left is the next attempt's value: a load of it would take as long as an
+			   attempt. */
+			found = dbl_claim_dword(&state->reserved, reserved, reserved + count);
+			if (found == reserved) {
 				*first = reserved;
 				return DOORBELL_OK;
 			}
+			reserved = found;
 			if (++outrun % 1024 != 0)
 				continue;
 			now_ns = dbl_now_ns();
@@ -322,7 +334,9 @@ DBL_DEVICE int dbl_queue_reserve_later(const struct doorbell_queue *queue, uint3
 				outrun_ns = now_ns;
 			else if (dbl_has_passed(now_ns, outrun_ns, DBL_CONTENTION_NS + bound_ns))
 				return DOORBELL_EBUSY;
-			continue;
+			status = dbl_queue_status(queue);
+			if (status != 0)
+				return status;
 		}
 		if (turn != 0) {
 			/* There was no room even after a poll. */
@@ -331,9 +345,6 @@ DBL_DEVICE int dbl_queue_reserve_later(const struct doorbell_queue *queue, uint3
 				full_ns = now_ns;
 			is_full = 1;
 			late = bound_ns == 0 || dbl_has_passed(now_ns, full_ns, bound_ns);
-			/* A caller that repeats calls with a limit of 0 must also learn of a failure. */
-			if ((late || turn % 16 == 0) && (status = dbl_queue_check_host(queue)) != 0)
-				return status;
 			if (late)
 				return DOORBELL_EFULL;
 			DBL_TURN();
