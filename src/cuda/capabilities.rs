@@ -35,7 +35,7 @@ pub struct Capabilities {
     pub iomemory: Option<bool>,
     /// 64-bit stores and waits in streams. Without them a stream cannot ring a UAR.
     pub qwords: bool,
-    /// Waits for a bit that becomes 0, which every second lap of a completion queue needs.
+    /// Waits for a bit that becomes 0 ([`Condition::Nor`](crate::Condition::Nor)).
     pub nor: bool,
     /// Waits that flush earlier writes of NICs.
     pub flush: bool,

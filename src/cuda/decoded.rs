@@ -46,9 +46,9 @@ impl<'a> Decoded<'a> {
                 | ProgramOp::PollAnd { at, .. }
                 | ProgramOp::PollNor { at, .. } => {
                     decoded.waits = true;
-                    // The second operation stops at an error.
-                    decoded.memop_count += usize::from(at.role == Role::Completions);
-                    decoded.polls_nor |= matches!(op, ProgramOp::PollNor { .. });
+                    // A wait for a completion is one for a sign.
+                    decoded.polls_nor |=
+                        matches!(op, ProgramOp::PollNor { .. }) && at.role != Role::Completions;
                 }
                 ProgramOp::StoreDword { .. } | ProgramOp::Fence(_) => {}
             }

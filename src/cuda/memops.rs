@@ -4,7 +4,8 @@
 //! and work after a wait sees what was stored before the word. So the fences of a program need no operations. Writes of NICs are the exception: the
 //! flag FLUSH of a wait is for them.
 //!
-//! A wait for a completion is two operations. The second one waits until the opcode is not that of an error, so the stream stops at an error.
+//! A wait for a completion is one operation, which waits until the opcode is that of a success: its place has no other one before
+//! ([`CqRing::retire`](crate::mlx5::CqRing::retire)), and the opcode of an error has the same top bit as that of no completion. So the stream stops at an error.
 //! This process gives up the endpoints behind the wait and then ends the wait by [`CqRing::release_waiter`](crate::mlx5::CqRing::release_waiter).
 
 use cudarc::driver::sys::{
@@ -76,18 +77,13 @@ pub(super) fn translate(
             ProgramOp::PollAnd { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_AND),
             ProgramOp::PollNor { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_NOR),
         };
-        let address = locate(at)?;
-        if at.role == Role::Completions {
-            out.push(wait(address, value, condition as u32));
-            // The opcodes of errors have the top bit of the word: as a signed number, it is less than 0.
-            out.push(wait(
-                address,
-                0,
-                Flags::CU_STREAM_WAIT_VALUE_GEQ as u32 | flush,
-            ));
+        let (value, condition) = if at.role == Role::Completions {
+            // The opcode is at the top of the word: as a signed number, it is less than 0 without a success.
+            (0, Flags::CU_STREAM_WAIT_VALUE_GEQ)
         } else {
-            out.push(wait(address, value, condition as u32 | flush));
-        }
+            (value, condition)
+        };
+        out.push(wait(locate(at)?, value, condition as u32 | flush));
     }
     Ok(())
 }
@@ -253,7 +249,6 @@ mod tests {
             (1, 0x1020, 7, flush),
             (1, 0x1024, 8, 2 | flush),
             (1, 0x1028, 9, 3 | flush),
-            (1, 0x103c, 1 << 24, 2),
             (1, 0x103c, 0, flush),
         ];
         assert_eq!(translated(&ALL), Ok(expected));

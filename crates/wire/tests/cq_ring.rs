@@ -220,6 +220,44 @@ fn the_watchdog_releases_a_wait() {
     assert_eq!(completions.queue.cqe(8).unwrap().wqe_counter, 99);
 }
 
+/// What a stream of a GPU waits for: it does not look at the owner bit.
+#[test]
+fn only_a_success_clears_the_top_bit_of_a_place() {
+    let completions = Completions::new(4);
+    completions.queue.reset();
+    let is_over = |index: u32| {
+        let at = index as usize % 4 * 64 + 63;
+        completions.ring.read(at, 1)[0] & 0x80 == 0
+    };
+    let opcodes = [
+        CqeOpcode::Req,
+        CqeOpcode::RespSend,
+        CqeOpcode::ReqErr,
+        CqeOpcode::RespSendImm,
+        CqeOpcode::RespErr,
+        CqeOpcode::RespWriteImm,
+        CqeOpcode::Req,
+    ];
+    for (index, opcode) in (0..70).zip(opcodes.into_iter().cycle()) {
+        assert!(!is_over(index), "{index}");
+        let cqe = Cqe {
+            opcode,
+            ..Cqe::default()
+        };
+        deliver(&completions, index, &cqe);
+        assert_eq!(is_over(index), !opcode.is_error(), "{index}");
+        assert!(completions.queue.cqe(index).is_some());
+        if opcode.is_error() {
+            completions.queue.release_waiter(index, Syndrome::WrFlush);
+            assert!(is_over(index));
+        }
+        completions.queue.retire(index);
+        completions.queue.set_consumer_index(index + 1);
+        assert!(completions.queue.cqe(index).is_none());
+        assert!(completions.queue.cqe(index + 4).is_none());
+    }
+}
+
 #[test]
 fn consumer_index_and_reset() {
     let completions = Completions::new(4);

@@ -102,10 +102,15 @@ impl QueueState {
         if freed != cursor.seen {
             // Loaded only if there is something to give back: the poster writes it, and a proxy runs this all the time.
             let taken = self.taken.load(Ordering::Acquire);
+            // No stream waits for completions of kernels, and `count_for_kernels` has given their places back.
+            let retires = !self.is_device_owned();
             while cursor.freed != cursor.seen
                 && cursor.freed != taken
                 && !self.cq.is_marked(cursor.freed)
             {
+                if retires {
+                    self.cq.retire(cursor.freed);
+                }
                 cursor.freed = cursor.freed.wrapping_add(1);
             }
         }

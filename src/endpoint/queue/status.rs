@@ -184,6 +184,13 @@ impl QueueState {
         wait.is_for(index) && wait.op_status() == OpStatus::Rung
     }
 
+    /// Whether the completion of this running index has come, in error or not.
+    pub(in crate::endpoint) fn has_come(&self, index: u32) -> bool {
+        // In this order: see `has_succeeded`.
+        self.cq.cqe(index).is_some()
+            || self.seen.load(Ordering::Acquire).wrapping_sub(index) as i32 > 0
+    }
+
     /// The status of the wait for this running index. A wait is over when its completion is there, in error or not. The
     /// result is exact after a full reap.
     pub(in crate::endpoint) fn wait_status(&self, index: u32, serial: u32) -> OpStatus {

@@ -122,7 +122,7 @@ impl EndpointShared {
             for index in queue.under_way() {
                 let record = queue.record(index);
                 // A wait whose completion is there is over, though its stream has not seen it yet.
-                if !queue.is_waiting(index) || queue.cq.cqe(index).is_some() {
+                if !queue.is_waiting(index) || queue.has_come(index) {
                     continue;
                 }
                 let started = record.wait_started_ns.load(Ordering::Relaxed);
@@ -134,7 +134,7 @@ impl EndpointShared {
                 let named = oldest();
                 let wr_id = named.map(|(_, wr_id)| wr_id);
                 if self.fail_if(wr_id, cause(timeout), || {
-                    !is_cancelled(named) && queue.is_waiting(index) && queue.cq.cqe(index).is_none()
+                    !is_cancelled(named) && queue.is_waiting(index) && !queue.has_come(index)
                 }) {
                     return;
                 }

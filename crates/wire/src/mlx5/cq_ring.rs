@@ -202,12 +202,26 @@ impl CqRing {
         Some(Cqe::parse(&bytes))
     }
 
+    /// Gives the CQE of that running index, which is read, the opcode of fresh memory. Before [`CqRing::set_consumer_index`] gives its place back: later it
+    /// would race with the NIC. So a place without a CQE always has an opcode with the top bit set, as errors have, and a stream that waits until that bit
+    /// is 0 waits for a success, on each lap.
+    #[inline]
+    pub fn retire(&self, index: u32) {
+        let [.., last] = self.words(index);
+        let mut bytes = last.load(Ordering::Relaxed).to_ne_bytes();
+        // The owner bit stays that of its lap.
+        bytes[7] |= 0xf0;
+        // Release: a thread that finds it gone finds that it was seen.
+        last.store(u64::from_ne_bytes(bytes), Ordering::Release);
+    }
+
     /// Reports to the NIC that all CQEs before that running index are read and may be overwritten.
     #[inline]
     pub fn set_consumer_index(&self, index: u32) {
         // SAFETY: valid and aligned (contract of `new`).
         let record = unsafe { AtomicU32::from_ptr(self.record) };
-        // Release: after the loads of the CQEs that are given back.
+        // After the loads of the CQEs that are given back, and the stores of `retire`.
+        mmio::to_device();
         record.store((index & 0xff_ffff).to_be(), Ordering::Release);
     }
 
