@@ -82,12 +82,12 @@
  *   cudaStream_t, and a `uint64_t` device address is a CUdeviceptr. Calls use the context that is current in the
  *   calling thread; the runtime API creates one in its first call. Every build of the library exports these calls. They
  *   return DOORBELL_EFEATURE if the library was built without the feature `cuda`, and DOORBELL_ESTATE if there is no
- *   driver or no current context. Streams of one priority share the device's hardware queues (8, or
- *   CUDA_DEVICE_MAX_CONNECTIONS). A wait, or a kernel that waits, can therefore block another stream in the same
- *   hardware queue. Streams that wait for each other must be on different hardware queues, or have different
- *   priorities. An endpoint, a kernel queue or a region that is destroyed while a stream of this library has work is
- *   unregistered from the driver later. Otherwise the driver unregisters it at once, and may wait for GPU work that the
- *   program itself has queued, as cuMemFree does. Do not destroy one in a thread that such work waits for.
+ *   driver or no current context. Streams share the work queues of their context (8, or CUDA_DEVICE_MAX_CONNECTIONS, at
+ *   most 32). While as many streams wait as there are queues, no other stream goes on, whatever its priority. A kernel
+ *   queue or a region is unregistered from the driver when it is destroyed; an endpoint, and what is destroyed while a
+ *   stream of this library has work, by the next call of the program that destroys a kernel queue, a region or a stream,
+ *   or synchronizes a stream. These calls may wait for GPU work that the program itself has queued, as cuMemFree does.
+ *   Do not make them in a thread that such work waits for. The library's own threads unregister nothing.
  *
  * What only the Rust interface has
  *   Queries for values that the program itself supplied: names, depths, lengths, access rights, the domains of regions and

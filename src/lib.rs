@@ -36,7 +36,7 @@
 //! stream. [`Endpoint::path`] reports which one is in force, and why no better one is. Calls and results are the same on all of them.
 //!
 //! Streams are [`HostStream`]s, which every machine has, and with the feature `cuda` those of a GPU: `CudaStream`. Nothing in this
-//! library has run on a real card or on a GPU.
+//! library has run on a real card. The code for GPUs has run on an H100, over the software ConnectX.
 //!
 //! # Features
 //! docs.rs builds this documentation with the default features and `cuda`, which needs neither CUDA nor a GPU to build. Items of the feature

@@ -85,6 +85,8 @@ impl Drop for ContextInner {
         if (module.is_some() || !idle_stream.is_null())
             && let Ok(_entered) = push(self.raw)
         {
+            // To unload a module invalidates captures.
+            let _relaxed = RelaxedCapture::new();
             if let Some(module) = module {
                 module.unload();
             }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
 
 use super::context::CudaContext;
-use super::driver::{check, is};
+use super::driver::{check, create_stream, is};
 use super::host_call::in_host_function;
 use super::host_registration::HostRegistration;
 #[cfg(feature = "softcx")]
@@ -78,7 +78,7 @@ impl Copier {
             unsafe { HostRegistration::new(context, pages.as_ptr().addr(), STAGING_BYTES)? };
         Ok(Copier {
             context: context.clone(),
-            stream: context.copying_stream()?,
+            stream: create_stream()?,
             staging: Lock::new(Some(StagingMemory {
                 _pinned: pinned,
                 pages,
@@ -388,31 +388,5 @@ unsafe impl Foreign for Copier {
         let _nic = NicWriteScope::begin();
         // SAFETY: the caller's promise.
         unsafe { self.shift_all(moves) }.map_err(|error| self.fault(error))
-    }
-}
-
-impl CudaContext {
-    /// A new stream for copies, which the caller destroys. It has the highest priority, so that it shares no queue of the device with streams of
-    /// the application, in which a wait would block later copies: that is assumed, not documented, and has not been seen on hardware.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`].
-    pub(super) fn copying_stream(&self) -> Result<CUstream> {
-        let _entered = self.enter_relaxed()?;
-        let (mut least, mut greatest) = (0, 0);
-        // SAFETY: writes two ints.
-        check("cuCtxGetStreamPriorityRange", unsafe {
-            sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest)
-        })?;
-        let mut stream = std::ptr::null_mut();
-        // SAFETY: writes one handle.
-        check("cuStreamCreateWithPriority", unsafe {
-            sys::cuStreamCreateWithPriority(
-                &mut stream,
-                sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32,
-                greatest,
-            )
-        })?;
-        Ok(stream)
     }
 }

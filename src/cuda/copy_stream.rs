@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use cudarc::driver::sys::{self, CUdeviceptr, CUevent, CUresult, CUstream};
 
 use super::context::CudaContext;
-use super::driver::check;
+use super::driver::{check, create_stream};
 use super::host_registration::HostRegistration;
 use crate::stream::Attachments;
 use crate::{Error, Result, StateKind};
@@ -49,7 +49,7 @@ impl CopyStream {
         let _entered = context.enter_relaxed()?;
         Ok(CopyStream {
             context: context.clone(),
-            stream: context.copying_stream()?,
+            stream: create_stream()?,
             under_way: BTreeMap::new(),
             spare: Vec::new(),
             copies: 0,

@@ -1,9 +1,13 @@
-//! When memory is given back to the driver: never while a stream of this library has work.
+//! When memory is given back to the driver: in calls of the application, while no stream of this library has work.
 //!
-//! The driver unregisters and frees memory when the GPUs are idle, and holds a lock of its own until then (lupinemachines/lupine pull request 679,
-//! NVIDIA/nccl issue 48): a thread that copies, launches or allocates meanwhile blocks as well. If a stream waits for such a thread, or for
-//! a software NIC that copies by the driver, that is a deadlock. So memory is given back only when no stream has work that this library has
-//! queued. A stream that gets its first work while a thread gives back waits for that thread: the driver would have it wait, too.
+//! The driver unregisters and frees memory when the GPUs are idle, and holds a lock of its own until then (seen on an H100 with driver 580.159;
+//! lupinemachines/lupine pull request 679, NVIDIA/nccl issue 48): a thread that copies, launches or allocates meanwhile blocks as well. If a stream waits
+//! for such a thread, or for a software NIC that copies by the driver, that is a deadlock. So memory is given back only when no stream has work that
+//! this library has queued. A stream that gets its first work while a thread gives back waits for that thread: the driver would have it wait, too.
+//!
+//! Kernels of the application may wait for a NIC as well, and the library does not know when they run. The application does. So its own calls alone give
+//! memory back: those that end the last use of it, and those that wait for a stream. A thread of the library's would do so at a time that the application
+//! does not know, and did: it freed the memory of a kernel stream while a kernel waited for the software NIC.
 #![allow(unsafe_code)] // calls the driver
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,7 +19,7 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use super::context::CudaContext;
 use super::host_call::in_host_function;
 use super::host_registration;
-use crate::proxy::drop_elsewhere;
+use crate::proxy::{await_dropped, is_library_thread};
 
 /// How many streams are watched because they have work, or had it a moment ago. Sequentially consistent with `GIVING`: of a stream that gets work and
 /// a thread that gives back, one sees the other.
@@ -23,6 +27,8 @@ static BUSY: AtomicUsize = AtomicUsize::new(0);
 static STREAMS: Mutex<Vec<Weak<dyn StreamWork>>> = Mutex::new(Vec::new());
 /// How long a thread that gives something back waits until streams that have no work are found to have none: a few turns of the thread that watches them.
 const PATIENCE: Duration = Duration::from_millis(5);
+/// How long a call that has waited for a stream waits for the threads that drop what the stream's work has kept. An application's destructor may take longer.
+const SETTLED: Duration = Duration::from_millis(20);
 static GIVING: AtomicBool = AtomicBool::new(false);
 /// Held by the thread that gives back.
 static GIVER: Mutex<()> = Mutex::new(());
@@ -72,7 +78,6 @@ pub(super) fn stream_is_idle(stream: &Arc<impl StreamWork + 'static>) {
         found.map(|found| streams.swap_remove(found));
     }
     BUSY.fetch_sub(1, Ordering::SeqCst);
-    free_soon();
 }
 
 /// Counts something that waits to be given back. [`free_parked`] follows.
@@ -85,11 +90,10 @@ pub(super) fn count_unparked() {
     PARKED.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// Gives back what waits for that, unless a stream has work.
+/// Gives back what waits for that, unless a stream has work. For calls of the application: other threads leave it to the next of these.
 pub(super) fn free_parked() {
-    if in_host_function() {
-        // A host function must not call the driver.
-        free_soon();
+    // A host function must not call the driver.
+    if PARKED.load(Ordering::SeqCst) == 0 || is_library_thread() || in_host_function() {
         return;
     }
     let deadline = Instant::now() + PATIENCE;
@@ -97,6 +101,16 @@ pub(super) fn free_parked() {
         std::thread::sleep(Duration::from_micros(100));
     }
     give_all();
+}
+
+/// For a call of the application that has waited for a stream: gives back what the stream's work has kept, and what waited for the stream to be idle. Work
+/// that is done is dropped by threads of the library, which soon have done so.
+pub(super) fn free_after_wait() {
+    if in_host_function() {
+        return;
+    }
+    await_dropped(SETTLED);
+    free_parked();
 }
 
 /// Whether a stream has work.
@@ -120,19 +134,6 @@ pub(super) fn has_allocations() -> bool {
 
 fn give_all() {
     while PARKED.load(Ordering::SeqCst) > 0 && unless_busy(give_one) == Some(true) {}
-}
-
-/// As [`free_parked`], by a thread that no other thread waits for.
-fn free_soon() {
-    struct FreeParked;
-    impl Drop for FreeParked {
-        fn drop(&mut self) {
-            give_all();
-        }
-    }
-    if PARKED.load(Ordering::SeqCst) > 0 && BUSY.load(Ordering::SeqCst) == 0 {
-        drop_elsewhere(Box::new(FreeParked));
-    }
 }
 
 /// Gives one thing back. Returns false if there is nothing to give back.

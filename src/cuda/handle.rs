@@ -8,7 +8,9 @@ use cudarc::driver::sys::CUstream;
 
 use super::context::CudaContext;
 use super::contexts::check_stream;
+use super::deferred_free::free_parked;
 use super::driver::create_stream;
+use super::pending::defer_drops;
 use super::state::StreamState;
 use super::watch::{release, start};
 use crate::Result;
@@ -58,10 +60,13 @@ impl Drop for CudaStreamHandle {
     fn drop(&mut self) {
         // SAFETY: taken once, in here, and not used after it.
         let state = unsafe { ManuallyDrop::take(&mut self.state) };
+        // The watching thread may not have found yet that the work is done.
+        defer_drops(state.settle());
         if state.has_work() {
             // The watching thread releases it when the work is done.
             state.keep();
         }
         release(state);
+        free_parked();
     }
 }

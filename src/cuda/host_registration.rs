@@ -305,6 +305,19 @@ impl PinnedRun {
         }
     }
 
+    /// Whether the driver still has the registration, which goes with its context.
+    fn is_registered(&self) -> bool {
+        let Ok(_entered) = self.context.enter() else {
+            return false;
+        };
+        let mut device = 0;
+        // SAFETY: writes one address.
+        let asked = check("cuMemHostGetDevicePointer", unsafe {
+            sys::cuMemHostGetDevicePointer_v2(&mut device, self.pages.start as *mut _, 0)
+        });
+        asked.is_ok()
+    }
+
     fn unregister(&self) {
         // A destroyed context has ended its registrations.
         if let Some(_entered) = self.context.enter_to_give_back() {
@@ -382,7 +395,7 @@ fn covering(runs: &PinnedRuns, at: usize) -> Option<Arc<PinnedRun>> {
 }
 
 impl RegistrationTable {
-    /// A handle of the run with the page at that address.
+    /// A handle of the run with the page at that address, if there is one that is still registered.
     fn handle(&mut self, at: usize) -> Option<Arc<PinnedRun>> {
         let run = covering(&self.runs, at)?;
         let parked = self
@@ -392,6 +405,11 @@ impl RegistrationTable {
         if let Some(parked) = parked {
             self.parked.swap_remove(parked);
             deferred_free::count_unparked();
+            if !run.is_registered() {
+                self.runs.remove(&run.pages.start);
+                run.unregister();
+                return None;
+            }
         }
         Some(run)
     }

@@ -10,6 +10,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::call_queue::{CallData, DriverCall};
 use super::context::CudaContext;
+use super::deferred_free::free_after_wait;
 use super::handle::CudaStreamHandle;
 use super::kernel_words::TRIGGER_WORDS;
 use super::memory::DeviceBuffer;
@@ -294,6 +295,7 @@ unsafe impl Executor for KernelStream {
             });
         }
         state.settle_for_good();
+        free_after_wait();
         state.check()
     }
 }

@@ -12,6 +12,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use super::call_queue::CallQueue;
 use super::capture::is_captured;
 use super::context::CudaContext;
+use super::deferred_free::free_after_wait;
 use super::execution::Execution;
 use super::handle::CudaStreamHandle;
 use super::host_call;
@@ -39,10 +40,11 @@ use crate::{Error, Result};
 ///   checks deadlines; the calls of [`Executor`] do so, too.
 /// - If the deadline of a wait passes, or its endpoint fails, this process ends the wait by a store to the word that it reads. Before that it gives up
 ///   the endpoints of everything behind the wait, so that nothing of it is transmitted.
-/// - Streams of one priority share the device's queues: 8, unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise. A wait may block another stream in
-///   the same queue, so streams that wait for each other need separate queues or different priorities.
-/// - Memory that is mapped to a GPU is unregistered after its owner, an endpoint or a region, is dropped and when no stream of this library has work.
-///   If other code has queued GPU work, the driver may block the dropping thread until that work is done.
+/// - Streams share the work queues of their context: 8, unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise (at most 32). While as many streams wait as there are
+///   queues, no other stream goes on, whatever its priority. The first deadline of a wait ends that.
+/// - Memory that is mapped to a GPU is unregistered after its owner, an endpoint or a region, is dropped and when no stream of this library has work: by
+///   that drop, or by the next call of the application that drops something of a GPU or waits for a stream (`synchronize`). If other code has queued GPU work, the driver may
+///   block that thread until the work is done, and calls of other threads with it. The library's own threads give nothing back.
 /// - When the last handle is dropped, queued work is still executed, and a stream that this library has created is destroyed after that. The drop
 ///   does not block.
 /// - After an error that a context does not recover from (an illegal address, a destroyed context), programs that the GPU may have begun end
@@ -427,6 +429,7 @@ unsafe impl Executor for CudaStream {
             });
         }
         state.settle_for_good();
+        free_after_wait();
         state.check()
     }
 }

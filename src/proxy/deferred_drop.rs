@@ -3,67 +3,110 @@
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+#[cfg(feature = "cuda")]
+use std::time::Instant;
 
 use super::Workers;
+#[cfg(feature = "cuda")]
+use super::is_library_thread;
 
-/// For what a GPU has mapped. Memory is unregistered only when the GPU is idle.
+/// For handles that the caller must not wait for.
 static DROPS: Workers = Workers::new("doorbell-ends", 16).keep_one();
 /// For what takes a command of a device, which may hang.
 static COMMANDS: Workers = Workers::new("doorbell-leaves", 16);
 
-/// Drops the object in a separate thread: memory that a GPU has mapped is unregistered only when the GPU is done, which may wait for the very thread that
-/// would wait for it.
-pub(crate) fn drop_elsewhere(what: Box<dyn Send>) {
-    DROPS.run(Box::new(move || drop(what)));
+/// What was handed to these threads and is not dropped yet.
+static DROPPING: Running = Running::new();
+static EXECUTING: Running = Running::new();
+
+/// Jobs that are not over, by number.
+struct Running {
+    numbers: Mutex<Numbers>,
+    over: Condvar,
 }
 
-/// The drops of [`execute_elsewhere`] that are not over, by number.
-struct Executing {
-    numbers: BTreeSet<u64>,
+struct Numbers {
+    running: BTreeSet<u64>,
     next: u64,
 }
 
-static EXECUTING: Mutex<Executing> = Mutex::new(Executing {
-    numbers: BTreeSet::new(),
-    next: 0,
-});
-static EXECUTED: Condvar = Condvar::new();
+/// The number of a job, which is over when this is dropped: also where the job panics.
+struct RunningJob(&'static Running, u64);
 
-fn executing() -> MutexGuard<'static, Executing> {
-    EXECUTING.lock().unwrap_or_else(PoisonError::into_inner)
-}
+impl Running {
+    const fn new() -> Running {
+        let numbers = Numbers {
+            running: BTreeSet::new(),
+            next: 0,
+        };
+        Running {
+            numbers: Mutex::new(numbers),
+            over: Condvar::new(),
+        }
+    }
 
-/// A number in [`EXECUTING`], also where a drop panics.
-struct Number(u64);
+    fn lock(&self) -> MutexGuard<'_, Numbers> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
-impl Drop for Number {
-    fn drop(&mut self) {
-        executing().numbers.remove(&self.0);
-        EXECUTED.notify_all();
+    fn begin(&'static self) -> RunningJob {
+        let mut numbers = self.lock();
+        let number = numbers.next;
+        numbers.next += 1;
+        numbers.running.insert(number);
+        RunningJob(self, number)
+    }
+
+    /// Waits until all that has begun is over, but no longer than that.
+    fn wait(&self, limit: Duration) {
+        let numbers = self.lock();
+        let upto = numbers.next;
+        let is_left =
+            |numbers: &mut Numbers| (numbers.running.first()).is_some_and(|first| *first < upto);
+        let waited = self.over.wait_timeout_while(numbers, limit, is_left);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 }
 
-/// The same for an object whose drop issues a command of a device: a queue pair that is destroyed, or memory that is deregistered. It may also wait for a
-/// GPU.
+impl Drop for RunningJob {
+    fn drop(&mut self) {
+        self.0.lock().running.remove(&self.1);
+        self.0.over.notify_all();
+    }
+}
+
+/// Drops the object in a separate thread: an object of the application's may have a slow destructor, and the caller may be the thread that ends waits of
+/// a GPU.
+pub(crate) fn drop_elsewhere(what: Box<dyn Send>) {
+    let job = DROPPING.begin();
+    DROPS.run(Box::new(move || {
+        drop(what);
+        drop(job);
+    }));
+}
+
+/// Waits until all that was given to [`drop_elsewhere`] and [`execute_elsewhere`] before has been dropped, but no longer than that. Returns at once in the
+/// library's threads, which may be the ones that drop.
+#[cfg(feature = "cuda")]
+pub(crate) fn await_dropped(limit: Duration) {
+    if !is_library_thread() {
+        let start = Instant::now();
+        DROPPING.wait(limit);
+        // A work request's last handle of a region is dropped there, and has one of its memory.
+        EXECUTING.wait(limit.saturating_sub(start.elapsed()));
+    }
+}
+
+/// The same for an object whose drop issues a command of a device: a queue pair that is destroyed, or memory that is deregistered.
 pub(crate) fn execute_elsewhere(what: Box<dyn Send>) {
-    let mut executing = executing();
-    let number = executing.next;
-    executing.next += 1;
-    executing.numbers.insert(number);
-    drop(executing);
-    let number = Number(number);
+    let job = EXECUTING.begin();
     COMMANDS.run(Box::new(move || {
         drop(what);
-        drop(number);
+        drop(job);
     }));
 }
 
 /// Waits until all that was given to [`execute_elsewhere`] before has been dropped, but no longer than that.
 pub(crate) fn await_executed(limit: Duration) {
-    let executing = executing();
-    let upto = executing.next;
-    let is_left =
-        |executing: &mut Executing| (executing.numbers.first()).is_some_and(|first| *first < upto);
-    let waited = EXECUTED.wait_timeout_while(executing, limit, is_left);
-    drop(waited.unwrap_or_else(PoisonError::into_inner));
+    EXECUTING.wait(limit);
 }

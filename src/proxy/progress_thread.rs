@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use doorbell_wire::memory::NumberSet;
 
-use super::{Pace, Placement};
+use super::{Pace, Placement, library_thread};
 use crate::stream::set_min_timer_slack;
 use crate::{Error, Result};
 
@@ -218,6 +218,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
         std::thread::Builder::new()
             .name(name.into())
             .spawn(move || {
+                library_thread::begin();
                 placement.apply();
                 set_min_timer_slack();
                 run.run(pace);

@@ -6,6 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::library_thread;
+
 /// A call to be made.
 pub(crate) type WorkerJob = Box<dyn FnOnce() + Send>;
 
@@ -92,6 +94,7 @@ impl Workers {
     }
 
     fn work(&self) {
+        library_thread::begin();
         let mut state = self.lock();
         loop {
             if let Some(job) = state.jobs.pop_front() {

@@ -2,12 +2,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 
 use cudarc::driver::sys::{CUcontext, CUdevice};
 
 use crate::call::count_wait;
 use crate::handle::ObjectTable;
 use crate::life::ContextLife;
+use crate::settings::settings;
 use crate::stream::{Stream, StreamOrder};
 
 pub struct Context {
@@ -21,6 +23,9 @@ pub struct Context {
     /// All streams with work, or that may get some. The lock also orders submissions: the legacy stream's order with the others is
     /// that of the calls.
     pub streams: Mutex<Vec<Arc<Stream>>>,
+    /// How many streams are at a task that holds a work queue.
+    holding: Mutex<u64>,
+    let_go: Condvar,
     /// A thread frees memory, and waits for the device.
     frees: Mutex<bool>,
     freed: Condvar,
@@ -44,6 +49,8 @@ impl Context {
             primary,
             life: ContextLife::default(),
             streams: Mutex::default(),
+            holding: Mutex::default(),
+            let_go: Condvar::new(),
             frees: Mutex::default(),
             freed: Condvar::new(),
         });
@@ -76,6 +83,29 @@ impl Context {
         let streams = self.lock_streams().clone();
         for stream in streams {
             stream.wait_for(stream.submitted());
+        }
+    }
+
+    /// Waits for a work queue, and does a task with it. Seen on an H100 with driver 580.159, with 8 queues and with 32: while as many streams wait as there
+    /// are queues, no other stream goes on, whatever its priority and wherever it worked before; while there is one less, all do.
+    pub fn with_work_queue(&self, holds: bool, task: impl FnOnce()) {
+        let lock = || {
+            self.holding
+                .lock()
+                .unwrap_or_else(|poisoned| poisoned.into_inner())
+        };
+        let mut holding = lock();
+        while *holding >= settings().work_queues && !self.life.is_over() {
+            // The end of the context is not announced.
+            let waited = self.let_go.wait_timeout(holding, Duration::from_millis(10));
+            holding = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+        *holding += u64::from(holds);
+        drop(holding);
+        task();
+        if holds {
+            *lock() -= 1;
+            self.let_go.notify_all();
         }
     }
 

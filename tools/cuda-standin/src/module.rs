@@ -56,6 +56,9 @@ fn load(module: &Out<CUmodule>, image: *const c_void) -> CudaResult {
     }
     // SAFETY: an image, as the call takes it.
     unsafe { image::check(image.cast())? };
+    // Seen on an H100 with driver 580.159: it waits for streams that wait, and other threads' calls wait for it.
+    context.pass();
+    context.wait_idle_alone();
     let handle = handle::fresh();
     MODULES.insert(handle, Arc::new(Module { context }));
     module.put(handle as CUmodule)
@@ -226,10 +229,13 @@ cuda! {
     // Its functions go with it.
     fn cuModuleUnload(module: CUmodule) {
         let context = current::context()?;
+        capture::check_safe()?;
         let found = MODULES.get(module).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         if found.context.id != context.id {
             return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
         }
+        context.pass();
+        context.wait_idle_alone();
         MODULES.remove(module);
         FUNCTIONS.remove_where(|function| function.module == module as u64);
         Ok(())

@@ -16,7 +16,8 @@
 //!   which can be mapped. `dmabuf-pcie`: only with the flag for a mapping through PCIe. `reuse`: an address that was freed is given out again. `iomemory`: registers of a card can be registered, as by an
 //!   administrator; otherwise that is CUDA_ERROR_NOT_PERMITTED. `confidential`: confidential computing. The devices lack `hostregister` and `gdr`,
 //!   and host memory of the driver is managed memory.
-//! - `CUDA_DEVICE_MAX_CONNECTIONS`, the driver's own variable: work queues of a context, 1 to 32. Unless given each stream has one of its own; see `stream`.
+//! - `CUDA_DEVICE_MAX_CONNECTIONS`, the driver's own variable: work queues of a context, 1 to 32; 8 unless given. If given, streams are placed on them in turn;
+//!   see `stream` and `context`.
 //! - `DOORBELL_CUDA_STANDIN_FAULTS`, `DOORBELL_CUDA_STANDIN_SEED`: see `fault`.
 
 use std::sync::OnceLock;
@@ -29,6 +30,8 @@ pub struct Settings {
     pub driver: i32,
     pub queue: u64,
     pub connections: Option<u64>,
+    /// Of a context, where streams have no place on one.
+    pub work_queues: u64,
     lacks: Vec<String>,
     has: Vec<String>,
     pub faults: String,
@@ -57,6 +60,7 @@ pub fn settings() -> &'static Settings {
         driver: number("_DRIVER", 13_000) as i32,
         queue: number("_QUEUE", 1024),
         connections: connections(),
+        work_queues: connections().map_or(8, |_| u64::MAX),
         lacks: words("_LACKS"),
         has: words("_HAS"),
         faults: text("_FAULTS").unwrap_or_default(),

@@ -184,7 +184,8 @@ impl Stream {
 
     /// How much of the work of another stream comes before what is queued next: all of it by the rules of the default stream, or what is ahead in the same
     /// work queue. Streams are aliased onto work queues, which are in order (NVIDIA, Multi-Process Service, architecture; CUDA programming guide,
-    /// `CUDA_DEVICE_MAX_CONNECTIONS`). Programs set one queue to have kernels begin in the order of their launches (NVIDIA/Megatron-LM issue 533).
+    /// `CUDA_DEVICE_MAX_CONNECTIONS`). That is the stricter reading, for those who set the variable; see [`Context::with_work_queue`] for what was seen.
+    /// Programs set one queue to have kernels begin in the order of their launches (NVIDIA/Megatron-LM issue 533).
     fn place_before(&self, other: &Stream) -> Option<u64> {
         let is_ordered = match self.kind {
             StreamOrder::Legacy => other.kind == StreamOrder::Blocking,
@@ -285,7 +286,8 @@ impl Stream {
             };
             queue.busy = true;
             drop(queue);
-            self.perform(&*task);
+            let holds = task.holds_work_queue();
+            self.context.with_work_queue(holds, || self.perform(&*task));
             let mut queue = self.lock();
             queue.completed += 1;
             queue.busy = false;
