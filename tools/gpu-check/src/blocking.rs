@@ -19,7 +19,7 @@ const BLOCKED: Duration = Duration::from_millis(300);
 /// The same of the calls that are tried while another one is blocked.
 const MEANWHILE: Duration = Duration::from_millis(100);
 /// A kernel that does nothing, which every driver compiles.
-const PTX: &[u8] =
+pub const PTX: &[u8] =
     b".version 6.4\n.target sm_52\n.address_size 64\n.visible .entry nothing()\n{\n ret;\n}\n\0";
 
 type Call = Box<dyn FnOnce() -> Result<()> + Send>;
@@ -179,6 +179,12 @@ fn rare() -> Result<Vec<(&'static str, Call)>> {
     })?;
     let (pinned, registered) = (pinned as usize, registered.host as usize);
     let spare = SendableStream(new_stream()?);
+    let mut module = std::ptr::null_mut();
+    // SAFETY: PTX that ends with a zero; writes one handle.
+    check("cuModuleLoadData", unsafe {
+        sys::cuModuleLoadData(&mut module, PTX.as_ptr().cast())
+    })?;
+    let module = module as usize;
     Ok(vec![
         (
             "cuMemHostUnregister",
@@ -228,6 +234,25 @@ fn rare() -> Result<Vec<(&'static str, Call)>> {
                 })
             }),
         ),
+        (
+            "cuModuleUnload",
+            Box::new(move || {
+                // SAFETY: loaded above.
+                check("cuModuleUnload", unsafe {
+                    sys::cuModuleUnload(module as _)
+                })
+            }),
+        ),
+        (
+            "cuMemAllocHost",
+            Box::new(|| {
+                let mut pinned = std::ptr::null_mut();
+                // SAFETY: writes one address.
+                check("cuMemAllocHost", unsafe {
+                    sys::cuMemAllocHost_v2(&mut pinned, 4096)
+                })
+            }),
+        ),
     ])
 }
 
@@ -272,40 +297,81 @@ pub fn calls() -> Result<Value> {
     Ok(found.into())
 }
 
-/// How many streams may wait until one that does not wait stops as well.
+/// How long a step of [`streams`] may make no progress.
+const STUCK: Duration = Duration::from_secs(2);
+
+/// How many streams may wait until others stop as well: four that have worked before, one of the highest priority, and one that begins only then. Also
+/// how many streams that wait let another one be made.
 pub fn streams(short: bool) -> Result<Value> {
     let mut gated = GatedStream::new()?;
-    let (free, urgent) = (new_stream()?, copying()?.raw());
-    let most = if is_few(short) { 8 } else { 40 };
+    let gate = gated.gate;
+    let mut others = Vec::new();
+    for name in ["first", "second", "third", "fourth"] {
+        others.push((name, new_stream()?));
+    }
+    others.push(("of the highest priority", copying()?.raw()));
+    for (_, stream) in &others {
+        queue(*stream, &mut [write32(gate.gpu + 256, 1)])?;
+        ensure!(drained(*stream, SOON), "a stream does not work");
+    }
+    others.push(("not used before", new_stream()?));
+    let most = if is_few(short) { 8 } else { 36 };
     let mut waiting = Vec::new();
     let mut found = Map::new();
     gated.close()?;
-    for count in 1..=most {
+    let turn = Arc::new(AtomicU32::new(1));
+    // A call that is blocked until a stream goes on ends when the gate opens.
+    let watch = std::thread::spawn({
+        let (turn, closed) = (Arc::clone(&turn), gated.closed);
+        move || {
+            let (mut last, mut since) = (0, Instant::now());
+            loop {
+                let now = turn.load(Ordering::Acquire);
+                if now == 0 {
+                    return None;
+                }
+                if now != last {
+                    (last, since) = (now, Instant::now());
+                } else if since.elapsed() > STUCK {
+                    gate.word(0).store(closed, Ordering::Release);
+                    return Some(now);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    });
+    // One that waits is made already.
+    for count in 2..=most {
+        turn.store(count, Ordering::Release);
         let stream = new_stream()?;
-        let wait = wait32(
-            gated.gate.gpu,
-            gated.closed,
-            Flags::CU_STREAM_WAIT_VALUE_GEQ,
-        );
-        queue(stream, &mut [wait])?;
+        let geq = Flags::CU_STREAM_WAIT_VALUE_GEQ;
+        queue(stream, &mut [wait32(gate.gpu, gated.closed, geq)])?;
+        if watch.is_finished() {
+            break;
+        }
         waiting.push(stream);
-        for (name, stream) in [("same priority", free), ("highest priority", urgent)] {
-            if found.contains_key(name) {
+        for (name, stream) in &others {
+            if found.contains_key(*name) {
                 continue;
             }
-            queue(stream, &mut [write32(gated.gate.gpu + 256, count)])?;
-            if !drained(stream, Duration::from_millis(200)) {
-                // And the one that is held beside them.
-                found.insert(name.into(), json!(count + 1));
+            queue(*stream, &mut [write32(gate.gpu + 256, count)])?;
+            if !drained(*stream, Duration::from_millis(100)) {
+                found.insert((*name).into(), json!(count));
             }
         }
     }
-    for name in ["same priority", "highest priority"] {
-        let none = format!("none of {} streams stops it", most + 1);
-        found.entry(name).or_insert(json!(none));
+    turn.store(0, Ordering::Release);
+    let stuck = watch.join().ok().flatten();
+    for (name, _) in &others {
+        let none = format!("none of {most} streams stops it");
+        found.entry(*name).or_insert(json!(none));
     }
+    found.insert(
+        "a new one cannot be made beside".into(),
+        json!(stuck.map(|count| count - 1)),
+    );
     gated.opened()?;
-    waiting.extend([free, urgent]);
+    waiting.extend(others.iter().map(|(_, stream)| *stream));
     ensure!(
         waiting.iter().all(|stream| drained(*stream, SOON)),
         "the streams did not end"

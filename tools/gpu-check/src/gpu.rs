@@ -1,5 +1,6 @@
 //! The driver, as plain calls: what is found out here must not depend on what the library makes of it.
 
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
@@ -96,6 +97,26 @@ impl Page {
     /// Anonymous memory, or that of a memfd, registered with these flags.
     pub fn new(flags: u32, memfd: bool) -> Result<Page> {
         let len = 1 << 16;
+        let host = Page::map(len, memfd)?;
+        // SAFETY: mapped above.
+        check("cuMemHostRegister", unsafe {
+            sys::cuMemHostRegister_v2(host, len, flags)
+        })?;
+        let mut gpu = 0;
+        // SAFETY: writes one address; registered above.
+        check("cuMemHostGetDevicePointer", unsafe {
+            sys::cuMemHostGetDevicePointer_v2(&mut gpu, host, 0)
+        })?;
+        let host = host.cast();
+        Ok(Page { host, gpu })
+    }
+
+    /// Memory that is not registered. It is never freed.
+    pub fn unregistered(len: usize) -> Result<*mut c_void> {
+        Page::map(len, false)
+    }
+
+    fn map(len: usize, memfd: bool) -> Result<*mut c_void> {
         // SAFETY: a new mapping; for a memfd, of a file made here.
         let host = unsafe {
             let fd = if memfd {
@@ -114,17 +135,7 @@ impl Page {
             libc::mmap(std::ptr::null_mut(), len, access, how, fd, 0)
         };
         anyhow::ensure!(host != libc::MAP_FAILED, "mmap");
-        // SAFETY: mapped above.
-        check("cuMemHostRegister", unsafe {
-            sys::cuMemHostRegister_v2(host, len, flags)
-        })?;
-        let mut gpu = 0;
-        // SAFETY: writes one address; registered above.
-        check("cuMemHostGetDevicePointer", unsafe {
-            sys::cuMemHostGetDevicePointer_v2(&mut gpu, host, 0)
-        })?;
-        let host = host.cast();
-        Ok(Page { host, gpu })
+        Ok(host)
     }
 
     pub fn word(&self, at: usize) -> &'static AtomicU32 {

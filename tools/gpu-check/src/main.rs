@@ -10,6 +10,7 @@
 
 mod attributes;
 mod blocking;
+mod captures;
 mod emitter;
 mod examples;
 mod facts;

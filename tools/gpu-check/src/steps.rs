@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use super::kernels::{FAILURES, GROUPS, MARK, POSTS, PUTS};
 use super::process::{ExitReason, ProcessResult, run_judged};
 use super::report::{CheckedStep, RUN_TIME, Report, StepOutcome, Time};
-use super::verdicts::{CALLS, GRAPHS, ORDER, QUEUED, STREAMS};
+use super::verdicts::{CALLS, CAPTURES, GRAPHS, ORDER, QUEUED, STREAMS};
 use super::{
-    attributes, blocking, emitter, examples, facts, figures, kernels, posts, puts, sanitizer,
-    suites, times, trigger_latency,
+    attributes, blocking, captures, emitter, examples, facts, figures, kernels, posts, puts,
+    sanitizer, suites, times, trigger_latency,
 };
 
 const fn time(about_s: u64, limit_s: u64) -> Time {
@@ -23,11 +23,12 @@ const fn time(about_s: u64, limit_s: u64) -> Time {
 /// The name and the time of a step of this program.
 type LocalStep = (&'static str, Time);
 
-const FACTS: [LocalStep; 12] = [
+const FACTS: [LocalStep; 13] = [
     ("fact: device", time(2, 60)),
     ("fact: attributes", time(2, 30)),
     (CALLS, time(8, 60)),
-    (STREAMS, time(3, 60)),
+    (STREAMS, time(5, 60)),
+    (CAPTURES, time(2, 60)),
     ("fact: mappings", time(2, 30)),
     ("fact: conditions", time(2, 30)),
     (ORDER, time(3, 60)),
@@ -74,6 +75,7 @@ pub fn run_step(name: &str, short: bool) -> Value {
         "fact: times of operations" => facts::times(),
         CALLS => blocking::calls(),
         STREAMS => blocking::streams(short),
+        CAPTURES => captures::calls(),
         GRAPHS => blocking::graphs(),
         QUEUED => blocking::queued(short),
         "fact: operations of a call" => facts::batches(),

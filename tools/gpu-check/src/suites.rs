@@ -174,6 +174,8 @@ fn command(bundle: &Path, suite: &str, config: &SuiteConfig, short: bool) -> Com
         Command::new(program)
     };
     command
+        // Tests beside each other would have more streams that wait than a context has work queues: see docs/gpu.md.
+        .env("RUST_TEST_THREADS", "1")
         .env("DOORBELL_TEST_STREAM", config.stream)
         .env("DOORBELL_TEST_DEVICE", config.device)
         .env("DOORBELL_FAULTS", if short { "300" } else { "2000" })

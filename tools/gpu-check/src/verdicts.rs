@@ -7,6 +7,7 @@ pub const ORDER: &str = "fact: order of stores";
 /// What a blocked stream blocks.
 pub const CALLS: &str = "fact: calls behind a stream that waits";
 pub const STREAMS: &str = "fact: streams beside streams that wait";
+pub const CAPTURES: &str = "fact: calls during a capture";
 pub const GRAPHS: &str = "fact: a graph whose launch waits";
 pub const QUEUED: &str = "fact: calls on a stream that waits";
 
@@ -28,12 +29,17 @@ type Fact = (
 
 const COPY: &str = "a copy to the GPU on a stream of high priority";
 
+/// The number of streams that wait when the stream stops.
+fn stops_at_eight(found: &Value) -> Option<bool> {
+    Some(found.as_u64()? == 8)
+}
+
 /// The step has measured how long after its condition a wait ended.
 fn was_let_go(found: &Value) -> Option<bool> {
     Some(found.is_number())
 }
 
-const FACTS: [Fact; 23] = [
+const FACTS: [Fact; 27] = [
     (
         "The CPU sees a stream's 32-bit store before the 64-bit store behind it",
         ORDER,
@@ -155,10 +161,34 @@ const FACTS: [Fact; 23] = [
         |found| Some(!found.as_bool()?),
     ),
     (
-        "A stream of the highest priority goes on beside all that wait",
+        "Fewer streams that wait than there are work queues, 8 by default, stop no other stream",
         STREAMS,
-        "/highest priority",
-        |found| Some(found.is_string()),
+        "/first",
+        stops_at_eight,
+    ),
+    (
+        "As many that wait stop a stream of the highest priority as well",
+        STREAMS,
+        "/of the highest priority",
+        stops_at_eight,
+    ),
+    (
+        "Modules are loaded only when no stream waits",
+        CALLS,
+        "/cuModuleLoadData/waits",
+        Value::as_bool,
+    ),
+    (
+        "In relaxed mode the library's calls leave captures valid",
+        CAPTURES,
+        "/other thread, relaxed",
+        |found| Some(found.as_array()?.is_empty()),
+    ),
+    (
+        "Otherwise those that wait, free or unload make captures invalid",
+        CAPTURES,
+        "/other thread",
+        |found| Some(found.as_array()?.contains(&json!("cuModuleUnload"))),
     ),
     (
         "A graph can be patched and launched while its launch before waits",
