@@ -150,6 +150,14 @@ fn free_bytes(context: &CudaContext) -> usize {
     free
 }
 
+/// Waits until so much is free. Memory whose last handle a thread of the library had is freed with the application's next buffer.
+fn is_given_back(context: &CudaContext, bytes: usize) {
+    until("the memory is freed", || {
+        drop(context.alloc(64).unwrap());
+        free_bytes(context) >= bytes
+    });
+}
+
 /// A buffer and its region.
 struct Gpu {
     buffer: DeviceBuffer,
@@ -969,7 +977,7 @@ fn queued_work_keeps_a_buffer_until_it_completes() {
     target.read(0, &mut got).unwrap();
     assert!(got == bytes);
     drop(ticket);
-    until("the memory is freed", || free_bytes(&context) >= before);
+    is_given_back(&context, before);
     drop(small);
 }
 
@@ -1608,9 +1616,5 @@ fn hanging_copy_fails_its_transfer_and_later_memory_works() {
     assert!(other.bytes(100_000).iter().all(|byte| *byte == 8));
     // The late copy ends in memory that is still allocated and is freed after it.
     drop((gpu, other));
-    until("the memory is freed", || {
-        // A handle that a thread of the library was the last to have is freed with the application's next one.
-        drop(context.alloc(64).unwrap());
-        free_bytes(&context) >= before
-    });
+    is_given_back(&context, before);
 }

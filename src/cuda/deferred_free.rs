@@ -28,7 +28,7 @@ static STREAMS: Mutex<Vec<Weak<dyn StreamWork>>> = Mutex::new(Vec::new());
 /// How long a thread that gives something back waits until streams that have no work are found to have none: a few turns of the thread that watches them.
 const PATIENCE: Duration = Duration::from_millis(5);
 /// How long a call that has waited for a stream waits for the threads that drop what the stream's work has kept. An application's destructor may take longer.
-const SETTLED: Duration = Duration::from_millis(20);
+const SETTLED: Duration = Duration::from_millis(100);
 static GIVING: AtomicBool = AtomicBool::new(false);
 /// Held by the thread that gives back.
 static GIVER: Mutex<()> = Mutex::new(());

@@ -16,11 +16,11 @@ static DROPS: Workers = Workers::new("doorbell-ends", 16).keep_one();
 static COMMANDS: Workers = Workers::new("doorbell-leaves", 16);
 
 /// What was handed to these threads and is not dropped yet.
-static DROPPING: Running = Running::new();
-static EXECUTING: Running = Running::new();
+static DROPPING: DroppedJobs = DroppedJobs::new();
+static EXECUTING: DroppedJobs = DroppedJobs::new();
 
 /// Jobs that are not over, by number.
-struct Running {
+struct DroppedJobs {
     numbers: Mutex<Numbers>,
     over: Condvar,
 }
@@ -31,15 +31,15 @@ struct Numbers {
 }
 
 /// The number of a job, which is over when this is dropped: also where the job panics.
-struct RunningJob(&'static Running, u64);
+struct DroppedJob(&'static DroppedJobs, u64);
 
-impl Running {
-    const fn new() -> Running {
+impl DroppedJobs {
+    const fn new() -> DroppedJobs {
         let numbers = Numbers {
             running: BTreeSet::new(),
             next: 0,
         };
-        Running {
+        DroppedJobs {
             numbers: Mutex::new(numbers),
             over: Condvar::new(),
         }
@@ -49,12 +49,12 @@ impl Running {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin(&'static self) -> RunningJob {
+    fn begin(&'static self) -> DroppedJob {
         let mut numbers = self.lock();
         let number = numbers.next;
         numbers.next += 1;
         numbers.running.insert(number);
-        RunningJob(self, number)
+        DroppedJob(self, number)
     }
 
     /// Waits until all that has begun is over, but no longer than that.
@@ -68,7 +68,7 @@ impl Running {
     }
 }
 
-impl Drop for RunningJob {
+impl Drop for DroppedJob {
     fn drop(&mut self) {
         self.0.lock().running.remove(&self.1);
         self.0.over.notify_all();

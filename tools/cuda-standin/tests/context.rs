@@ -179,10 +179,11 @@ fn an_error_of_work_stays_with_its_context_alone() {
     let broken = Gpu::new();
     let (stream, other) = (broken.stream(), broken.stream());
     let words = broken.words();
+    // Before a stream waits: to load a module waits for it.
+    let function = broken.function(c"doorbell_standin_mark");
     broken.block(other, words, 0);
     // Memory that was freed: the kernel writes where nothing is.
     let pointer = broken.alloc(4096);
-    let function = broken.function(c"doorbell_standin_mark");
     let (address, value) = (pointer + 4096, 1u32);
     let mut arguments = [
         (&raw const address).cast_mut().cast(),

@@ -11,7 +11,7 @@ use doorbell::{
     QueueKind, Region, RemoteRegion, Result, StateKind, Work,
 };
 #[cfg(feature = "cuda")]
-use doorbell::{GraphBuilder, GraphExec, KernelQueue};
+use doorbell::{CudaStream, GraphBuilder, GraphExec, KernelQueue, stream_post_all};
 
 use super::backend::{Backend, BenchStream};
 use super::kinds::Loop;
@@ -92,6 +92,18 @@ fn send_and_wait(endpoint: &mut Endpoint, stream: &dyn Executor, work: &Work<'_>
     endpoint.stream_queue_send(stream, work)?;
     endpoint.stream_wait_cq(stream, QueueKind::Send)?;
     Ok(())
+}
+
+/// As [`send_and_wait`], by one call of the driver.
+#[cfg(feature = "cuda")]
+fn send_and_wait_in_one_call(
+    endpoint: &mut Endpoint,
+    stream: &CudaStream,
+    work: &Work<'_>,
+) -> Result<()> {
+    let send = endpoint.prepare_send(work)?;
+    let wait = endpoint.prepare_wait_cq(QueueKind::Send)?;
+    stream_post_all(stream, &mut vec![send, wait]).map(drop)
 }
 
 /// One peer.
@@ -242,6 +254,10 @@ impl Peer {
                     return self.trigger_transfer(step, size_bytes);
                 }
                 self.post(step, size_bytes, |endpoint, stream, work| {
+                    #[cfg(feature = "cuda")]
+                    if let BenchStream::Cuda(stream) = stream {
+                        return send_and_wait_in_one_call(endpoint, stream, work);
+                    }
                     send_and_wait(endpoint, stream.executor(), work)
                 })
             }

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const REPORTED_SPIN: Duration = Duration::from_micros(20);
 /// The same after it has found an unreported doorbell, which a GPU has stored. Kernels may need some time between two doorbells.
 const UNREPORTED_SPIN: Duration = Duration::from_micros(200);
+/// Then it sleeps for this part of the time since the last one, so that a kernel that takes longer is rung for that part too late at most.
+const UNREPORTED_PART: u32 = 4;
 /// For how long after that it expects more of these doorbells.
 const UNREPORTED_FOR: Duration = Duration::from_secs(1);
 /// How long it sleeps at most. It reads the registers for unreported doorbells each time it wakes.
@@ -157,6 +159,9 @@ impl EnginePace {
             EnginePace::Reported { .. } if idle < REPORTED_SPIN => Rest::Spin,
             EnginePace::Reported { .. } if idle < UNREPORTED_SPIN && self.expects_unreported() => {
                 Rest::Spin
+            }
+            EnginePace::Reported { .. } if idle < DOZE_AFTER && self.expects_unreported() => {
+                Rest::Sleep((idle / UNREPORTED_PART).min(REPORTED_SLEEP))
             }
             EnginePace::Reported { .. } if idle < DOZE_AFTER => Rest::Sleep(REPORTED_SLEEP),
             EnginePace::Reported { .. } => Rest::Sleep(DOZE),
