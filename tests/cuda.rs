@@ -440,6 +440,10 @@ fn no_memory_is_freed_while_work_of_the_application_waits() {
     };
     let geq = Condition::GreaterOrEqual(1);
     let wait = stream_wait_value32(&stream, &bench.region, 64, geq, None).unwrap();
+    // A thread of the library drops what is left of it when its work is done.
+    let dropped = new_stream(&context, "dropped");
+    let last = stream_wait_value32(&dropped, &bench.region, 64, geq, None).unwrap();
+    drop(dropped);
     let (mut own, mut word, mut at) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
     // SAFETY: each call writes one handle or address; the word is 0, and is freed behind the wait.
     let word = unsafe {
@@ -456,6 +460,7 @@ fn no_memory_is_freed_while_work_of_the_application_waits() {
     assert!(is_allocated(), "freed while a stream has work");
     bench.region.store_u32(64, 1).unwrap();
     wait.wait(SOON).unwrap();
+    last.wait(SOON).unwrap();
     // Long enough for any thread that would give it back now.
     std::thread::sleep(Duration::from_millis(100));
     let copied = std::thread::scope(|scope| {

@@ -130,31 +130,31 @@ fn a_frozen_device_does_nothing_until_it_thaws() {
 }
 
 /// A GPU rings, each time somewhat later than the engine waits for threads of this process. Only the first doorbells may be found after a sleep of 1 ms.
+/// Which turn finds the first one is by chance, so there are several devices.
 #[test]
 fn engine_does_not_sleep_between_doorbells_of_a_gpu() {
-    let mut world = World::with_engines(1);
-    let (mut a, _b) = world.pair(Shape::default());
-    let round = |a: &mut End| {
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_micros(40) {
-            std::hint::spin_loop();
-        }
-        a.post(&SendRequest::nop().signaled(true));
-        let program = a.commit();
-        a.execute_unreported(&program);
-        while a.sent().is_none() {
-            assert!(start.elapsed() < HANG);
-            std::hint::spin_loop();
-        }
-    };
-    // Other threads may have the processors for a while: of some windows the fastest.
-    let windows = (0..40).map(|_| {
-        let start = Instant::now();
-        (0..10).for_each(|_| round(&mut a));
-        start.elapsed() / 10
-    });
-    let fastest = windows.min().unwrap();
-    assert!(fastest < Duration::from_micros(400), "{fastest:?}");
+    for _ in 0..16 {
+        let mut world = World::with_engines(1);
+        let (mut a, _b) = world.pair(Shape::default());
+        let mut round = || {
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_micros(40) {
+                std::hint::spin_loop();
+            }
+            a.post(&SendRequest::nop().signaled(true));
+            let program = a.commit();
+            a.execute_unreported(&program);
+            while a.sent().is_none() {
+                assert!(start.elapsed() < HANG);
+                std::hint::spin_loop();
+            }
+            start.elapsed()
+        };
+        // Other threads may have the processors for a while: of some windows the fastest.
+        let windows = (0..20).map(|_| (0..5).map(|_| round()).sum::<Duration>() / 5);
+        let fastest = windows.min().unwrap();
+        assert!(fastest < Duration::from_micros(400), "{fastest:?}");
+    }
 }
 
 #[test]
