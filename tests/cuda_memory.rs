@@ -982,6 +982,28 @@ fn queued_work_keeps_a_buffer_until_it_completes() {
 }
 
 #[test]
+fn memory_of_a_region_is_freed_with_the_region() {
+    let _alone = alone();
+    let test = "memory_of_a_region_is_freed_with_the_region";
+    let (Some(context), Some(device)) = (context(test), copying(test)) else {
+        return;
+    };
+    let _limit = Limit::new(test, BOUND);
+    const LEN: u64 = 8 << 20;
+    let pair = Pair::new(&device, &EndpointConfig::default());
+    // Allocates the staging memory and the like first.
+    drop(Gpu::new(&pair, &context, LEN));
+    let before = free_bytes(&context);
+    for _ in 0..20 {
+        let Gpu { buffer, region } = Gpu::new(&pair, &context, LEN);
+        drop(buffer);
+        assert!(free_bytes(&context) < before);
+        drop(region);
+        assert_eq!(free_bytes(&context), before);
+    }
+}
+
+#[test]
 fn destroyed_context_fails_only_its_own_transfers() {
     let _alone = alone();
     let test = "destroyed_context_fails_only_its_own_transfers";

@@ -61,9 +61,10 @@ int doorbell_region_register(const doorbell_domain *domain, void *start, uint64_
 
 /*
  * Allocates `len_bytes` bytes of memory of the GPU whose context is current (cuMemAlloc) and registers it in the best
- * way that is available. The memory is not initialised. A thread of the library frees it after
- * doorbell_region_destroy, as soon as no work in flight uses it. Returns DOORBELL_ESTATE if the device cannot reach
- * GPU memory; the text has the reason for each way.
+ * way that is available. The memory is not initialised. doorbell_region_destroy frees it, and may wait for GPU work as
+ * cuMemFree does. If work in flight uses it, or a stream of this library has work, the next call that destroys a region, a
+ * kernel queue or a stream, or synchronizes a stream, frees it. Returns DOORBELL_ESTATE if the device cannot reach GPU
+ * memory; the text has the reason for each way.
  */
 int doorbell_region_alloc_device(const doorbell_domain *domain, uint64_t len_bytes, uint32_t access_flags,
 				 doorbell_region **region);

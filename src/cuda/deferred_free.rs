@@ -19,7 +19,8 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use super::context::CudaContext;
 use super::host_call::in_host_function;
 use super::host_registration;
-use crate::proxy::{await_dropped, is_library_thread};
+use crate::proxy::await_dropped;
+use crate::stream::is_library_thread;
 
 /// How many streams are watched because they have work, or had it a moment ago. Sequentially consistent with `GIVING`: of a stream that gets work and
 /// a thread that gives back, one sees the other.

@@ -305,17 +305,28 @@ impl PinnedRun {
         }
     }
 
-    /// Whether the driver still has the registration, which goes with its context.
-    fn is_registered(&self) -> bool {
-        let Ok(_entered) = self.context.enter() else {
-            return false;
-        };
+    /// Whether the driver has ended the registration, as it does with the context. Not if it says nothing of that, for want of memory for one.
+    fn is_stale(&self) -> bool {
         let mut device = 0;
-        // SAFETY: writes one address.
-        let asked = check("cuMemHostGetDevicePointer", unsafe {
-            sys::cuMemHostGetDevicePointer_v2(&mut device, self.pages.start as *mut _, 0)
+        let asked = self.context.enter().and_then(|_entered| {
+            // SAFETY: writes one address.
+            check("cuMemHostGetDevicePointer", unsafe {
+                sys::cuMemHostGetDevicePointer_v2(&mut device, self.pages.start as *mut _, 0)
+            })
         });
-        asked.is_ok()
+        let gone = [
+            CUresult::CUDA_ERROR_INVALID_VALUE,
+            CUresult::CUDA_ERROR_INVALID_CONTEXT,
+            CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+        ];
+        asked.is_err_and(|error| gone.iter().any(|code| is(&error, *code)))
+    }
+
+    /// Lets the memory go that was held for it.
+    fn release(&self) {
+        if matches!(self.keeper, MappingKeeper::Held) {
+            Pages::release(self.pages.start);
+        }
     }
 
     fn unregister(&self) {
@@ -328,9 +339,7 @@ impl PinnedRun {
                 })
             });
         }
-        if matches!(self.keeper, MappingKeeper::Held) {
-            Pages::release(self.pages.start);
-        }
+        self.release();
     }
 }
 
@@ -405,9 +414,9 @@ impl RegistrationTable {
         if let Some(parked) = parked {
             self.parked.swap_remove(parked);
             deferred_free::count_unparked();
-            if !run.is_registered() {
+            if run.is_stale() {
                 self.runs.remove(&run.pages.start);
-                run.unregister();
+                run.release();
                 return None;
             }
         }

@@ -14,7 +14,6 @@ use super::context::CudaContext;
 use super::copier::Copier;
 use super::deferred_free;
 use super::driver::{check, is};
-use crate::proxy::drop_elsewhere;
 use crate::{Error, Result, StateKind};
 
 /// How a dmabuf of GPU memory leads to the memory.
@@ -33,8 +32,8 @@ const PCIE: u64 = sys::CUmemRangeFlags::CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_P
 ///
 /// Memory of [`CudaContext::alloc`] is freed when its last handle is dropped, including those of regions and of their queued work, and no CUDA stream
 /// has work that this library has queued: the driver frees memory when the GPU is idle, and blocks other threads until then. The thread that drops
-/// the last handle frees it, and blocks as `cuMemFree` does, if no stream has such work then; otherwise, and if the last handle was a region's, a thread
-/// of the library frees it later.
+/// the last handle frees it, and blocks as `cuMemFree` does. If a stream has such work then, or the thread is the library's own, the application's next
+/// drop of a stream, a buffer, a region or a kernel queue frees it, or its next `synchronize` of a stream.
 ///
 /// ```no_run
 /// use doorbell::{Access, CudaContext, CudaStream, Device, Endpoint, EndpointConfig, Region, QueueKind};
@@ -315,9 +314,9 @@ impl DeviceBuffer {
         Ok((fd, self.ptr - start))
     }
 
-    /// A handle whose drop does not block.
+    /// A handle for a region.
     pub(crate) fn held(self) -> HeldBuffer {
-        HeldBuffer(Some(self))
+        HeldBuffer(self)
     }
 
     /// The object that it was made from, if that is a `T` and there is no other handle.
@@ -391,26 +390,18 @@ impl fmt::Debug for DeviceBuffer {
     }
 }
 
-/// A handle whose drop does not block, for regions, which are dropped by threads that must not block.
-pub(crate) struct HeldBuffer(Option<DeviceBuffer>);
+/// A handle of a region's.
+pub(crate) struct HeldBuffer(DeviceBuffer);
 
 impl HeldBuffer {
     /// Whether the memory stays until this is dropped. Otherwise its owner may free it when the last handle is gone.
     pub(crate) fn is_of_library(&self) -> bool {
-        (self.0.as_ref()).is_some_and(|buffer| !matches!(buffer.memory.owner, FreedBy::Elsewhere))
+        !matches!(self.0.memory.owner, FreedBy::Elsewhere)
     }
 
     /// As [`DeviceBuffer::copy_failure`].
     pub(crate) fn copy_failure(&self) -> Option<Error> {
-        self.0.as_ref()?.copy_failure()
-    }
-}
-
-impl Drop for HeldBuffer {
-    fn drop(&mut self) {
-        if let Some(buffer) = self.0.take() {
-            drop_elsewhere(Box::new(buffer));
-        }
+        self.0.copy_failure()
     }
 }
 

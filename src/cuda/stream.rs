@@ -46,7 +46,7 @@ use crate::{Error, Result};
 ///   that drop, or by the next call of the application that drops something of a GPU or waits for a stream (`synchronize`). If other code has queued GPU work, the driver may
 ///   block that thread until the work is done, and calls of other threads with it. The library's own threads give nothing back.
 /// - When the last handle is dropped, queued work is still executed, and a stream that this library has created is destroyed after that. The drop
-///   does not block.
+///   does not wait for it.
 /// - After an error that a context does not recover from (an illegal address, a destroyed context), programs that the GPU may have begun end
 ///   as [`Status::Unknown`](crate::Status::Unknown), those behind them as [`Status::Discarded`](crate::Status::Discarded), and every later call reports
 ///   the error.
@@ -408,6 +408,7 @@ unsafe impl Executor for CudaStream {
         let idle = state.is_idle()? || state.has_counted_all();
         if idle {
             state.settle_for_good();
+            free_after_wait();
         }
         state.check()?;
         Ok(idle)

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::Workers;
 #[cfg(feature = "cuda")]
-use super::is_library_thread;
+use crate::stream::is_library_thread;
 
 /// For handles that the caller must not wait for.
 static DROPS: Workers = Workers::new("doorbell-ends", 16).keep_one();
@@ -28,6 +28,9 @@ struct DroppedJobs {
 struct Numbers {
     running: BTreeSet<u64>,
     next: u64,
+    /// Jobs before this one were waited for in vain.
+    #[cfg(feature = "cuda")]
+    given_up: u64,
 }
 
 /// The number of a job, which is over when this is dropped: also where the job panics.
@@ -38,6 +41,8 @@ impl DroppedJobs {
         let numbers = Numbers {
             running: BTreeSet::new(),
             next: 0,
+            #[cfg(feature = "cuda")]
+            given_up: 0,
         };
         DroppedJobs {
             numbers: Mutex::new(numbers),
@@ -59,12 +64,27 @@ impl DroppedJobs {
 
     /// Waits until all that has begun is over, but no longer than that.
     fn wait(&self, limit: Duration) {
+        self.wait_from(limit, |_| 0);
+    }
+
+    /// The same, and does not wait again for jobs that this has waited for in vain: one that hangs costs one wait.
+    #[cfg(feature = "cuda")]
+    fn wait_once(&self, limit: Duration) {
+        if let Some(upto) = self.wait_from(limit, |numbers| numbers.given_up) {
+            let mut numbers = self.lock();
+            numbers.given_up = numbers.given_up.max(upto);
+        }
+    }
+
+    /// Waits for the jobs from that number on. Returns the number behind them if some are not over.
+    fn wait_from(&self, limit: Duration, from: fn(&Numbers) -> u64) -> Option<u64> {
         let numbers = self.lock();
         let upto = numbers.next;
-        let is_left =
-            |numbers: &mut Numbers| (numbers.running.first()).is_some_and(|first| *first < upto);
+        let first = from(&numbers).min(upto);
+        let is_left = |numbers: &mut Numbers| numbers.running.range(first..upto).next().is_some();
         let waited = self.over.wait_timeout_while(numbers, limit, is_left);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        let (mut numbers, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        is_left(&mut numbers).then_some(upto)
     }
 }
 
@@ -91,9 +111,9 @@ pub(crate) fn drop_elsewhere(what: Box<dyn Send>) {
 pub(crate) fn await_dropped(limit: Duration) {
     if !is_library_thread() {
         let start = Instant::now();
-        DROPPING.wait(limit);
         // A work request's last handle of a region is dropped there, and has one of its memory.
-        EXECUTING.wait(limit.saturating_sub(start.elapsed()));
+        EXECUTING.wait_once(limit);
+        DROPPING.wait_once(limit.saturating_sub(start.elapsed()));
     }
 }
 

@@ -5,7 +5,6 @@
 //! registered and stays. It sleeps while it has nothing to poll.
 
 mod deferred_drop;
-mod library_thread;
 mod pace;
 mod placement;
 mod poll_membership;
@@ -15,8 +14,6 @@ mod workers;
 #[cfg(feature = "cuda")]
 pub(crate) use deferred_drop::await_dropped;
 pub(crate) use deferred_drop::{await_executed, drop_elsewhere, execute_elsewhere};
-#[cfg(feature = "cuda")]
-pub(crate) use library_thread::is_library_thread;
 pub(crate) use pace::Pace;
 pub(crate) use placement::Placement;
 pub(crate) use poll_membership::PollMembership;

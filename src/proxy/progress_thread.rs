@@ -7,8 +7,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use doorbell_wire::memory::NumberSet;
 
-use super::{Pace, Placement, library_thread};
-use crate::stream::set_min_timer_slack;
+use super::{Pace, Placement};
+use crate::stream::{begin_library_thread, set_min_timer_slack};
 use crate::{Error, Result};
 
 /// The result of a poll.
@@ -218,7 +218,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
         std::thread::Builder::new()
             .name(name.into())
             .spawn(move || {
-                library_thread::begin();
+                begin_library_thread();
                 placement.apply();
                 set_min_timer_slack();
                 run.run(pace);

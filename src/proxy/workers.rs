@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::library_thread;
+use crate::stream::begin_library_thread;
 
 /// A call to be made.
 pub(crate) type WorkerJob = Box<dyn FnOnce() + Send>;
@@ -94,7 +94,7 @@ impl Workers {
     }
 
     fn work(&self) {
-        library_thread::begin();
+        begin_library_thread();
         let mut state = self.lock();
         loop {
             if let Some(job) = state.jobs.pop_front() {

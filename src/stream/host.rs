@@ -11,6 +11,7 @@ use super::event::{Record, StreamPosition};
 use super::executor::check;
 use super::fault::StreamFailure;
 use super::host_closure::HostClosure;
+use super::library_thread::begin_library_thread;
 use super::ring::{Claim, Ring};
 use super::worker::{self, Item, Queued, StreamShared, forbid_on};
 use super::{Backoff, Event, Executor, Owner, Submission};
@@ -94,7 +95,10 @@ impl HostStream {
         std::thread::Builder::new()
             // A NUL would end the name in the middle, which the standard library answers with a panic.
             .name(shared.name.replace('\0', " "))
-            .spawn(move || worker::run(&thread_shared, consumer))
+            .spawn(move || {
+                begin_library_thread();
+                worker::run(&thread_shared, consumer);
+            })
             .map_err(|error| Error::System {
                 operation: "start the thread of a host stream",
                 errno: error.raw_os_error().unwrap_or(0),

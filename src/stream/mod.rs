@@ -34,6 +34,7 @@ mod fault;
 mod fence;
 mod host;
 mod host_closure;
+mod library_thread;
 mod lock;
 mod owner;
 mod parker;
@@ -58,6 +59,9 @@ pub use fault::StreamFailure;
 pub(crate) use fence::Asymmetric;
 pub use host::HostStream;
 pub(crate) use host::next_id;
+pub(crate) use library_thread::begin_library_thread;
+#[cfg(feature = "cuda")]
+pub(crate) use library_thread::is_library_thread;
 #[cfg(feature = "cuda")]
 pub(crate) use lock::Lock;
 #[cfg(all(test, feature = "cuda"))]

@@ -309,9 +309,10 @@ DBL_DEVICE int dbl_queue_reserve_later(const struct doorbell_queue *queue, uint3
 	uint64_t full_ns = 0, outrun_ns = 0, now_ns;
 	uint32_t turn, completed, reserved, found, outrun;
 	int32_t status;
-	int late, is_full = 0;
+	int late, is_outrun, is_full = 0;
 
 	for (turn = 0, outrun = 0;;) {
+		is_outrun = 0;
 		status = dbl_queue_status(queue);
 		if (status != 0)
 			return status;
@@ -327,6 +328,7 @@ DBL_DEVICE int dbl_queue_reserve_later(const struct doorbell_queue *queue, uint3
 				return DOORBELL_OK;
 			}
 			reserved = found;
+			is_outrun = 1;
 			if (++outrun % 1024 != 0)
 				continue;
 			now_ns = dbl_now_ns();
@@ -338,6 +340,9 @@ DBL_DEVICE int dbl_queue_reserve_later(const struct doorbell_queue *queue, uint3
 			if (status != 0)
 				return status;
 		}
+		/* Others have taken what was free by then. More may be free now. */
+		if (is_outrun)
+			continue;
 		if (turn != 0) {
 			/* There was no room even after a poll. */
 			now_ns = dbl_now_ns();

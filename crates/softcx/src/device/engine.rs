@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::device::core::DeviceCore;
 use crate::device::inbox::EngineWake;
+#[cfg(test)]
+use crate::device::pace::REPORTED_SLEEP;
 use crate::device::pace::{EnginePace, Rest};
 use crate::{Error, Result};
 use doorbell_wire::memory::NumberSet;
@@ -32,6 +34,9 @@ pub(super) struct EngineCore {
     /// Threads that wait for the lock of the core.
     wanted: AtomicU32,
     pace: EnginePace,
+    /// Sleeps of [`REPORTED_SLEEP`] and longer that nothing ended early.
+    #[cfg(test)]
+    pub(super) long_sleeps: AtomicU64,
 }
 
 /// Idle queue pairs whose registers are read when the engine wakes by itself: executors that cannot report store there, too.
@@ -50,6 +55,8 @@ impl EngineCore {
             any_rung: AtomicBool::new(false),
             wanted: AtomicU32::new(0),
             pace,
+            #[cfg(test)]
+            long_sleeps: AtomicU64::new(0),
         }
     }
 
@@ -153,12 +160,7 @@ impl EngineCore {
                 pace.found_unreported();
             }
             if worked {
-                // Nobody has reported what came after the time that the engine waits for reports.
-                if let Some(since) = idle_since.take()
-                    && pace.is_overdue(since.elapsed())
-                {
-                    pace.found_unreported();
-                }
+                idle_since = None;
                 continue;
             }
             let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
@@ -182,17 +184,24 @@ impl EngineCore {
                 Rest::Sleep(time) => time,
             };
             let mut woken = false;
-            self.wake_word.sleep(time, || {
+            let was_woken = self.wake_word.sleep(time, || {
                 woken =
                     self.stop.load(Ordering::Acquire) || self.turn(&mut self.lock(), self.now_ns());
                 woken
             });
+            #[cfg(test)]
+            if !woken && !was_woken && time >= REPORTED_SLEEP {
+                self.long_sleeps.fetch_add(1, Ordering::Relaxed);
+            }
+            // Of a queue pair whose registers every turn reads, no thread reports more than a wake; such a doorbell may count as one of a GPU.
+            let is_reported =
+                was_woken && (!self.rung.is_empty() || self.any_rung.load(Ordering::Relaxed));
             // After a wake there is more to come. After a time-out one turn is enough to know: a doorbell that it finds was not reported.
             let found = woken || self.finds_doorbell();
             if found {
                 idle_since = None;
             }
-            if found && !woken {
+            if found && !woken && !is_reported {
                 pace.found_unreported();
             }
         }

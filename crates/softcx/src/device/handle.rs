@@ -235,6 +235,12 @@ impl Device {
         nic.wake_word.wake();
     }
 
+    /// How often the engine has slept for 1 ms or longer, and nothing ended that early.
+    #[cfg(test)]
+    pub(crate) fn long_sleeps(&self) -> u64 {
+        self.nic().long_sleeps.load(Ordering::Relaxed)
+    }
+
     /// Its number on its fabric, 1 to 63; 0 for a device without a fabric.
     pub fn node(&self) -> u16 {
         self.lock().fabric().map_or(0, Fabric::node)

@@ -22,7 +22,7 @@ const UNREPORTED_PART: u32 = 4;
 /// For how long after that it expects more of these doorbells.
 const UNREPORTED_FOR: Duration = Duration::from_secs(1);
 /// How long it sleeps at most. It reads the registers for unreported doorbells each time it wakes.
-const REPORTED_SLEEP: Duration = Duration::from_millis(1);
+pub(super) const REPORTED_SLEEP: Duration = Duration::from_millis(1);
 /// The same for a device with nothing to do for [`DOZE_AFTER`].
 const DOZE: Duration = Duration::from_millis(10);
 /// When an idle device becomes one that is not used.
@@ -144,11 +144,6 @@ impl EnginePace {
     /// Whether the next doorbell probably comes from a GPU, which does not report it.
     pub(super) fn expects_unreported(&self) -> bool {
         matches!(self, EnginePace::Reported { last_unreported: Some(at) } if at.elapsed() < UNREPORTED_FOR)
-    }
-
-    /// Whether the engine would have slept after that time without work, if it did not expect doorbells of a GPU.
-    pub(super) fn is_overdue(&self, idle: Duration) -> bool {
-        self.expects_unreported() && idle >= REPORTED_SPIN
     }
 
     /// `idle`: how long there has been nothing to do; `driven`: whether a client's polls do the device's work at times;

@@ -7,11 +7,11 @@ thread_local! {
 }
 
 /// The calling thread is the library's from now on.
-pub(super) fn begin() {
+pub(crate) fn begin_library_thread() {
     IS_OURS.set(true);
 }
 
-/// Whether the calling thread is the library's.
+/// Whether the calling thread is the library's: also in functions of the application's that it calls.
 #[cfg(feature = "cuda")]
 pub(crate) fn is_library_thread() -> bool {
     IS_OURS.get()
