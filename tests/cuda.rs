@@ -426,9 +426,16 @@ fn no_memory_is_freed_while_work_of_the_application_waits() {
     let Some(context) = context(test) else {
         return;
     };
-    limit.step(0, BOUND);
+    for by_query in [false, true] {
+        limit.step(by_query.into(), BOUND);
+        nothing_is_freed_while_a_stream_waits(&context, by_query);
+    }
+}
+
+/// Until the application asks whether its stream is idle, or waits for it.
+fn nothing_is_freed_while_a_stream_waits(context: &CudaContext, by_query: bool) {
     let bench = Bench::new();
-    let stream = new_stream(&context, test);
+    let stream = new_stream(context, "works");
     let (kept, given_up) = (context.alloc(4096).unwrap(), context.alloc(4096).unwrap());
     let address = given_up.ptr();
     let is_allocated = || {
@@ -441,7 +448,7 @@ fn no_memory_is_freed_while_work_of_the_application_waits() {
     let geq = Condition::GreaterOrEqual(1);
     let wait = stream_wait_value32(&stream, &bench.region, 64, geq, None).unwrap();
     // A thread of the library drops what is left of it when its work is done.
-    let dropped = new_stream(&context, "dropped");
+    let dropped = new_stream(context, "dropped");
     let last = stream_wait_value32(&dropped, &bench.region, 64, geq, None).unwrap();
     drop(dropped);
     let (mut own, mut word, mut at) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
@@ -475,7 +482,11 @@ fn no_memory_is_freed_while_work_of_the_application_waits() {
         copied
     });
     assert!(copied, "a copy waits for work of the application");
-    stream.synchronize(SOON).unwrap();
+    if by_query {
+        until("the stream is idle", || stream.query().unwrap());
+    } else {
+        stream.synchronize(SOON).unwrap();
+    }
     // SAFETY: made above, and not used any more.
     unsafe {
         assert_eq!(sys::cuStreamSynchronize(own), OK);

@@ -173,7 +173,7 @@ impl StreamState {
             for (generation, owner) in owners {
                 owner.give_up(generation);
                 if let Some(last) = owner.into_deferred_drop() {
-                    // The work has finished meanwhile. Dropping the owner unregisters its memory, which may block.
+                    // The work has finished meanwhile. Dropping the owner may block in a destructor of the application's.
                     drop_elsewhere(last);
                 }
             }

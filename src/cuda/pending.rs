@@ -18,8 +18,8 @@ use crate::stream::{
     StreamPosition, Substitute,
 };
 
-/// Drops these in a thread that no other thread waits for: dropping the last handle of an owner unregisters its memory, which may block until
-/// the GPU is done, and the caller may be a thread that ends waits of the GPU.
+/// Drops these in a thread that no other thread waits for: an object of the application's may have a slow destructor, and the caller may be a thread that ends
+/// waits of the GPU.
 pub(super) fn defer_drops(drops: Vec<DeferredDrop>) {
     if !drops.is_empty() {
         drop_elsewhere(Box::new(drops));

@@ -86,7 +86,7 @@ impl Context {
         }
     }
 
-    /// Waits for a work queue, and does a task with it. Seen on an H100 with driver 580.159, with 8 queues and with 32: while as many streams wait as there
+    /// Waits for a work queue, and does a task with it. Seen on an H100 with driver 580.159: while as many streams wait as there
     /// are queues, no other stream goes on, whatever its priority and wherever it worked before; while there is one less, all do.
     pub fn with_work_queue(&self, holds: bool, task: impl FnOnce()) {
         let lock = || {
