@@ -453,7 +453,10 @@ fn a_wait_behind_a_stalled_proxy_ends_at_its_deadline() {
     let mut pair = Pair::new(&device, &EndpointConfig::default());
     let stream = HostStream::new("stalled").unwrap();
     device.set_proxy_stalled(true).unwrap();
-    let sent = pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
+    let sent = pair
+        .a
+        .stream_queue_send(&stream, &Work::nop().wr_id(77))
+        .unwrap();
     let short = Some(Duration::from_millis(100));
     let wait = pair
         .a
@@ -469,6 +472,7 @@ fn a_wait_behind_a_stalled_proxy_ends_at_its_deadline() {
     assert!(started.elapsed() < Duration::from_secs(30));
     let failure = pair.a.failure().unwrap();
     assert!(matches!(failure.cause, Cause::Deadline(_)), "{failure}");
+    assert_eq!(failure.wr_id, Some(77), "{failure}");
     // The proxy did not ring, so nothing was sent.
     for ticket in [sent, wait] {
         assert_eq!(ticket.status(), Status::Failed(failure));

@@ -567,14 +567,16 @@ impl QueueState {
         }
     }
 
-    /// The count and the number of the oldest work request that is neither done nor cancelled. `rung` counts those that the poster cannot take back any
-    /// more.
-    pub(super) fn oldest_request(&self, rung: u32) -> Option<(u32, u64)> {
+    /// The count and the number of the oldest work request that is neither done nor cancelled, of those that a stream has executed or the CPU has rung.
+    /// `executed` is their running count, which the poster cannot take back any more.
+    pub(super) fn oldest_request(&self, executed: u32) -> Option<(u32, u64)> {
         // Only the reaper may do this.
         let _cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         let done = self.outstanding.done();
-        let in_flight = rung.wrapping_sub(done).cast_signed().max(0).cast_unsigned();
-        let count = (0..in_flight)
+        // The count may be in memory that streams and kernels write, so it is bounded by what they were given.
+        let handed = self.queued.load(Ordering::Acquire);
+        let in_flight = |upto: u32| upto.wrapping_sub(done).cast_signed().max(0);
+        let count = (0..in_flight(executed).min(in_flight(handed)).cast_unsigned())
             .map(|ahead| done.wrapping_add(ahead))
             .find(|count| !self.is_cancelled(*count))?;
         let wr_id = self.outstanding.show(count, |work| work.wr_id)?;

@@ -113,7 +113,8 @@ impl EndpointShared {
     /// Fails the endpoint if a deadline has passed, with the number of the oldest work request in its queue.
     fn fail_overdue(&self, now_ns: u64) {
         for queue in &self.queues {
-            let oldest = || queue.oldest_request(self.doorbells_stored(queue.kind));
+            // Also one that a proxy has not rung yet: a proxy that is late is a reason why it is not done.
+            let oldest = || queue.oldest_request(self.rung(queue.kind));
             // Asked for when the failure is recorded, so that no thread cancels the request in between.
             let is_cancelled = |named: Option<(u32, u64)>| {
                 named.is_some_and(|(count, _)| queue.is_cancelled(count))
