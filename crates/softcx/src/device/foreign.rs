@@ -369,6 +369,7 @@ mod tests {
             qpn: 5,
             request: true,
             psn: 0,
+            ..CopyOrigin::default()
         };
         assert_eq!(bench.copies.take_any_fault(), Some(cause));
         assert_eq!(bench.copies.take_lost_sender(), None);

@@ -13,6 +13,7 @@ use self::pieces::{Piece, PieceSource};
 use crate::device::dma;
 use crate::device::foreign::Move;
 use crate::device::space::{AccessFault, Space, SpaceAddress, Span};
+use doorbell_wire::mlx5::Syndrome;
 
 /// Bytes and pieces that are collected.
 const MAX_BYTES: usize = 256 << 10;
@@ -26,6 +27,19 @@ pub(crate) struct CopyOrigin {
     pub(crate) qpn: u32,
     pub(crate) request: bool,
     pub(crate) psn: u32,
+    /// Of a copy that failed: the process that had the bytes has died.
+    pub(crate) is_source_gone: bool,
+}
+
+impl CopyOrigin {
+    /// How the request fails whose response could not be copied. A peer that has died has not answered.
+    pub(crate) fn syndrome(&self) -> Syndrome {
+        if self.is_source_gone {
+            Syndrome::TransportRetryExc
+        } else {
+            Syndrome::LocalProt
+        }
+    }
 }
 
 /// The copying part of a device.
@@ -78,7 +92,12 @@ impl Copies {
     /// Sets the origin of the next copies.
     #[inline]
     pub(crate) fn work_for(&mut self, qpn: u32, request: bool, psn: u32) {
-        self.cause = CopyOrigin { qpn, request, psn };
+        self.cause = CopyOrigin {
+            qpn,
+            request,
+            psn,
+            is_source_gone: false,
+        };
     }
 
     /// Makes what was collected. What failed is known by [`Copies::settle_for`] and [`Copies::take_any_fault`].
@@ -498,6 +517,7 @@ mod tests {
             qpn: 2,
             request: true,
             psn: 0,
+            ..CopyOrigin::default()
         };
         assert_eq!(copies.take_any_fault(), Some(cause));
         assert_eq!(copies.take_any_fault(), None);

@@ -37,13 +37,17 @@ impl Copies {
                 if self.make(std::slice::from_ref(piece)).is_ok() {
                     continue;
                 }
-                match piece.from {
-                    PieceSource::OtherSpace(from)
-                        if piece.cause.request && from.space.is_gone() =>
-                    {
-                        self.lost_senders.push(piece.cause.qpn);
-                    }
-                    _ => self.faults.push(piece.cause),
+                let is_source_gone = match piece.from {
+                    PieceSource::OtherSpace(from) => from.space.is_gone(),
+                    _ => false,
+                };
+                if is_source_gone && piece.cause.request {
+                    self.lost_senders.push(piece.cause.qpn);
+                } else {
+                    self.faults.push(CopyOrigin {
+                        is_source_gone,
+                        ..piece.cause
+                    });
                 }
             }
         }

@@ -19,8 +19,8 @@ impl Qp {
         syndrome: Option<Syndrome>,
     ) {
         // Behind what it reports.
-        let lost = context.copies.settle_for(self.parts.qpn, false).is_some();
-        let syndrome = syndrome.or(lost.then_some(Syndrome::LocalProt));
+        let lost = context.copies.settle_for(self.parts.qpn, false);
+        let syndrome = syndrome.or(lost.map(|cause| cause.syndrome()));
         let byte_count = match Opcode::from_raw(opcode) {
             Some(Opcode::RdmaRead) => byte_count,
             _ => COUNTS_NOTHING,
@@ -42,7 +42,7 @@ impl Qp {
         };
         let pushed = context.complete(self.parts.send_cq, &cqe);
         self.check_overrun(pushed);
-        if lost {
+        if lost.is_some() {
             self.enter_error(context);
         }
     }
@@ -86,7 +86,7 @@ impl Qp {
         if cause.request {
             self.refuse_copied(context, cause);
         } else {
-            self.fail_oldest(context, Syndrome::LocalProt);
+            self.fail_oldest(context, cause.syndrome());
         }
     }
 

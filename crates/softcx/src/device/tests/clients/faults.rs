@@ -4,7 +4,7 @@ use super::{MEMORY, Pair, READ, SEND, WRITE, each_kind};
 use crate::device::client::{CqParts, DeviceEvent, QpParts, SrqParts, Transport};
 use crate::device::tests::driver::{ALL, Driver, Process, Work, data, remote};
 use crate::device::tests::harness::World;
-use doorbell_wire::mlx5::CqeOpcode;
+use doorbell_wire::mlx5::{CqeOpcode, Syndrome};
 
 #[test]
 fn hostile_parts_are_refused() {
@@ -213,6 +213,37 @@ fn dead_process_does_not_affect_other_clients() {
         let cqe = pair.a.poll(&mut pair.cqs[0]).unwrap();
         assert_eq!(cqe.opcode, CqeOpcode::Req);
     }
+}
+
+/// The bytes of a read are copied after the response was looked at. If the process that had them has died by then, nothing has answered: the memory
+/// of the reader is not at fault.
+#[test]
+fn read_from_a_process_that_dies_is_not_an_error_of_the_reader_s_memory() {
+    let mut failed = 0;
+    for when in 0..12 {
+        for len_bytes in [8u32, 4096, 200_000] {
+            let mut pair = Pair::new(Process::other);
+            let (into, lkey) = pair.a.region(1 << 18, ALL);
+            let (from, rkey) = pair.b.region(1 << 18, ALL);
+            let read = Work::new(READ, &[remote(from, rkey), data(into, lkey, len_bytes)]);
+            pair.a.send(&mut pair.qps[0], &read);
+            for _ in 0..when {
+                pair.world.turn();
+            }
+            pair.b.process.kill();
+            let sent = pair.sent();
+            assert_eq!(sent.len(), 1, "{when} {len_bytes}: {sent:?}");
+            if sent[0].0 == CqeOpcode::ReqErr {
+                assert_eq!(
+                    sent[0].1,
+                    Syndrome::TransportRetryExc as u8,
+                    "{when} {len_bytes}"
+                );
+                failed += 1;
+            }
+        }
+    }
+    assert!(failed > 0);
 }
 
 #[test]
