@@ -114,8 +114,16 @@ fn means() -> Means {
     })
 }
 
-/// Whether kernels may own send queues: not on the path `sync`, and not where the NIC's messages are too short for them.
+/// Whether kernels may own send queues: not on the path `sync`, not where the NIC's messages are too short for them, and not on a GPU that sees the writes
+/// of NICs out of order.
 fn can_put() -> bool {
+    #[cfg(feature = "cuda")]
+    if means().cuda {
+        let context = doorbell::CudaContext::primary(0).unwrap();
+        if context.capabilities().ordering == doorbell::WritesOrdering::None {
+            return false;
+        }
+    }
     control(&device()) != Control::Sync && !device().name().starts_with("verbs:")
 }
 

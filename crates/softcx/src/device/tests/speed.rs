@@ -7,7 +7,8 @@ use crate::device::space::calls;
 use crate::device::tests::driver::{ALL, Driver, Process, Work, data, remote};
 use crate::device::tests::harness::World;
 
-fn cpu_ns() -> u64 {
+/// The processor time of this thread.
+pub(super) fn cpu_ns() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
