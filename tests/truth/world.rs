@@ -1278,9 +1278,10 @@ impl<'a> World<'a> {
                         continue;
                     }
                     if lane.stream.host().is_none()
-                        && matches!(request.status(), Some(Status::Unknown(_)))
+                        && (self.plan.has_no_stop()
+                            || matches!(request.status(), Some(Status::Unknown(_))))
                     {
-                        // A GPU may have begun to ring when its endpoint was stopped.
+                        // A GPU may have begun to ring when its endpoint was stopped. A device that does not stop may carry out what it rings later, too.
                         continue;
                     }
                     request
