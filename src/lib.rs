@@ -9,6 +9,7 @@
 //! | open a NIC, register memory | [`Device`], [`ProtectionDomain`], [`Region`] |
 //! | register the same memory repeatedly | [`RegionCache`] |
 //! | transfer memory that no NIC can reach | [`Bounce`], [`CopyEngine`] |
+//! | send and receive messages of any length on streams | [`MessageQueue`] |
 //! | connect two endpoints | [`Endpoint`], [`Address`], [`Listener`], [`Channel`] |
 //! | connect by rdma_cm, also with programs that do not use this library (feature `verbs`) | `CmConnection`, `CmListener` |
 //! | queue transfers and waits on a stream | [`Endpoint::stream_queue_send`], [`Endpoint::stream_wait_cq`], [`Work`] |
@@ -62,6 +63,7 @@ mod graph;
 #[cfg(feature = "group")]
 mod group;
 mod kernel_queue;
+mod message;
 mod nic;
 mod proxy;
 mod region;
@@ -99,6 +101,7 @@ pub use graph::{GraphBuilder, GraphExec};
 #[cfg(feature = "group")]
 pub use group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
 pub use kernel_queue::{KernelQueue, QueueView};
+pub use message::{MessageAddress, MessageConfig, MessageQueue, MessageTicket, PendingSend};
 #[cfg(feature = "cuda")]
 pub use region::DeviceCache;
 pub use region::{

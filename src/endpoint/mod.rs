@@ -7,7 +7,9 @@
 //! - `sync_path`: executes a program in the calling thread, on the path `sync`.
 //! - `ticket`: [`Ticket`], the handle of a queued operation.
 //! - `outcome`: [`Status`], and what a completion proves about operations.
+//! - `late_read`: a read whose source the stream finds out.
 //! - `value`: programs that write and wait for words in memory.
+//! - `peer_value`: waits for words that the peer writes.
 //! - `operation_template` (feature `cuda`): an operation that a CUDA graph prepares anew for each launch.
 //! - `config`: [`EndpointConfig`], [`QueueKind`] and [`Completion`].
 //! - `path`: [`PathReport`], the choice of the control path.
@@ -47,11 +49,13 @@ mod connection;
 mod deadline;
 mod device_queue;
 mod device_queue_state;
+mod late_read;
 #[cfg(feature = "cuda")]
 mod operation_template;
 mod outcome;
 mod outstanding;
 mod path;
+mod peer_value;
 mod poll_until;
 mod post;
 mod prepared;
@@ -80,13 +84,16 @@ pub(crate) use deadline::system;
 pub(crate) use device_queue::DeviceQueue;
 #[cfg(feature = "cuda")]
 pub(crate) use device_queue_state::fresh_mark;
+pub(crate) use late_read::LateRead;
 #[cfg(feature = "cuda")]
 pub(crate) use operation_template::OperationTemplate;
 pub use outcome::Status;
 pub use path::PathReport;
+pub(crate) use poll_until::poll_until;
 pub use post::Endpoint;
 #[cfg(feature = "cuda")]
 pub(crate) use prepared::graph_post_all;
+pub(crate) use prepared::stream_post_among;
 pub use prepared::{Prepared, Rejected, stream_post, stream_post_all};
 #[cfg(feature = "verbs")]
 pub(crate) use rendezvous::resolve;

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// Those of `look`, and [`Error::Timeout`] of `operation`, after a last look.
-pub(super) fn poll_until<T>(
+pub(crate) fn poll_until<T>(
     operation: &'static str,
     timeout: Option<Duration>,
     progress: impl Fn() -> bool,

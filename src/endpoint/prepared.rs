@@ -484,6 +484,26 @@ pub fn stream_post(
 /// # Errors
 /// As [`stream_post`], and [`Error::Range`] if the stream's queue is too short for the batch.
 pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> Result<Vec<Ticket>> {
+    stream_post_among(stream, prepared, Vec::new())
+}
+
+/// A batch, the indices of the operations that are not in it yet, and the other programs that are not.
+type AmongBatch = (
+    Vec<Submission>,
+    std::ops::Range<usize>,
+    std::iter::Peekable<std::vec::IntoIter<(usize, Submission)>>,
+);
+
+/// [`stream_post_all`] with other programs among the operations, in the same batch. Each of `others` stands before the operation of its index, and
+/// behind all operations if there is none of that index. They are in the order of their indices.
+///
+/// # Errors
+/// As [`stream_post_all`]. The other programs are dropped then.
+pub(crate) fn stream_post_among(
+    stream: &dyn Executor,
+    prepared: &mut Vec<Prepared>,
+    others: Vec<(usize, Submission)>,
+) -> Result<Vec<Ticket>> {
     // One that is to be carried out here, behind those before it and before those behind it, has all of them carried out here.
     let in_sync = prepared
         .iter()
@@ -494,20 +514,32 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
     }
     // Carried out here, it waits for what another thread has given to the stream since: no stream's order does.
     let id = if is_sync { 0 } else { stream.id() };
-    let mut batch = Vec::with_capacity(prepared.len());
-    let batched = |operation: PreparedRef<'_>, batch: &mut Vec<Submission>| {
+    let batch = Vec::with_capacity(prepared.len() + others.len());
+    let mut batch = (batch, 0..prepared.len(), others.into_iter().peekable());
+    let batched = |operation: PreparedRef<'_>, (batch, indices, others): &mut AmongBatch| {
+        let index = indices.next();
+        while let Some((_, other)) = others.next_if(|(before, _)| Some(*before) <= index) {
+            batch.push(other);
+        }
         batch.push(operation.submission(id)?);
         Ok(())
     };
     let last_stream = if is_sync { SYNC_EXECUTED } else { stream.id() };
-    let tickets = hand_over(last_stream, prepared, &mut batch, batched, |batch| {
-        if is_sync {
-            return Ok(());
-        }
-        stream.submit(batch)
-    })?;
+    let tickets = hand_over(
+        last_stream,
+        prepared,
+        &mut batch,
+        batched,
+        |(batch, _, others)| {
+            batch.extend(others.map(|(_, other)| other));
+            if is_sync {
+                return Ok(());
+            }
+            stream.submit(batch)
+        },
+    )?;
     // Empty, but for what the stream was not given.
-    execute_all_sync(stream, &batch);
+    execute_all_sync(stream, &batch.0);
     Ok(tickets)
 }
 

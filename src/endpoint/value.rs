@@ -3,19 +3,21 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use crate::bytecode::{Fence, Program, TargetId, Targets};
 use crate::endpoint::clock::now_ns;
-use crate::endpoint::shared::timeout_ns;
+use crate::endpoint::shared::{EndpointShared, timeout_ns};
 use crate::endpoint::watchdog::{Watched, watchdog};
 use crate::endpoint::{Status, Ticket};
 use crate::proxy::PollResult;
 use crate::region::{Device, Region};
 #[cfg(feature = "cuda")]
 use crate::stream::may_have_seen;
-use crate::stream::{Attachments, Backoff, DeferredDrop, Executor, Outcome, Owner, StreamFailure};
+use crate::stream::{
+    Attachments, Backoff, DeferredDrop, Executor, Outcome, Owner, StreamFailure, Submission,
+};
 use crate::{Cause, Error, Result, StateKind, WorkError};
 
 /// The condition on a word that ends a wait, with CUDA's definitions (`cuStreamWaitValue32`).
@@ -50,6 +52,32 @@ pub(crate) struct ValueWait {
     #[cfg(feature = "cuda")]
     queued: Instant,
     state: Arc<ValueState>,
+    writer: Option<Writer>,
+}
+
+/// The endpoint whose peer writes the word. The wait ends with its failure, and counts as an operation of it on a stream.
+struct Writer {
+    /// `None` once it is being dropped.
+    shared: Option<Arc<EndpointShared>>,
+    is_entered: AtomicBool,
+    /// Memory that the peer uses until it writes the word.
+    held: Option<Region>,
+}
+
+impl Writer {
+    fn leave(&self) {
+        if let Some(shared) = &self.shared
+            && self.is_entered.swap(false, Ordering::AcqRel)
+        {
+            shared.leave_stream();
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.leave();
+    }
 }
 
 /// The state of a program that stores or polls a value.
@@ -60,6 +88,9 @@ pub(crate) struct ValueState {
     is_abandoned: AtomicBool,
     started_ns: AtomicU64,
     timeout_ns: u64,
+    writer: Option<Weak<EndpointShared>>,
+    /// The failure of the writer, by which the wait was released.
+    failure: OnceLock<WorkError>,
 }
 
 const QUEUED: u8 = 0;
@@ -78,17 +109,18 @@ impl ValueWait {
         word: (u64, Condition),
         timeout: Option<Duration>,
     ) -> Arc<ValueWait> {
-        ValueWait::new(region, Some(word), timeout)
+        ValueWait::new(region, Some(word), timeout, None)
     }
 
     fn of_store(region: &Region) -> Arc<ValueWait> {
-        ValueWait::new(region, None, None)
+        ValueWait::new(region, None, None, None)
     }
 
     fn new(
         region: &Region,
         awaited: Option<(u64, Condition)>,
         timeout: Option<Duration>,
+        writer: Option<Writer>,
     ) -> Arc<ValueWait> {
         Arc::new(ValueWait {
             region: region.clone(),
@@ -103,7 +135,12 @@ impl ValueWait {
                 is_abandoned: AtomicBool::new(false),
                 started_ns: AtomicU64::new(0),
                 timeout_ns: timeout_ns(timeout),
+                writer: (writer.as_ref())
+                    .and_then(|it| it.shared.as_ref())
+                    .map(Arc::downgrade),
+                failure: OnceLock::new(),
             }),
+            writer,
         })
     }
 
@@ -141,14 +178,17 @@ impl ValueState {
             QUEUED => Status::Queued,
             STARTED => Status::Rung,
             DONE => Status::Complete,
-            GIVEN_UP => {
-                let cause = Cause::Deadline(Duration::from_nanos(self.timeout_ns));
-                Status::Failed(value_error(cause))
-            }
+            GIVEN_UP => Status::Failed(self.release_failure()),
             UNPROVEN => Status::Unknown(value_error(Cause::Substitute)),
             LOST => Status::Unknown(value_error(Cause::Discarded)),
             _ => Status::Discarded,
         }
+    }
+
+    /// Why the wait was released, if the application did not do it.
+    fn release_failure(&self) -> WorkError {
+        let deadline = || value_error(Cause::Deadline(Duration::from_nanos(self.timeout_ns)));
+        self.failure.get().copied().unwrap_or_else(deadline)
     }
 
     fn get(&self) -> u8 {
@@ -165,6 +205,17 @@ impl Watched for ValueState {
 
     fn look(&self) -> PollResult {
         if self.get() != STARTED {
+            return PollResult::Over;
+        }
+        let failure = match self.writer.as_ref().map(Weak::upgrade) {
+            Some(Some(writer)) => writer.failure(),
+            // Nothing else holds it: it was dropped, and this wait has left it.
+            Some(None) => return PollResult::Over,
+            None => None,
+        };
+        if let Some(failure) = failure {
+            let _ = self.failure.set(failure);
+            self.released.store(true, Ordering::Release);
             return PollResult::Over;
         }
         let waited = now_ns().saturating_sub(self.started_ns.load(Ordering::Relaxed));
@@ -202,7 +253,7 @@ unsafe impl Owner for ValueWait {
         self.state.started_ns.store(now_ns(), Ordering::Relaxed);
         self.state.set(STARTED);
         // The constructor has started the watchdog, and has reported its failure.
-        if self.state.timeout_ns != u64::MAX
+        if (self.state.timeout_ns != u64::MAX || self.writer.is_some())
             && let Ok(watchdog) = watchdog()
         {
             watchdog.register(Arc::downgrade(&self.state) as Weak<dyn Watched>);
@@ -219,6 +270,7 @@ unsafe impl Owner for ValueWait {
             Outcome::Released | Outcome::Discarded => DISCARDED,
         };
         self.state.set(state);
+        self.writer.iter().for_each(Writer::leave);
     }
 
     fn failure_of(&self, _cookie: u64, outcome: Outcome) -> Option<StreamFailure> {
@@ -226,17 +278,20 @@ unsafe impl Owner for ValueWait {
             self.state.set(UNPROVEN);
             return Some(value_error(Cause::Substitute).into());
         }
-        let cause = Cause::Deadline(Duration::from_nanos(self.state.timeout_ns));
         if self.state.is_abandoned.load(Ordering::Acquire) {
             return (outcome == Outcome::Released)
                 .then(|| "a wait for a value was given up".into());
         }
-        (outcome == Outcome::Released).then(|| StreamFailure {
-            reason: format!(
-                "a wait for a value did not end within {:?}",
-                Duration::from_nanos(self.state.timeout_ns)
-            ),
-            work: Some(value_error(cause)),
+        let failure = self.state.release_failure();
+        (outcome == Outcome::Released).then(|| match self.state.failure.get() {
+            Some(failure) => (*failure).into(),
+            None => StreamFailure {
+                reason: format!(
+                    "a wait for a value did not end within {:?}",
+                    Duration::from_nanos(self.state.timeout_ns)
+                ),
+                work: Some(failure),
+            },
         })
     }
 
@@ -251,7 +306,15 @@ unsafe impl Owner for ValueWait {
 
     /// The region is the application's, too, which may free the memory once the stream is synchronised and its own handles are dropped.
     fn drop_nonblocking(self) -> Option<DeferredDrop> {
-        self.region.into_deferred_drop()
+        let region = self.region.into_deferred_drop();
+        let Some(mut writer) = self.writer else {
+            return region;
+        };
+        writer.leave();
+        let held = writer.held.take().and_then(Region::into_deferred_drop);
+        let last = writer.shared.take().and_then(Arc::into_inner);
+        let is_to_drop = region.is_some() || held.is_some() || last.is_some();
+        is_to_drop.then(|| Box::new((last, region, held)) as DeferredDrop)
     }
 }
 
@@ -312,6 +375,36 @@ pub(crate) fn value_wait(
         program,
         ValueWait::of_wait(region, (offset, condition), timeout),
     ))
+}
+
+/// [`Endpoint::peer_value_wait`](crate::Endpoint) of the endpoint with that state.
+pub(super) fn peer_value_wait(
+    shared: Arc<EndpointShared>,
+    (region, offset): (&Region, u64),
+    value: u32,
+    timeout: Option<Duration>,
+    held: Option<Region>,
+) -> Result<(Submission, Ticket)> {
+    watchdog()?;
+    check_registered(region)?;
+    let mut program = Program::new(region.targets());
+    program.poll_geq(region.target().dword(offset)?, value)?;
+    shared.check_alive()?;
+    shared.enter_stream()?.stay();
+    let writer = Writer {
+        shared: Some(shared),
+        is_entered: AtomicBool::new(true),
+        held,
+    };
+    let word = (offset, Condition::GreaterOrEqual(value));
+    let wait = ValueWait::new(region, Some(word), timeout, Some(writer));
+    let ticket = Ticket::of_value(&wait);
+    let submission = Submission {
+        program,
+        owner: wait,
+        cookie: 0,
+    };
+    Ok((submission, ticket))
 }
 
 /// Stores `value` into the 32-bit word at `offset` of `region`, after everything that was queued on `stream` before.

@@ -122,6 +122,12 @@ pub unsafe trait Executor: SealedExecutor + Send + Sync {
         .map_err(|(_, error)| error)
     }
 
+    /// Whether a thread of this process executes the programs, so that what an [`Owner`] does in [`Owner::started`] comes in its turn.
+    #[doc(hidden)]
+    fn executes_on_host(&self) -> bool {
+        false
+    }
+
     /// Makes `event` stand for the work queued so far. It no longer stands for earlier work; waits that have begun are not affected.
     ///
     /// # Errors

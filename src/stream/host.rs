@@ -254,6 +254,10 @@ unsafe impl Executor for HostStream {
         Ok(())
     }
 
+    fn executes_on_host(&self) -> bool {
+        true
+    }
+
     fn record(&self, event: &Event) -> Result<()> {
         let (record, number) = event.begin_record();
         let position = self.push(|queued| queued.hold(Item::Record(record)))?;

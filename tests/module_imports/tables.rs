@@ -45,6 +45,8 @@ const LIBRARY: Package = Package {
         ("bounce", &["cuda", "endpoint", "region", "stream"]),
         // rdma_cm connects endpoints, and finds the attributes of their steps.
         ("cm", &["endpoint", "nic"]),
+        // A user of the public interface, but for reads whose source the stream finds out, and batches with programs of its own.
+        ("message", &["endpoint", "region", "stream"]),
         // A user of the public interface, but for the deadlines of sockets.
         ("group", &["endpoint", "region"]),
     ],

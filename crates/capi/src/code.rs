@@ -38,7 +38,7 @@ codes! {
     DOORBELL_ERANGE = -10;
     /// [`Error::Alignment`].
     DOORBELL_EALIGNMENT = -11;
-    /// [`Error::OutOfBounds`].
+    /// [`Error::OutOfBounds`] or [`Error::Truncated`].
     DOORBELL_EBOUNDS = -12;
     /// [`Error::ProgramFull`].
     DOORBELL_EPROGRAM = -13;
@@ -73,7 +73,7 @@ pub(super) fn of(error: &Error) -> c_int {
     match error {
         Error::Range { .. } | Error::Choice { .. } => DOORBELL_ERANGE,
         Error::Alignment { .. } => DOORBELL_EALIGNMENT,
-        Error::OutOfBounds { .. } => DOORBELL_EBOUNDS,
+        Error::OutOfBounds { .. } | Error::Truncated { .. } => DOORBELL_EBOUNDS,
         Error::ProgramFull { .. } => DOORBELL_EPROGRAM,
         Error::Foreign { .. } => DOORBELL_EFOREIGN,
         Error::QueueFull { .. } => DOORBELL_EFULL,

@@ -39,6 +39,12 @@ uint64_t doorbell_shim_wqe_overwrite_with_nop(uint8_t *ring, uint32_t wqebb_mask
 	return dbl_wqe_overwrite_with_nop(ring, wqebb_mask, index, qpn, wqebbs, signaled != 0);
 }
 
+uint64_t doorbell_shim_wqe_read_over_nop(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, uint32_t qpn, uint64_t remote_addr,
+					 uint32_t rkey, uint32_t len_bytes)
+{
+	return dbl_wqe_read_over_nop(ring, wqebb_mask, index, qpn, remote_addr, rkey, len_bytes);
+}
+
 void doorbell_shim_recv_wqe_emit(uint8_t *ring, uint32_t wqe_mask, uint32_t stride_shift, uint32_t index,
 				 const struct dbl_sge *sges, uint32_t count)
 {

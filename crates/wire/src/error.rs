@@ -153,6 +153,16 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A message is longer than the memory that it was to be received into. Nothing of it was stored there. Its sender's operation is complete.
+    #[error(
+        "a message of {len_bytes} bytes came for a receive of {limit_bytes}: receive into at least as many bytes as the peer sends"
+    )]
+    Truncated {
+        /// Length of the message.
+        len_bytes: u64,
+        /// Length of the memory.
+        limit_bytes: u64,
+    },
     /// The peer does not take the connection.
     #[error("{peer} refuses the connection: {reason}")]
     Refused {
@@ -254,6 +264,7 @@ impl fmt::Debug for Error {
             Socket { operation, address, errno }
             Cuda { call, code, name }
             Malformed { what, reason }
+            Truncated { len_bytes, limit_bytes }
             Refused { peer, reason, private_data }
             Rank { rank, reason }
         }

@@ -121,6 +121,11 @@ int main(void)
 	doorbell = dbl_wqe_overwrite_with_nop(bytes, 3, 7, 0x123456, 2, 0);
 	if (doorbell != ring[24] || !same(bytes + 192, "00000700123456080000000000000000", 16))
 		return 3;
+	/* The bytes 32 to 47 are still those of the inline data. */
+	doorbell = dbl_wqe_read_over_nop(bytes, 3, 7, 0x123456, 0x0123456789abcdef, 0xcafef00d, 0x40);
+	if (doorbell != ring[24] ||
+	    !same(bytes + 192, "00000710123456030000000800000000" "0123456789abcdefcafef00d00000000" "00000040", 36))
+		return 6;
 	dbl_recv_wqe_emit(bytes, 1, 6, 3, &sge, 1);
 	if (!same(bytes + 64, "0000004001020304112233445566778800000000000001000000000000000000", 32))
 		return 4;
@@ -224,6 +229,10 @@ extern "C" __global__ void emit(uint8_t *ring, uint32_t mask, uint32_t index, co
 extern "C" __global__ void emit_nop(uint8_t *ring, uint32_t mask, uint32_t index, uint32_t qpn, uint64_t *doorbell)
 {
 	*doorbell = dbl_wqe_overwrite_with_nop(ring, mask, index, qpn, 1, 1);
+}
+extern "C" __global__ void emit_read(uint8_t *ring, uint32_t mask, uint32_t index, uint32_t qpn, uint64_t *doorbell)
+{
+	*doorbell = dbl_wqe_read_over_nop(ring, mask, index, qpn, 1, 2, 3);
 }
 extern "C" __global__ void emit_recv(uint8_t *ring, uint32_t mask, uint32_t index, const struct dbl_sge *sges)
 {

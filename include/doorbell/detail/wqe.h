@@ -236,6 +236,25 @@ static inline DBL_HD uint64_t dbl_wqe_overwrite_with_nop(uint8_t *ring, uint32_t
 }
 
 /*
+ * Makes an RDMA read of a NOP that was written over one, of a single slice and not rung for: sets what it reads and how
+ * many bytes, 1 to 0x7fffffff. The key and the address of the slice are still there. It makes a CQE. Returns its doorbell.
+ */
+static inline DBL_HD uint64_t dbl_wqe_read_over_nop(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, uint32_t qpn,
+						    uint64_t remote_addr, uint32_t rkey, uint32_t len_bytes)
+{
+	uint8_t *wqe = ring + (size_t)(index & wqebb_mask) * DBL_WQEBB_BYTES;
+	const uint32_t byte_count = dbl_be32(len_bytes);
+	uint64_t words[4];
+
+	dbl_wqe_control(words, DBL_OPCODE_RDMA_READ, index, qpn, 3, DBL_WR_SIGNALED, 0);
+	words[2] = dbl_be64(remote_addr);
+	words[3] = dbl_be32(rkey);
+	memcpy(wqe + 32, &byte_count, sizeof(byte_count));
+	memcpy(wqe, words, sizeof(words));
+	return words[0];
+}
+
+/*
  * Writes a receive WQE of 1 << `stride_shift` bytes at the running WQE count `index`. The `count` slices fit in the
  * stride. Slices of length 0 are skipped. A list that is shorter than the stride ends with the invalid key.
  */

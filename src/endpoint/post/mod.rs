@@ -261,17 +261,30 @@ impl Endpoint {
         }
     }
 
+    /// Fails if a post from the calling thread would overtake an operation that is on a stream, or prepared for one.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub(crate) fn check_post(&mut self, kind: QueueKind) -> Result<()> {
+        self.roll_back_cancelled(kind)?;
+        let queue = self.shared.queue(kind);
+        if queue.outstanding.posted() != queue.queued.load(Ordering::Relaxed) {
+            let reason = format!(
+                "operations of the {} queue are prepared and not given to a stream; this one would overtake them",
+                kind.name()
+            );
+            return Err(Error::state(StateKind::OutOfOrder, "post", reason));
+        }
+        self.shared.check_no_stream_ahead(kind)
+    }
+
     fn execute_or_roll_back(&mut self, mut prepared: Prepared) -> Result<Ticket> {
         let shared = Arc::clone(&self.shared);
         let kind = prepared.operation.queue_kind;
         let queue = shared.queue(kind);
         let ready = queue.begin_posting_alone().and_then(|posting| {
             prepared.parts().check_turn()?;
-            let waiting = queue.queued.load(Ordering::Relaxed).wrapping_sub(shared.rung(kind));
-            if waiting != 0 {
-                let reason = format!("earlier operations of the {} queue ({waiting}) are still on a stream; this one would overtake them", kind.name());
-                return Err(Error::state(StateKind::OutOfOrder, "post", reason));
-            }
+            shared.check_no_stream_ahead(kind)?;
             Ok(posting)
         });
         let _posting = match ready {

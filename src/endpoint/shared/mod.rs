@@ -27,7 +27,7 @@ use crate::nic::{NicQueuePair, Queues};
 use crate::proxy::{PollMembership, ProgressThread, execute_elsewhere};
 use crate::region::ProtectionDomain;
 use crate::stream::{Asymmetric, Attachments};
-use crate::{Error, Result, WorkError};
+use crate::{Error, Result, StateKind, WorkError};
 
 use in_flight::InFlight;
 pub(super) use owner::Cookie;
@@ -316,6 +316,20 @@ impl EndpointShared {
         self.words.rung[kind as usize].load(Ordering::Acquire)
     }
 
+    /// Fails if streams have operations of a queue that they have not executed: one that this thread executes would overtake them.
+    pub(super) fn check_no_stream_ahead(&self, kind: QueueKind) -> Result<()> {
+        let queued = self.queue(kind).queued.load(Ordering::Relaxed);
+        let waiting = queued.wrapping_sub(self.rung(kind));
+        if waiting == 0 {
+            return Ok(());
+        }
+        let reason = format!(
+            "earlier operations of the {} queue ({waiting}) are still on a stream; this one would overtake them",
+            kind.name()
+        );
+        Err(Error::state(StateKind::OutOfOrder, "post", reason))
+    }
+
     /// Makes a NOP of a send that was prepared and is dropped while later ones stand behind it.
     pub(super) fn overwrite_with_nop(&self, posted: Posted, signaled: bool) {
         let Queues::Mlx5(memory) = self.qp.queues();
@@ -328,6 +342,23 @@ impl EndpointShared {
                 self.qp.qpn(),
                 posted,
                 signaled,
+            );
+        }
+    }
+
+    /// Makes a read of a prepared request that was one before [`EndpointShared::overwrite_with_nop`]. The caller has seen to the length and holds the generation
+    /// of the request.
+    pub(super) fn read_over_nop(&self, posted: Posted, remote: (u64, u32), len_bytes: u32) {
+        let Queues::Mlx5(memory) = self.qp.queues();
+        // SAFETY: the ring is that of `qp`; the request is not rung yet, and its `LateRead`, which calls this once, is the only one to change it.
+        unsafe {
+            SendQueue::read_over_nop_raw(
+                memory.send_ring,
+                self.send_wqebbs,
+                self.qp.qpn(),
+                posted,
+                remote,
+                len_bytes,
             );
         }
     }

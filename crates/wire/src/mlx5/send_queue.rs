@@ -370,6 +370,36 @@ impl SendQueue {
         doorbell
     }
 
+    /// Makes an RDMA read of a request that was one of a single slice before [`SendQueue::nop_over_raw`] made a NOP of it. It reads `len_bytes` from
+    /// `remote_addr` on, into the slice that it was posted with, and makes a CQE.
+    ///
+    /// # Safety
+    /// As [`SendQueue::nop_over_raw`]. `len_bytes` is 1 to the length of that slice.
+    pub unsafe fn read_over_nop_raw(
+        ring: *mut u8,
+        wqebb_count: u32,
+        qpn: u32,
+        posted: Posted,
+        (remote_addr, rkey): (u64, u32),
+        len_bytes: u32,
+    ) {
+        debug_assert_eq!(posted.wqebbs, 1);
+        // SAFETY: the caller's contract; the index is masked, so it stays in the ring.
+        unsafe {
+            shim::doorbell_shim_wqe_read_over_nop(
+                ring,
+                wqebb_count - 1,
+                posted.index,
+                qpn,
+                remote_addr,
+                rkey,
+                len_bytes,
+            )
+        };
+        // As in `nop_over_raw`.
+        mmio::to_device();
+    }
+
     /// Takes back all WQEBBs up to the running count `upto`: the NIC is done with them.
     ///
     /// # Errors

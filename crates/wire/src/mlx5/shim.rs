@@ -59,6 +59,15 @@ unsafe extern "C" {
         wqebbs: u32,
         signaled: u32,
     ) -> u64;
+    pub(super) fn doorbell_shim_wqe_read_over_nop(
+        ring: *mut u8,
+        wqebb_mask: u32,
+        index: u32,
+        qpn: u32,
+        remote_addr: u64,
+        rkey: u32,
+        len_bytes: u32,
+    ) -> u64;
     pub(super) fn doorbell_shim_recv_wqe_emit(
         ring: *mut u8,
         wqe_mask: u32,

@@ -1,0 +1,26 @@
+//! Messages between two processes, queued on streams: each send is matched with one receive, in order.
+//!
+//! [`MessageQueue`] is one end of a connection for messages. Short messages are *eager*: they go into a slot of the receiver, which copies them out. Of a
+//! longer message only its address goes into the slot, and the receiver reads it into place (*rendezvous*). Credits bound what a sender may have in
+//! the slots. `docs/messages.md` has the protocol.
+//!
+//! - `queue`: [`MessageQueue`], which queues programs on streams.
+//! - `cpu`: its calls that send and receive from the calling thread.
+//! - `receive`: what the receiver's stream does with a message that has arrived.
+//! - `memory`: its slots, and the headers of messages to send.
+//! - `header`: the bytes in front of each message.
+//! - `config`, `address`, `ticket`: [`MessageConfig`], [`MessageAddress`], [`MessageTicket`].
+
+mod address;
+mod config;
+mod cpu;
+mod header;
+mod memory;
+mod queue;
+mod receive;
+mod ticket;
+
+pub use address::MessageAddress;
+pub use config::MessageConfig;
+pub use queue::{MessageQueue, PendingSend};
+pub use ticket::MessageTicket;

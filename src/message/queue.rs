@@ -1,0 +1,522 @@
+//! One end of a connection for messages.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::config::SLOTS_MAX;
+use super::memory::{MessageMemory, check_slice, check_slices};
+use super::receive::{Receive, capacity};
+use super::{MessageAddress, MessageConfig, MessageTicket};
+use crate::endpoint::{
+    AbortHandle, Control, Endpoint, PathReport, Prepared, QueueKind, Ticket, Work,
+    stream_post_among,
+};
+use crate::region::{Access, ProtectionDomain, Region, Slice};
+use crate::stream::{Executor, Submission};
+use crate::{Error, Result, StateKind, WorkError};
+
+/// Length of the region for credits: a word for each slot that a peer may have.
+const CREDITS_BYTES: u64 = CREDIT_BYTES * SLOTS_MAX as u64;
+const CREDIT_BYTES: u64 = 4;
+
+/// One end of a connection for messages: both sides send, and receive in the order in which the other one has sent.
+///
+/// `send` and `recv` are queued on streams, and executed there in their turn: [`MessageQueue::send`] waits on the stream until its memory may be used again,
+/// [`MessageQueue::recv`] until the message is in its memory. [`MessageQueue::start_send`] does not wait, so that two sides can send to each other before
+/// they receive. `send_now` and `recv_now` do the same from the calling thread.
+///
+/// The k-th receive takes the k-th message. A message may be shorter than the memory of its receive. If it is longer, nothing is stored: the receive fails
+/// with [`Error::Truncated`](crate::Error::Truncated), and its stream has a fault; the send completes.
+///
+/// A message of at most [`MessageConfig::eager_bytes`] of the receiving side is *eager*: it goes into a slot there, whether a receive is queued or not, and the
+/// receiving stream copies it. A longer message is read by the receiving side, straight into place; its send is done after that, so the send waits for the
+/// receive. It must be one slice, of memory with [`Access::REMOTE_READ`], and so must the slice that it is received into be one. A sender that has used all slots
+/// waits, on its stream, until the receiver has emptied one.
+///
+/// Receives can be queued on a [`HostStream`](crate::HostStream), and on any stream where the path is [`Control::Sync`]; sends on every stream.
+///
+/// ```
+/// use doorbell::{Access, Device, HostStream, MessageConfig, MessageQueue, Region};
+/// use std::time::Duration;
+///
+/// let domain = Device::open("softcx")?.protection_domain();
+/// let mut a = MessageQueue::new(&domain, &MessageConfig::default())?;
+/// let mut b = MessageQueue::new(&domain, &MessageConfig::default())?;
+/// a.connect(&b.address())?;
+/// b.connect(&a.address())?;
+/// let region = Region::alloc(&domain, 128, Access::ALL)?;
+/// region.fill(0, 64, 42)?;
+/// let (sender, receiver) = (HostStream::new("sender")?, HostStream::new("receiver")?);
+/// a.send(&sender, &[region.slice(0, 10)?])?;
+/// let received = b.recv(&receiver, &[region.slice(64, 64)?])?;
+/// assert_eq!(received.wait(Some(Duration::from_secs(5)))?, 10);
+/// assert!(region.is_filled_with(64, 10, 42)? && region.is_filled_with(74, 54, 0)?);
+/// # Ok::<(), doorbell::Error>(())
+/// ```
+pub struct MessageQueue {
+    pub(super) endpoint: Endpoint,
+    pub(super) config: MessageConfig,
+    /// For each slot of the peer a word, into which it writes one more than the number of the message that it has received out of it. So no two writes to
+    /// a word are under way at the same time: writes may be placed in any order.
+    credits: Region,
+    pub(super) memory: MessageMemory,
+    peer: Option<MessageAddress>,
+    pub(super) sent: u32,
+    pub(super) received: u32,
+    /// Credits without a completion since the last with one.
+    pub(super) unsignaled: u32,
+    /// Completions of sends that are to come and that neither a stream nor this thread waits for.
+    pub(super) uncollected: u32,
+}
+
+/// What is to be given to a stream in one batch.
+#[derive(Default)]
+struct StreamBatch {
+    prepared: Vec<Prepared>,
+    others: Vec<(usize, Submission)>,
+}
+
+impl StreamBatch {
+    /// Adds a program behind the operations so far.
+    fn push(&mut self, submission: Submission) {
+        self.others.push((self.prepared.len(), submission));
+    }
+}
+
+/// A message that a stream sends, and no stream waits for yet: give it to [`MessageQueue::wait_send`]. The memory of the message must not be changed before
+/// that wait is over. If it is dropped, nothing says when that is.
+#[derive(Debug)]
+#[must_use = "the memory of a message must not be changed before `wait_send`"]
+pub struct PendingSend {
+    wait: Prepared,
+    parts: Vec<Ticket>,
+    number: u32,
+    len_bytes: u64,
+    /// The memory that the peer reads, of a message that is not eager.
+    held: Option<Region>,
+}
+
+impl MessageQueue {
+    /// Makes a queue, with its slots and an endpoint.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for the configuration; those of [`Endpoint::new`] and [`Region::alloc`].
+    pub fn new(domain: &ProtectionDomain, config: &MessageConfig) -> Result<MessageQueue> {
+        config.check()?;
+        let mut config = *config;
+        config.endpoint = config.of_endpoint();
+        config.slots = config.slot_count();
+        let endpoint = Endpoint::new(domain, &config.endpoint)?;
+        let credits = Region::alloc(
+            domain,
+            CREDITS_BYTES,
+            Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        )?;
+        let mut queue = MessageQueue {
+            endpoint,
+            config,
+            credits,
+            memory: MessageMemory::new(domain, &config)?,
+            peer: None,
+            sent: 0,
+            received: 0,
+            unsignaled: 0,
+            uncollected: 0,
+        };
+        for number in 0..config.slots {
+            let slot = queue.memory.slot_slice(number)?;
+            queue.endpoint.post_recv(number.into(), &[slot])?;
+        }
+        Ok(queue)
+    }
+
+    /// What the peer needs for [`MessageQueue::connect`].
+    pub fn address(&self) -> MessageAddress {
+        MessageAddress {
+            endpoint: self.endpoint.address(),
+            credits: self.credits.remote(),
+            slots: self.config.slots,
+            eager_bytes: self.config.eager_bytes,
+        }
+    }
+
+    /// Connects with the queue at an address, whose side does the same with the address of this one.
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`].
+    pub fn connect(&mut self, peer: &MessageAddress) -> Result<()> {
+        self.endpoint.connect(&peer.endpoint)?;
+        self.peer = Some(*peer);
+        Ok(())
+    }
+
+    /// Queues a message on a stream, and a wait until its memory may be used again. The slices are sent one after the other.
+    ///
+    /// # Errors
+    /// As [`MessageQueue::start_send`].
+    pub fn send(&mut self, stream: &dyn Executor, slices: &[Slice<'_>]) -> Result<MessageTicket> {
+        let mut batch = StreamBatch::default();
+        let made = self.make_send(slices, &mut batch);
+        let mut pending = self.or_roll_back(&mut batch, made)?;
+        // The wait is prepared last, so it goes last.
+        let wait = pending.wait;
+        batch.prepared.push(wait);
+        let ended = self.make_end(pending.number, pending.held.take());
+        let ended = ended.map(|end| end.map(|(end, ticket)| (batch.push(end), ticket).1));
+        let end = self.or_roll_back(&mut batch, ended)?;
+        let posted = stream_post_among(
+            stream,
+            &mut batch.prepared,
+            std::mem::take(&mut batch.others),
+        );
+        let tickets = self.or_roll_back(&mut batch, posted)?;
+        self.note_sent();
+        pending.parts.extend(tickets);
+        pending.parts.extend(end);
+        Ok(MessageTicket::of_send(pending.parts, pending.len_bytes))
+    }
+
+    /// Queues a message on a stream, as [`MessageQueue::send`], but no wait. So both sides can send before they receive, whatever the length.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the queue is not connected, or for a message that is not eager if its region has no [`Access::REMOTE_READ`]; [`Error::Range`] for
+    /// too many slices: a message that is not eager takes one. [`Error::QueueFull`], and with
+    /// [`EndpointConfig::room_timeout`](crate::EndpointConfig::room_timeout) [`Error::Timeout`], if [`MessageConfig::ahead`] messages are not done;
+    /// [`Error::Work`] if the queue has failed; and what the stream refuses. Nothing has changed then.
+    pub fn start_send(
+        &mut self,
+        stream: &dyn Executor,
+        slices: &[Slice<'_>],
+    ) -> Result<PendingSend> {
+        let mut batch = StreamBatch::default();
+        let made = self.make_send(slices, &mut batch);
+        let mut pending = self.or_roll_back(&mut batch, made)?;
+        let others = std::mem::take(&mut batch.others);
+        match stream_post_among(stream, &mut batch.prepared, others) {
+            Ok(tickets) => {
+                self.note_sent();
+                pending.parts.extend(tickets);
+                Ok(pending)
+            }
+            Err(error) => {
+                self.endpoint.rollback(pending.wait);
+                self.roll_back(&mut batch);
+                Err(error)
+            }
+        }
+    }
+
+    /// Queues the wait for a message that was sent before, on the same stream or another one.
+    ///
+    /// # Errors
+    /// [`Error::Work`] if the queue has failed, and what the stream refuses. The wait can then not be queued again.
+    pub fn wait_send(
+        &mut self,
+        stream: &dyn Executor,
+        pending: PendingSend,
+    ) -> Result<MessageTicket> {
+        let PendingSend {
+            wait,
+            mut parts,
+            number,
+            len_bytes,
+            held,
+        } = pending;
+        let end = self.make_end(number, held)?;
+        let mut batch = StreamBatch::default();
+        batch.prepared.push(wait);
+        let end = end.map(|(end, ticket)| (batch.push(end), ticket).1);
+        parts.extend(stream_post_among(
+            stream,
+            &mut batch.prepared,
+            batch.others,
+        )?);
+        parts.extend(end);
+        Ok(MessageTicket::of_send(parts, len_bytes))
+    }
+
+    /// Queues a receive on a stream: the stream waits for the next message, and stores it into the slices, one after the other. Memory behind the end of the
+    /// message stays as it is.
+    ///
+    /// # Errors
+    /// As [`MessageQueue::start_send`]; [`Error::State`] for memory that the CPU cannot access or that has no [`Access::LOCAL_WRITE`], and for a stream that is not
+    /// one of the host unless the path is [`Control::Sync`]; [`Error::Range`] for several slices with more bytes than
+    /// [`MessageConfig::eager_bytes`].
+    pub fn recv(&mut self, stream: &dyn Executor, slices: &[Slice<'_>]) -> Result<MessageTicket> {
+        if !stream.executes_on_host() && self.endpoint.path().control != Control::Sync {
+            return Err(Error::state(
+                StateKind::Unsupported,
+                "receive a message",
+                "streams of a GPU cannot take a message out of its slot yet; receive on a host stream or with `recv_now`",
+            ));
+        }
+        let mut batch = StreamBatch::default();
+        let made = self.make_receive(slices, &mut batch);
+        let (receive, waits) = self.or_roll_back(&mut batch, made)?;
+        let posted = stream_post_among(
+            stream,
+            &mut batch.prepared,
+            std::mem::take(&mut batch.others),
+        );
+        let tickets = self.or_roll_back(&mut batch, posted)?;
+        let (is_signaled, is_read) = (self.is_credit_signaled(), waits.len() > 1);
+        if is_signaled || is_read {
+            self.uncollected = 0;
+        }
+        self.received = self.received.wrapping_add(1);
+        self.note_credit(is_signaled);
+        let of_wait = |(index, ticket)| waits.contains(&index).then_some(ticket);
+        let parts = tickets
+            .into_iter()
+            .enumerate()
+            .filter_map(of_wait)
+            .collect();
+        Ok(MessageTicket::of_receive(parts, receive.outcome()))
+    }
+
+    /// Whether the connection has failed, and why. It stays so: make a new queue.
+    pub fn failure(&self) -> Option<WorkError> {
+        self.endpoint.failure()
+    }
+
+    /// A handle that other threads can abort the connection with.
+    pub fn abort_handle(&self) -> AbortHandle {
+        self.endpoint.abort_handle()
+    }
+
+    /// The protection domain, in which the memory of messages is to be registered.
+    pub fn domain(&self) -> &ProtectionDomain {
+        self.endpoint.domain()
+    }
+
+    /// Which component rings the NIC, and why no better one.
+    pub fn path(&self) -> PathReport {
+        self.endpoint.path()
+    }
+
+    /// The configuration, as it was completed.
+    pub fn config(&self) -> &MessageConfig {
+        &self.config
+    }
+
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        self.config.endpoint.wait_timeout
+    }
+
+    pub(super) fn peer(&self) -> Result<MessageAddress> {
+        self.peer.ok_or_else(|| {
+            Error::state(
+                StateKind::NotConnected,
+                "message",
+                "the queue is not connected; call `connect` with the address of the peer first",
+            )
+        })
+    }
+
+    /// The word by which the peer tells that it has received a message, and its value from then on.
+    fn credit_of(number: u32, peer: &MessageAddress) -> (u64, u32) {
+        let word = u64::from(number & (peer.slots - 1));
+        (CREDIT_BYTES * word, number.wrapping_add(1))
+    }
+
+    /// Whether the peer has received the message with that number. True of numbers before the first message.
+    pub(super) fn has_received(&self, number: u32, peer: &MessageAddress) -> Result<bool> {
+        let (offset, value) = MessageQueue::credit_of(number, peer);
+        let found = self.credits.load_u32(offset)?;
+        Ok(found.wrapping_sub(value).cast_signed() >= 0)
+    }
+
+    /// The message out of whose slot the peer takes the next one.
+    pub(super) fn slot_before(&self, peer: &MessageAddress) -> u32 {
+        self.sent.wrapping_sub(peer.slots)
+    }
+
+    /// The wait of a stream until the peer has received the message with that number.
+    fn peer_wait(
+        &self,
+        number: u32,
+        peer: &MessageAddress,
+        held: Option<Region>,
+    ) -> Result<(Submission, Ticket)> {
+        let (offset, value) = MessageQueue::credit_of(number, peer);
+        let word = (&self.credits, offset);
+        self.endpoint
+            .peer_value_wait(word, value, self.timeout(), held)
+    }
+
+    /// The credit for a message that was received.
+    pub(super) fn credit<'a>(
+        &self,
+        number: u32,
+        peer: &MessageAddress,
+        bytes: &'a mut [u8; 4],
+    ) -> Result<Work<'a>> {
+        *bytes = number.wrapping_add(1).to_le_bytes();
+        let word = u64::from(number & (self.config.slots - 1));
+        let remote = peer.credits.slice(CREDIT_BYTES * word, CREDIT_BYTES)?;
+        Ok(Work::write_inline(bytes, remote)
+            .wr_id(number.into())
+            .signaled(self.is_credit_signaled()))
+    }
+
+    fn make_send(&mut self, slices: &[Slice<'_>], batch: &mut StreamBatch) -> Result<PendingSend> {
+        let peer = self.peer()?;
+        let mut parts = Vec::with_capacity(4);
+        let before = self.slot_before(&peer);
+        if !self.has_received(before, &peer)? {
+            let (wait, ticket) = self.peer_wait(before, &peer, None)?;
+            batch.push(wait);
+            parts.push(ticket);
+        }
+        self.collect(batch)?;
+        let number = self.sent;
+        let timeout = self.timeout();
+        let message = self
+            .memory
+            .make_message(number, slices, &peer, &self.endpoint)?;
+        let work = Work::send(&message.slices).wr_id(number.into());
+        batch.prepared.push(self.endpoint.prepare_send(&work)?);
+        let held = message.read.cloned();
+        let wait = self
+            .endpoint
+            .prepare_wait_cq_for(QueueKind::Send, timeout)?;
+        Ok(PendingSend {
+            wait,
+            parts,
+            number,
+            len_bytes: message.len_bytes,
+            held,
+        })
+    }
+
+    /// The wait until the peer has read the message with that number, if it is to read it.
+    fn make_end(&self, number: u32, held: Option<Region>) -> Result<Option<(Submission, Ticket)>> {
+        let Some(held) = held else {
+            return Ok(None);
+        };
+        let peer = self.peer()?;
+        self.peer_wait(number, &peer, Some(held)).map(Some)
+    }
+
+    /// The operations of a receive, and which of them are waits.
+    fn make_receive(
+        &mut self,
+        slices: &[Slice<'_>],
+        batch: &mut StreamBatch,
+    ) -> Result<(Arc<Receive>, Vec<usize>)> {
+        let peer = self.peer()?;
+        let capacity = self.check_target(slices)?;
+        let (number, timeout) = (self.received, self.timeout());
+        let mut waits = vec![0];
+        let arrival = self
+            .endpoint
+            .prepare_wait_cq_for(QueueKind::Recv, timeout)?;
+        batch.prepared.push(arrival);
+        let is_eager = capacity <= u64::from(self.memory.eager_bytes);
+        let (late, receive) = match slices {
+            [slice] if !is_eager => {
+                let (read, late) = self.endpoint.prepare_late_read(slice, number.into())?;
+                (
+                    Some(read),
+                    Receive::new(self.memory.slot(number), slices, Some(late)),
+                )
+            }
+            _ => (None, Receive::new(self.memory.slot(number), slices, None)),
+        };
+        batch.push(receive.take_step());
+        // Before a read waits for its own completion, and before there is one credit more to be collected.
+        if late.is_some() || self.is_credit_signaled() {
+            self.collect(batch)?;
+        }
+        if let Some(read) = late {
+            batch.prepared.push(read);
+            waits.push(batch.prepared.len());
+            let wait = self
+                .endpoint
+                .prepare_wait_cq_for(QueueKind::Send, timeout)?;
+            batch.prepared.push(wait);
+        }
+        // The slot is posted for the message that comes into it next, before the credit that allows the peer to send that.
+        let slot = self.memory.slot_slice(number)?;
+        batch
+            .prepared
+            .push(self.endpoint.prepare_recv(number.into(), &[slot])?);
+        let mut bytes = [0; 4];
+        let credit = self.credit(number, &peer, &mut bytes)?;
+        batch.prepared.push(self.endpoint.prepare_send(&credit)?);
+        batch.push(receive.end_step());
+        Ok((receive, waits))
+    }
+
+    /// Fails for slices that no message can be received into. Returns their length together.
+    pub(super) fn check_target(&self, slices: &[Slice<'_>]) -> Result<u64> {
+        let capacity = capacity(slices.iter().copied());
+        check_slices(slices, self.config.max_slices)?;
+        if capacity > u64::from(self.memory.eager_bytes) {
+            check_slices(slices, 1)?;
+        }
+        for (at, slice) in slices.iter().enumerate() {
+            check_slice(slice, at, &self.endpoint, Access::LOCAL_WRITE)?;
+            slice.region.check_host()?;
+        }
+        Ok(capacity)
+    }
+
+    /// Waits for the completions of credits that no one waits for, so that the next completion is that of the next operation.
+    fn collect(&mut self, batch: &mut StreamBatch) -> Result<()> {
+        for _ in 0..self.uncollected {
+            let timeout = self.timeout();
+            let wait = self
+                .endpoint
+                .prepare_wait_cq_for(QueueKind::Send, timeout)?;
+            batch.prepared.push(wait);
+        }
+        Ok(())
+    }
+
+    /// Whether the next credit is signaled.
+    pub(super) fn is_credit_signaled(&self) -> bool {
+        self.unsignaled + 1 >= self.config.credits_per_signal()
+    }
+
+    /// A message was given to a stream. Its batch has collected what was to be collected.
+    fn note_sent(&mut self) {
+        self.sent = self.sent.wrapping_add(1);
+        self.uncollected = 0;
+    }
+
+    pub(super) fn note_credit(&mut self, is_signaled: bool) {
+        if is_signaled {
+            self.unsignaled = 0;
+            self.uncollected += 1;
+        } else {
+            self.unsignaled += 1;
+        }
+    }
+
+    /// Passes a result on. If it is an error, what the batch has is taken back first.
+    fn or_roll_back<T>(&mut self, batch: &mut StreamBatch, result: Result<T>) -> Result<T> {
+        if result.is_err() {
+            self.roll_back(batch);
+        }
+        result
+    }
+
+    fn roll_back(&mut self, batch: &mut StreamBatch) {
+        // The newest first, so that none leaves a trace.
+        while let Some(prepared) = batch.prepared.pop() {
+            self.endpoint.rollback(prepared);
+        }
+    }
+}
+
+impl fmt::Debug for MessageQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MessageQueue")
+            .field("sent", &self.sent)
+            .field("received", &self.received)
+            .field("failure", &self.failure())
+            .finish_non_exhaustive()
+    }
+}

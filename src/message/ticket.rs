@@ -1,0 +1,83 @@
+//! The ticket of a message.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::receive::ReceiveOutcome;
+use crate::endpoint::{Ticket, poll_until};
+use crate::{Error, Result};
+
+/// Reports how a message that was queued on a stream fares.
+///
+/// A send is done when its memory may be used again; that says nothing of the receiver's stream, except for a message longer than the peer's
+/// [`eager_bytes`](crate::MessageConfig::eager_bytes), which the peer has received by then. A receive is done when the message is in its memory, visible to what
+/// the stream executes next.
+#[derive(Debug, Clone)]
+pub struct MessageTicket {
+    /// In the order in which the stream executes them.
+    parts: Vec<Ticket>,
+    kind: MessageKind,
+}
+
+#[derive(Debug, Clone)]
+enum MessageKind {
+    Sent(u64),
+    Received(Arc<ReceiveOutcome>),
+}
+
+/// What a wait for a ticket is called in errors.
+const WAIT: &str = "the wait for a message";
+
+impl MessageTicket {
+    pub(super) fn of_send(parts: Vec<Ticket>, len_bytes: u64) -> MessageTicket {
+        MessageTicket {
+            parts,
+            kind: MessageKind::Sent(len_bytes),
+        }
+    }
+
+    pub(super) fn of_receive(parts: Vec<Ticket>, outcome: Arc<ReceiveOutcome>) -> MessageTicket {
+        MessageTicket {
+            parts,
+            kind: MessageKind::Received(outcome),
+        }
+    }
+
+    /// The length of the message in bytes once it is sent or received, and `None` before.
+    ///
+    /// # Errors
+    /// [`Error::Work`] if an operation failed; [`Error::Truncated`] if the message was longer than the memory; [`Error::Malformed`] if the peer sent no
+    /// message; [`Error::State`] if the stream discarded it.
+    pub fn check(&self) -> Result<Option<u64>> {
+        for part in &self.parts {
+            if !part.check()? {
+                return Ok(None);
+            }
+        }
+        match &self.kind {
+            MessageKind::Sent(len_bytes) => Ok(Some(*len_bytes)),
+            MessageKind::Received(outcome) => outcome.check(),
+        }
+    }
+
+    /// Waits in this thread until the message is sent or received, and returns its length in bytes. `None` waits for ever.
+    ///
+    /// # Errors
+    /// As [`MessageTicket::check`], and [`Error::Timeout`]; the operation goes on then.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<u64> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let late = |error| match error {
+            Error::Timeout { .. } => Error::Timeout {
+                operation: WAIT,
+                timeout: timeout.unwrap_or_default(),
+            },
+            error => error,
+        };
+        for part in &self.parts {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            part.wait(left).map_err(late)?;
+        }
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        poll_until(WAIT, left, || false, || self.check()).map_err(late)
+    }
+}

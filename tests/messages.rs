@@ -1,0 +1,703 @@
+//! Messages: a random exchange against a sequential model, and each sentence of docs/messages.md that it does not show.
+#![cfg(all(feature = "softcx", not(loom)))]
+
+mod rig;
+mod waived;
+
+use std::collections::VecDeque;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use doorbell::softcx::Faults;
+use doorbell::{
+    Access, Cause, Control, Device, Error, Executor, HostStream, MessageAddress, MessageConfig,
+    MessageQueue, MessageTicket, PendingSend, Region, Slice, StateKind,
+};
+use rig::{Limit, Random, SOON, from_env, has_no_queue, strict, strict_device};
+
+const STEP: Duration = Duration::from_secs(120);
+const SHORT: Option<Duration> = Some(Duration::from_millis(50));
+const EAGER: u32 = 256;
+
+fn config() -> MessageConfig {
+    MessageConfig::default().eager_bytes(EAGER).slots(4)
+}
+
+/// Two queues that are connected. Where the stream itself posts receives, no message comes before there is one for it, so none is sent twice for want of one. A
+/// proxy may see the doorbell of a credit first.
+fn pair(device: &Device, config: &MessageConfig) -> [MessageQueue; 2] {
+    let mut config = *config;
+    if rig::control(device) != Control::Proxy {
+        config.endpoint = config.endpoint.rnr_retry(0);
+    }
+    let config = &config;
+    let domain = device.protection_domain();
+    let mut queues = [(); 2].map(|()| MessageQueue::new(&domain, config).unwrap());
+    let addresses = queues.each_ref().map(MessageQueue::address);
+    queues[0].connect(&addresses[1]).unwrap();
+    queues[1].connect(&addresses[0]).unwrap();
+    queues
+}
+
+/// Memory for the messages of that queue.
+fn region(queue: &MessageQueue, len_bytes: u64) -> Region {
+    Region::alloc(queue.domain(), len_bytes, Access::ALL).unwrap()
+}
+
+/// The byte of a message: of the side that sends it, its number, and the place in it.
+fn byte(side: usize, number: usize, at: usize) -> u8 {
+    (side * 131 + number * 29 + at * 7 + at / 256) as u8
+}
+
+const GUARD: u8 = 0xee;
+
+/// One side of a random exchange: what it sends, the memory of it and of what it receives.
+struct Side {
+    side: usize,
+    queue: MessageQueue,
+    /// Of the messages that this side sends, and that it receives.
+    lens: [Vec<usize>; 2],
+    /// Of the memory of each receive.
+    capacities: Vec<usize>,
+    memory: [Region; 2],
+    random: Random,
+    sends: HostStreamOr,
+    receives: HostStream,
+    pending: VecDeque<(usize, PendingSend)>,
+    tickets: Vec<(usize, MessageTicket)>,
+}
+
+/// The stream that sends: the tests' own kind, or the one that receives, too.
+enum HostStreamOr {
+    Same,
+    Own(rig::Stream),
+}
+
+impl Side {
+    fn place(capacities: &[usize], number: usize) -> usize {
+        capacities[..number].iter().map(|len| len + 8).sum()
+    }
+
+    fn stream(&self) -> &dyn Executor {
+        match &self.sends {
+            HostStreamOr::Same => &self.receives,
+            HostStreamOr::Own(stream) => stream,
+        }
+    }
+
+    /// Carries the exchange out. What each side does next is at random, within what keeps two sides from waiting for each other where every call
+    /// blocks: a side has no more messages on their way than there are slots, receives no more than it has sent, and waits for a send when it has
+    /// received as many. It waits for a send before it begins as many as its queue holds.
+    fn run(mut self, slots: usize, ahead: usize) -> MessageQueue {
+        let count = self.lens[0].len();
+        let (mut sent, mut received) = (0, 0);
+        while sent < count || received < count || !self.pending.is_empty() {
+            let choice = self.random.below(8);
+            if choice < 4 && sent < count && sent < received + slots && self.pending.len() < ahead {
+                self.send(sent, choice == 0);
+                sent += 1;
+            } else if choice < 7 && received < count && (received < sent || sent == count) {
+                self.receive(received, choice == 4);
+                received += 1;
+            } else if let Some((number, _)) = self.pending.front()
+                && received > *number
+            {
+                let (number, pending) = self.pending.pop_front().unwrap();
+                let ticket = match &self.sends {
+                    HostStreamOr::Same => self.queue.wait_send(&self.receives, pending),
+                    HostStreamOr::Own(stream) => self.queue.wait_send(stream, pending),
+                };
+                self.tickets.push((self.lens[0][number], ticket.unwrap()));
+            }
+        }
+        for (len, ticket) in &self.tickets {
+            assert_eq!(ticket.wait(SOON), Ok(*len as u64), "side {}", self.side);
+        }
+        self.stream().synchronize(SOON).unwrap();
+        self.receives.synchronize(SOON).unwrap();
+        self.queue.finish(SOON).unwrap();
+        let mut bytes = Vec::new();
+        for number in 0..count {
+            let (len, capacity) = (self.lens[1][number], self.capacities[number]);
+            bytes.resize(capacity + 8, 0);
+            let at = Side::place(&self.capacities, number);
+            self.memory[1].read(at as u64, &mut bytes).unwrap();
+            let expected = |at| match at < len {
+                true => byte(1 - self.side, number, at),
+                false => GUARD,
+            };
+            let wrong = (0..bytes.len()).find(|at| bytes[*at] != expected(*at));
+            assert_eq!(
+                wrong, None,
+                "side {}, message {number} of {len} in {capacity}",
+                self.side
+            );
+        }
+        self.queue
+    }
+
+    fn synchronize(&self) {
+        self.stream().synchronize(SOON).unwrap();
+        self.receives.synchronize(SOON).unwrap();
+    }
+
+    fn send(&mut self, number: usize, now: bool) {
+        let len = self.lens[0][number];
+        let at = Side::place(&self.lens[0], number) as u64;
+        let memory = self.memory[0].clone();
+        let slices = split(&memory, at, len, &mut self.random);
+        if now && len <= EAGER as usize {
+            self.synchronize();
+            return self.queue.send_now(&slices, SOON).unwrap();
+        }
+        let sent = match &self.sends {
+            HostStreamOr::Same => self.queue.start_send(&self.receives, &slices),
+            HostStreamOr::Own(stream) => self.queue.start_send(stream, &slices),
+        };
+        self.pending.push_back((number, sent.unwrap()));
+    }
+
+    fn receive(&mut self, number: usize, now: bool) {
+        let (len, capacity) = (self.lens[1][number], self.capacities[number]);
+        let at = Side::place(&self.capacities, number) as u64;
+        let memory = self.memory[1].clone();
+        let slices = split(&memory, at, capacity, &mut self.random);
+        if now {
+            self.synchronize();
+            assert_eq!(self.queue.recv_now(&slices, SOON), Ok(len as u64));
+            return;
+        }
+        let ticket = self.queue.recv(&self.receives, &slices).unwrap();
+        self.tickets.push((len, ticket));
+    }
+}
+
+/// One to three slices of that length together; one, if a message of that length is not eager.
+fn split<'a>(region: &'a Region, at: u64, len: usize, random: &mut Random) -> Vec<Slice<'a>> {
+    let parts = if len > EAGER as usize {
+        0
+    } else {
+        random.below(3)
+    };
+    let mut cuts: Vec<u64> = (0..parts).map(|_| random.below(len as u64 + 1)).collect();
+    cuts.extend([0, len as u64]);
+    cuts.sort_unstable();
+    let slice = |cut: &[u64]| region.slice(at + cut[0], cut[1] - cut[0]).unwrap();
+    cuts.windows(2).map(slice).collect()
+}
+
+/// Two sides exchange `count` messages in each direction, as that seed says.
+fn exchange(device: &Device, seed: u64, count: usize) {
+    let mut random = Random(seed);
+    let slots = *random.pick(&[1, 2, 4, 16]);
+    let ahead = *random.pick(&[4, 16, 64]);
+    let mut config = config().slots(slots).ahead(ahead);
+    config.endpoint = config.endpoint.room_timeout(SOON);
+    let eager = EAGER as usize;
+    let some = [
+        0,
+        1,
+        7,
+        8,
+        63,
+        eager - 1,
+        eager,
+        eager + 1,
+        3 * eager,
+        5000,
+        70_000,
+    ];
+    let mut lens = || -> Vec<usize> {
+        let mut len = || match random.below(3) {
+            0 => random.below(u64::from(2 * EAGER)) as usize,
+            _ => *random.pick(&some),
+        };
+        (0..count).map(|_| len()).collect()
+    };
+    let lens = [lens(), lens()];
+    let queues = pair(device, &config);
+    let same_stream = random.below(2) == 0;
+    let sides = queues.into_iter().enumerate().map(|(side, queue)| {
+        let [own, other] = [side, 1 - side].map(|side| lens[side].clone());
+        let mut random = Random(seed ^ (side as u64 + 1) << 32);
+        let mut capacity = |len: &usize| match random.below(3) {
+            0 => *len,
+            1 => len + random.below(100) as usize,
+            _ => (*len).max(eager) + 1,
+        };
+        let capacities: Vec<usize> = other.iter().map(&mut capacity).collect();
+        let bytes = |lens: &[usize]| Side::place(lens, lens.len()).max(1) as u64;
+        let memory = [bytes(&own), bytes(&capacities)].map(|len| region(&queue, len));
+        memory[1].fill(0, bytes(&capacities), GUARD).unwrap();
+        for (number, len) in own.iter().enumerate() {
+            let message: Vec<u8> = (0..*len).map(|at| byte(side, number, at)).collect();
+            memory[0]
+                .write(Side::place(&own, number) as u64, &message)
+                .unwrap();
+        }
+        let sends = match same_stream && !rig::is_cuda() {
+            true => HostStreamOr::Same,
+            false => HostStreamOr::Own(rig::stream("sends")),
+        };
+        Side {
+            side,
+            queue,
+            lens: [own, other],
+            capacities,
+            memory,
+            random,
+            sends,
+            receives: HostStream::new("receives").unwrap(),
+            pending: VecDeque::new(),
+            tickets: Vec::new(),
+        }
+    });
+    let sides: Vec<Side> = sides.collect();
+    thread::scope(|scope| {
+        let [slots, ahead] = [slots, ahead].map(|it| it as usize);
+        let threads: Vec<_> = sides
+            .into_iter()
+            .map(|side| scope.spawn(move || side.run(slots, ahead)))
+            .collect();
+        // The queues stay until both sides are done.
+        let queues: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        let failures: Vec<_> = queues.iter().flatten().map(MessageQueue::failure).collect();
+        assert!(
+            queues.iter().all(Result::is_ok),
+            "DOORBELL_SEED={seed}: {failures:?}"
+        );
+    });
+}
+
+/// Of every length, on streams and from threads, with any number of slots: each message comes once, whole, in order, into its own memory and nowhere else.
+#[test]
+fn random_exchanges_are_those_of_the_model() {
+    let limit = Limit::new("random_exchanges_are_those_of_the_model", STEP);
+    let device = strict_device();
+    let first = from_env("DOORBELL_SEED", 1);
+    let rounds = from_env("DOORBELL_MESSAGES", 800) / 40;
+    for seed in first..first + rounds.max(1) {
+        limit.step(seed, STEP);
+        exchange(&device, seed, 20);
+    }
+}
+
+#[test]
+fn random_exchanges_survive_loss_duplicates_and_reordering() {
+    let test = "random_exchanges_survive_loss_duplicates_and_reordering";
+    let limit = Limit::new(test, STEP);
+    let device = strict_device();
+    let first = from_env("DOORBELL_SEED", 1000);
+    let rounds = from_env("DOORBELL_MESSAGES", 800) / 80;
+    for seed in first..first + rounds.max(1) {
+        limit.step(seed, STEP);
+        let faults = Faults {
+            loss: 0.01,
+            duplicate: 0.02,
+            reorder: 0.05,
+            seed,
+            ..strict()
+        };
+        if !device.set_faults(faults) {
+            return waived::waived(test, "the device injects no faults here");
+        }
+        exchange(&device, seed, 20);
+    }
+}
+
+/// A message that is longer than the memory of its receive fails there, with both lengths, and stores nothing. Its send completes, the stream of the
+/// receive has a fault, and the next message comes.
+#[test]
+fn truncation_is_an_error_of_the_receiver_alone() {
+    let limit = Limit::new("truncation_is_an_error_of_the_receiver_alone", STEP);
+    let device = strict_device();
+    let eager = u64::from(EAGER);
+    // Both eager; long into an eager one's memory; both long.
+    for (step, (len, capacity)) in [(9, 8), (1, 0), (eager + 1, eager), (20_000, 10_000)]
+        .into_iter()
+        .enumerate()
+    {
+        limit.step(step as u64, STEP);
+        let [mut a, mut b] = pair(&device, &config());
+        let memory = region(&a, 1 << 16);
+        let (sends, receives) = (rig::stream("sends"), HostStream::new("receives").unwrap());
+        memory.fill(0, 1 << 15, 1).unwrap();
+        memory.fill(1 << 15, 1 << 15, GUARD).unwrap();
+        let pending = a
+            .start_send(&sends, &[memory.slice(0, len).unwrap()])
+            .unwrap();
+        let target = [memory.slice(1 << 15, capacity).unwrap()];
+        let truncated = Error::Truncated {
+            len_bytes: len,
+            limit_bytes: capacity,
+        };
+        let received = b.recv(&receives, &target).unwrap();
+        assert_eq!(received.wait(SOON), Err(truncated.clone()));
+        let sent = a.wait_send(&sends, pending).unwrap();
+        assert_eq!(sent.wait(SOON), Ok(len));
+        let fault = receives.take_fault().unwrap();
+        assert!(
+            fault.to_string().contains(&truncated.to_string()),
+            "{fault}"
+        );
+        assert_eq!((a.failure(), b.failure()), (None, None));
+        assert!(memory.is_filled_with(1 << 15, 1 << 15, GUARD).unwrap());
+        // The same by the thread that receives.
+        let pending = a
+            .start_send(&sends, &[memory.slice(0, len).unwrap()])
+            .unwrap();
+        assert_eq!(b.recv_now(&target, SOON), Err(truncated));
+        assert_eq!(a.wait_send(&sends, pending).unwrap().wait(SOON), Ok(len));
+        assert!(memory.is_filled_with(1 << 15, 1 << 15, GUARD).unwrap());
+        a.send(&sends, &[memory.slice(0, 5).unwrap()]).unwrap();
+        let target = [memory.slice(1 << 15, 64).unwrap()];
+        assert_eq!(b.recv(&receives, &target).unwrap().wait(SOON), Ok(5));
+        assert!(memory.is_filled_with(1 << 15, 5, 1).unwrap());
+    }
+}
+
+/// A sender's stream waits for a credit when all slots are used. Nothing is dropped, and the next receive lets it go on.
+#[test]
+fn sender_waits_for_a_slot() {
+    let test = "sender_waits_for_a_slot";
+    let _limit = Limit::new(test, STEP);
+    let device = strict_device();
+    if has_no_queue(&device, test) {
+        return;
+    }
+    let [mut a, mut b] = pair(&device, &config().slots(2));
+    let memory = region(&a, 4096);
+    let sends = rig::stream("sends");
+    let mut sent = Vec::new();
+    for number in 0..5 {
+        memory.fill(number * 8, 8, number as u8 + 1).unwrap();
+        sent.push(
+            a.send(&sends, &[memory.slice(number * 8, 8).unwrap()])
+                .unwrap(),
+        );
+    }
+    for ticket in &sent[..2] {
+        assert_eq!(ticket.wait(SOON), Ok(8));
+    }
+    for received in 0..5 {
+        thread::sleep(Duration::from_millis(20));
+        let done = sent
+            .iter()
+            .filter(|it| it.check().unwrap().is_some())
+            .count();
+        assert_eq!(done, (2 + received).min(5), "{received} are received");
+        let target = [memory.slice(1024 + 8 * received as u64, 8).unwrap()];
+        assert_eq!(b.recv_now(&target, SOON), Ok(8));
+        let next = (2 + received).min(4);
+        assert_eq!(sent[next].wait(SOON), Ok(8));
+    }
+    for number in 0..5 {
+        assert!(
+            memory
+                .is_filled_with(1024 + 8 * number, 8, number as u8 + 1)
+                .unwrap()
+        );
+    }
+}
+
+/// A message that is not eager is sent when it has been received, and its memory is kept until then.
+#[test]
+fn long_send_is_done_when_its_message_is_received() {
+    let test = "long_send_is_done_when_its_message_is_received";
+    let _limit = Limit::new(test, STEP);
+    let device = strict_device();
+    if has_no_queue(&device, test) {
+        return;
+    }
+    let [mut a, mut b] = pair(&device, &config());
+    let source = region(&a, 1 << 16);
+    source.fill(0, 1 << 16, 77).unwrap();
+    let sends = rig::stream("sends");
+    let sent = a
+        .send(&sends, &[source.slice(0, 1 << 16).unwrap()])
+        .unwrap();
+    drop(source);
+    thread::sleep(Duration::from_millis(20));
+    assert_eq!(sent.check(), Ok(None));
+    let target = region(&b, 1 << 16);
+    let receives = HostStream::new("receives").unwrap();
+    let received = b
+        .recv(&receives, &[target.slice(0, 1 << 16).unwrap()])
+        .unwrap();
+    assert_eq!(received.wait(SOON), Ok(1 << 16));
+    assert_eq!(sent.wait(SOON), Ok(1 << 16));
+    assert!(target.is_filled_with(0, 1 << 16, 77).unwrap());
+}
+
+/// Whoever waits for a peer that never comes is released: at the deadline, or when the connection fails, with the cause.
+#[test]
+fn every_wait_ends() {
+    let test = "every_wait_ends";
+    let limit = Limit::new(test, STEP);
+    let device = strict_device();
+    if has_no_queue(&device, test) {
+        return;
+    }
+    for abort in [false, true] {
+        for what in 0..3 {
+            limit.step(what + 10 * u64::from(abort), STEP);
+            let mut config = config().slots(1);
+            config.endpoint = config
+                .endpoint
+                .wait_timeout(if abort { SOON } else { SHORT });
+            let [mut a, _b] = pair(&device, &config);
+            let memory = region(&a, 4096);
+            let eager = [memory.slice(0, 8).unwrap()];
+            let long = [memory.slice(0, 4096).unwrap()];
+            let stream = match what {
+                2 => rig::Stream::Host(HostStream::new("s").unwrap()),
+                _ => rig::stream("s"),
+            };
+            let started = Instant::now();
+            let ticket = match what {
+                0 => a.send(&stream, &long).unwrap(),
+                1 => {
+                    a.send(&stream, &eager).unwrap();
+                    a.send(&stream, &eager).unwrap()
+                }
+                _ => a.recv(stream.host().unwrap(), &eager).unwrap(),
+            };
+            if abort {
+                thread::sleep(Duration::from_millis(5));
+                a.abort_handle().abort();
+            }
+            let ended = ticket.wait(SOON);
+            let is_right = |cause| match abort {
+                true => cause == Cause::Aborted,
+                false => matches!(cause, Cause::Deadline(_)),
+            };
+            assert!(
+                matches!(&ended, Err(Error::Work(error)) if is_right(error.cause)),
+                "{what}: {ended:?}"
+            );
+            assert!(started.elapsed() < Duration::from_secs(20));
+            let ended = stream.synchronize(SOON);
+            assert!(
+                matches!(ended, Err(Error::Asynchronous { .. })),
+                "{ended:?}"
+            );
+        }
+    }
+    // From the thread.
+    let [mut a, mut b] = pair(&device, &config().slots(1));
+    let memory = region(&a, 4096);
+    let eager = [memory.slice(0, 8).unwrap()];
+    assert!(matches!(
+        b.recv_now(&eager, SHORT),
+        Err(Error::Timeout { .. })
+    ));
+    a.send_now(&eager, SOON).unwrap();
+    assert!(matches!(
+        a.send_now(&eager, SHORT),
+        Err(Error::Timeout { .. })
+    ));
+    assert_eq!(b.recv_now(&eager, SOON), Ok(8));
+    a.send_now(&eager, SOON).unwrap();
+    let abort = a.abort_handle();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            thread::sleep(Duration::from_millis(20));
+            abort.abort();
+        });
+        let ended = a.send_now(&eager, SOON);
+        assert!(
+            matches!(ended, Err(Error::Work(error)) if error.cause == Cause::Aborted),
+            "{ended:?}"
+        );
+    });
+}
+
+/// What is refused changes nothing: the next call is as if it had not been made.
+#[test]
+fn refused_calls_change_nothing() {
+    let test = "refused_calls_change_nothing";
+    let _limit = Limit::new(test, STEP);
+    let device = strict_device();
+    let domain = device.protection_domain();
+    let stream = HostStream::new("s").unwrap();
+    let mut alone = MessageQueue::new(&domain, &config()).unwrap();
+    let memory = region(&alone, 64);
+    let small = [memory.slice(0, 8).unwrap()];
+    let kind = |error: Error| match error {
+        Error::State { kind, .. } => kind,
+        error => panic!("{error:?}"),
+    };
+    assert_eq!(
+        kind(alone.send(&stream, &small).unwrap_err()),
+        StateKind::NotConnected
+    );
+    assert_eq!(
+        kind(alone.recv(&stream, &small).unwrap_err()),
+        StateKind::NotConnected
+    );
+    assert_eq!(
+        kind(alone.send_now(&small, SOON).unwrap_err()),
+        StateKind::NotConnected
+    );
+    assert_eq!(
+        kind(alone.recv_now(&small, SOON).unwrap_err()),
+        StateKind::NotConnected
+    );
+
+    let [mut a, mut b] = pair(&device, &config().ahead(2));
+    let memory = region(&a, 1 << 16);
+    let small = [memory.slice(0, 8).unwrap()];
+    let local = Region::alloc(a.domain(), 4096, Access::LOCAL_READ).unwrap();
+    let long = [local.slice(0, 4096).unwrap()];
+    assert_eq!(
+        kind(a.send(&stream, &long).unwrap_err()),
+        StateKind::NoAccess
+    );
+    assert_eq!(
+        kind(b.recv(&stream, &long).unwrap_err()),
+        StateKind::NoAccess
+    );
+    let halves = [
+        memory.slice(0, 200).unwrap(),
+        memory.slice(200, 200).unwrap(),
+    ];
+    assert!(matches!(
+        a.send(&stream, &halves),
+        Err(Error::Range { max: 1, .. })
+    ));
+    assert!(matches!(
+        b.recv(&stream, &halves),
+        Err(Error::Range { max: 1, .. })
+    ));
+    assert!(matches!(
+        a.send(&stream, &[small[0]; 4]),
+        Err(Error::Range { max: 3, .. })
+    ));
+    let other = Device::open("softcx").unwrap();
+    let other = MessageQueue::new(&other.protection_domain(), &config()).unwrap();
+    let foreign = region(&other, 4096);
+    let foreign = [foreign.slice(0, 4096).unwrap()];
+    assert!(matches!(
+        a.send(&stream, &foreign),
+        Err(Error::Foreign { .. })
+    ));
+    assert!(matches!(
+        b.recv(&stream, &foreign),
+        Err(Error::Foreign { .. })
+    ));
+    let gone = region(&a, 4096);
+    assert!(gone.deregister());
+    let gone_slice = [gone.slice(0, 4096).unwrap()];
+    assert_eq!(
+        kind(a.send(&stream, &gone_slice).unwrap_err()),
+        StateKind::Deregistered
+    );
+    assert_eq!(
+        kind(b.recv(&stream, &gone_slice).unwrap_err()),
+        StateKind::Deregistered
+    );
+
+    // A stream with a fault takes nothing.
+    stream.launch(|| panic!("on purpose")).unwrap();
+    assert!(stream.synchronize(SOON).is_err());
+    assert!(matches!(
+        a.send(&stream, &small),
+        Err(Error::Asynchronous { .. })
+    ));
+    assert!(matches!(
+        a.start_send(&stream, &small),
+        Err(Error::Asynchronous { .. })
+    ));
+    assert!(matches!(
+        b.recv(&stream, &small),
+        Err(Error::Asynchronous { .. })
+    ));
+    let large = [memory.slice(1024, 4096).unwrap()];
+    assert!(matches!(
+        b.recv(&stream, &large),
+        Err(Error::Asynchronous { .. })
+    ));
+    assert!(stream.take_fault().is_some());
+
+    // No more than `ahead` receives are queued; one more is refused, whole.
+    if rig::control(&device) != Control::Sync {
+        let mut tickets = Vec::new();
+        let full = loop {
+            match b.recv(&stream, &large) {
+                Ok(ticket) => tickets.push(ticket),
+                Err(error) => break error,
+            }
+            assert!(tickets.len() <= 16);
+        };
+        assert!(matches!(full, Error::QueueFull { .. }), "{full:?}");
+        assert!(tickets.len() >= 2, "{}", tickets.len());
+        memory.fill(0, 8, 5).unwrap();
+        let sends = rig::stream("sends");
+        // A call of the thread would overtake them.
+        assert_eq!(
+            kind(b.recv_now(&small, SOON).unwrap_err()),
+            StateKind::OutOfOrder
+        );
+        for ticket in tickets {
+            a.send(&sends, &small).unwrap().wait(SOON).unwrap();
+            assert_eq!(ticket.wait(SOON), Ok(8));
+        }
+    }
+    for number in 0..20 {
+        memory.fill(0, 300, number).unwrap();
+        let long = [memory.slice(0, 300).unwrap()];
+        let pending = a.start_send(&stream, &long).unwrap();
+        assert_eq!(b.recv_now(&large, SOON), Ok(300));
+        assert_eq!(a.wait_send(&stream, pending).unwrap().wait(SOON), Ok(300));
+        assert!(memory.is_filled_with(1024, 300, number).unwrap());
+    }
+}
+
+/// One direction only, far more messages than the queues hold: the credits' places in the send queue come back.
+#[test]
+fn any_number_of_messages_goes_one_way() {
+    let _limit = Limit::new("any_number_of_messages_goes_one_way", STEP);
+    let device = strict_device();
+    for ahead in [1, 2, 8] {
+        let mut config = config().ahead(ahead).slots(ahead);
+        config.endpoint = config.endpoint.room_timeout(SOON);
+        let [mut a, mut b] = pair(&device, &config);
+        let memory = region(&a, 4096);
+        let source = memory.slice(0, 8).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let stream = HostStream::new("receives").unwrap();
+                for number in 0..400 {
+                    let target = [memory.slice(8 * (number % 100) + 64, 8).unwrap()];
+                    let ticket = b.recv(&stream, &target).unwrap();
+                    if number % 10 == 0 {
+                        assert_eq!(ticket.wait(SOON), Ok(8));
+                    }
+                }
+                stream.synchronize(SOON).unwrap();
+            });
+            let stream = rig::stream("sends");
+            for _ in 0..400 {
+                a.send(&stream, &[source]).unwrap();
+            }
+            stream.synchronize(SOON).unwrap();
+        });
+    }
+}
+
+#[test]
+fn addresses_are_read_back_and_others_refused() {
+    let device = strict_device();
+    let queue = MessageQueue::new(&device.protection_domain(), &config()).unwrap();
+    let bytes = queue.address().to_bytes();
+    assert_eq!(MessageAddress::from_bytes(&bytes), Ok(queue.address()));
+    for len in 0..bytes.len() {
+        assert!(MessageAddress::from_bytes(&bytes[..len]).is_err());
+    }
+    assert!(MessageAddress::from_bytes(&[&bytes[..], &[0]].concat()).is_err());
+    for (at, value) in [(0, 0), (68, 2), (72, 3), (72, 0), (74, 1), (79, 1)] {
+        let mut bytes = bytes;
+        bytes[at] = value;
+        assert!(MessageAddress::from_bytes(&bytes).is_err(), "{at}");
+    }
+}
