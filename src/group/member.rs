@@ -119,6 +119,14 @@ impl Group {
         self.mesh.domain()
     }
 
+    pub(super) fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// The store of the group, for data that the application exchanges itself.
     pub fn store(&self) -> &Store {
         &self.store
@@ -155,7 +163,7 @@ impl Group {
         self.mesh.take(self.store.client(), peer, self.timeout)
     }
 
-    fn check_peer(&self, peer: u32) -> Result<()> {
+    pub(super) fn check_peer(&self, peer: u32) -> Result<()> {
         if peer >= self.size() {
             return Err(Error::Range {
                 argument: "peer",

@@ -1,7 +1,7 @@
 //! The endpoints of a group: each made by whichever side comes first, and connected without the other application's help.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -75,8 +75,19 @@ struct MeshState {
     links: BTreeMap<u32, PeerState>,
     /// Of every endpoint, also of those that the application has.
     aborts: Vec<AbortHandle>,
+    /// The message queues that were opened: peer and tag.
+    tags: BTreeSet<(u32, u64)>,
     /// The rank that has failed.
     failed: Option<u32>,
+}
+
+impl MeshState {
+    fn abort_with_group(&mut self, abort: AbortHandle) {
+        if let Some(rank) = self.failed {
+            abort.abort_for_rank(rank);
+        }
+        self.aborts.push(abort);
+    }
 }
 
 impl Mesh {
@@ -146,12 +157,18 @@ impl Mesh {
     /// Makes an endpoint that ends with the group.
     fn make(&self, state: &mut MeshState) -> Result<Endpoint> {
         let endpoint = Endpoint::new(&self.domain, &self.config)?;
-        let abort = endpoint.abort_handle();
-        if let Some(rank) = state.failed {
-            abort.abort_for_rank(rank);
-        }
-        state.aborts.push(abort);
+        state.abort_with_group(endpoint.abort_handle());
         Ok(endpoint)
+    }
+
+    /// Has the failure of the group abort an endpoint.
+    pub(super) fn abort_with_group(&self, abort: AbortHandle) {
+        self.state().abort_with_group(abort);
+    }
+
+    /// Notes that a message queue is opened. Returns whether it was not before.
+    pub(super) fn open_tag(&self, peer: u32, tag: u64) -> bool {
+        self.state().tags.insert((peer, tag))
     }
 
     /// Connects with the endpoint at an address, and says so there.

@@ -4,7 +4,7 @@
 //! - [`Store`] is the key-value store by which the processes exchange their addresses. Rank 0 hosts it: `key_value_store` is its
 //!   state machine, without sockets; `store_server` is the thread with the sockets, each a `connection`. `connect` and `client` are the other
 //!   end, and `rendezvous` is how it finds rank 0. [`Message`] and `handshake` are what goes over the sockets.
-//! - [`Group`] has a connected endpoint to each peer, made when the first of the two asks for it.
+//! - [`Group`] has a connected endpoint to each peer, made when the first of the two asks for it. `messages` opens queues for messages with peers.
 
 mod client;
 mod connect;
@@ -15,6 +15,7 @@ mod launch_environment;
 mod member;
 mod mesh;
 mod message;
+mod messages;
 mod rendezvous;
 mod socket;
 mod store;

@@ -12,7 +12,7 @@ use crate::group::client::{StoreClient, Watcher};
 use crate::group::handshake::{self, Handshake, HandshakeResult};
 use crate::group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
 use crate::region::{Access, Device, Region};
-use crate::{Cause, EndpointConfig, Error, QueueKind, StateKind, Work};
+use crate::{Cause, EndpointConfig, Error, HostStream, MessageConfig, QueueKind, StateKind, Work};
 
 const SOON: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
@@ -422,6 +422,102 @@ fn an_endpoint_of_the_group_needs_no_repetition() {
             .into_iter()
             .for_each(|thread| thread.join().unwrap());
     }
+}
+
+/// Each rank opens its queues in its own order. Messages of different tags do not meet, and long ones come from every rank to every rank at once.
+#[test]
+fn message_queues_connect_in_any_order() {
+    const TAGS: [u64; 2] = [7, u64::MAX];
+    groups(3, |group| {
+        let (rank, size) = (group.rank(), group.size());
+        let mut with: Vec<_> = (0..size)
+            .filter(|peer| *peer != rank)
+            .flat_map(|peer| TAGS.map(|tag| (peer, tag)))
+            .collect();
+        with.rotate_left(rank as usize);
+        let config = MessageConfig::default().eager_bytes(64);
+        let mut queues = group.message_queues(&with, &config).unwrap();
+        let memory = Region::alloc(group.domain(), 1 << 16, Access::ALL).unwrap();
+        let byte = |from: u32, to: u32, tag| (from * 9 + to * 3) as u8 + u8::from(tag == TAGS[0]);
+        let stream = HostStream::new("messages").unwrap();
+        let mut pending = Vec::new();
+        for (number, (queue, (peer, tag))) in queues.iter_mut().zip(&with).enumerate() {
+            for (message, len_bytes) in [0, 8, 5000].into_iter().enumerate() {
+                let at = 10_000 * number as u64 + 2500 * message as u64;
+                memory.fill(at, len_bytes, byte(rank, *peer, *tag)).unwrap();
+                let slice = memory.slice(at, len_bytes).unwrap();
+                pending.push((number, queue.start_send(&stream, &[slice]).unwrap()));
+            }
+        }
+        let into = Region::alloc(group.domain(), 1 << 16, Access::ALL).unwrap();
+        for (number, queue) in queues.iter_mut().enumerate() {
+            for (message, len_bytes) in [0, 8, 5000].into_iter().enumerate() {
+                let at = 10_000 * number as u64 + 2500 * message as u64;
+                let slice = into.slice(at, 5000).unwrap();
+                let ticket = queue.recv(&stream, &[slice]).unwrap();
+                assert_eq!(ticket.wait(Some(SOON)), Ok(len_bytes));
+                let (peer, tag) = with[number];
+                let filled = into.is_filled_with(at, len_bytes, byte(peer, rank, tag));
+                assert_eq!(filled, Ok(true));
+            }
+        }
+        for (number, pending) in pending {
+            let ticket = queues[number].wait_send(&stream, pending).unwrap();
+            ticket.wait(Some(SOON)).unwrap();
+        }
+        let kind = |with: &[(u32, u64)]| match group.message_queues(with, &config) {
+            Err(Error::State { kind, .. }) => kind,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(kind(&with[..1]), StateKind::Taken);
+        assert_eq!(kind(&[(rank, 1)]), StateKind::WrongKind);
+        let stranger = group.message_queues(&[(size, 1)], &config);
+        assert!(matches!(stranger, Err(Error::Range { .. })));
+        queues
+            .iter_mut()
+            .for_each(|it| it.finish(Some(SOON)).unwrap());
+        group.barrier().unwrap();
+        drop(queues);
+        group.leave().unwrap();
+    });
+}
+
+/// Streams that wait for a message of a rank that has ended, or for a credit of it, are released, and name it.
+#[test]
+fn messages_of_a_rank_that_has_ended_name_it() {
+    groups(3, |group| {
+        let rank = group.rank();
+        let config = MessageConfig::default().eager_bytes(64).slots(1);
+        let with: Vec<_> = (0..3)
+            .filter(|peer| *peer != rank)
+            .map(|peer| (peer, 1))
+            .collect();
+        let mut queues = group.message_queues(&with, &config).unwrap();
+        if rank == 2 {
+            // Without having left.
+            return;
+        }
+        let memory = Region::alloc(group.domain(), 4096, Access::ALL).unwrap();
+        let slice = memory.slice(0, 4096).unwrap();
+        let mut tickets = Vec::new();
+        for queue in &mut queues {
+            for is_send in [true, false] {
+                let stream = HostStream::new("messages").unwrap();
+                // A send may be refused, because the group has failed by then.
+                let queued = match is_send {
+                    true => queue.send(&stream, &[slice]),
+                    false => queue.recv(&stream, &[slice]),
+                };
+                tickets.push(queued.and_then(|ticket| ticket.wait(Some(SOON))));
+            }
+        }
+        for ended in tickets {
+            assert!(
+                matches!(&ended, Err(Error::Work(error)) if error.cause == Cause::Rank(2)),
+                "rank {rank}: {ended:?}"
+            );
+        }
+    });
 }
 
 #[test]
