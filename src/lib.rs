@@ -9,7 +9,7 @@
 //! | open a NIC, register memory | [`Device`], [`ProtectionDomain`], [`Region`] |
 //! | register the same memory repeatedly | [`RegionCache`] |
 //! | transfer memory that no NIC can reach | [`Bounce`], [`CopyEngine`] |
-//! | send and receive messages of any length on streams | [`MessageQueue`] |
+//! | send and receive messages, eager or by rendezvous, on streams | [`MessageQueue`] |
 //! | connect two endpoints | [`Endpoint`], [`Address`], [`Listener`], [`Channel`] |
 //! | connect by rdma_cm, also with programs that do not use this library (feature `verbs`) | `CmConnection`, `CmListener` |
 //! | queue transfers and waits on a stream | [`Endpoint::stream_queue_send`], [`Endpoint::stream_wait_cq`], [`Work`] |

@@ -5,6 +5,8 @@ mod rig;
 mod waived;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -457,7 +459,7 @@ fn every_wait_ends() {
             let ticket = match what {
                 0 => a.send(&stream, &long).unwrap(),
                 1 => {
-                    a.send(&stream, &eager).unwrap();
+                    a.send_now(&eager, SOON).unwrap();
                     a.send(&stream, &eager).unwrap()
                 }
                 _ => a.recv(stream.host().unwrap(), &eager).unwrap(),
@@ -476,6 +478,9 @@ fn every_wait_ends() {
                 "{what}: {ended:?}"
             );
             assert!(started.elapsed() < Duration::from_secs(20));
+            // The peer may still read the memory, so nothing goes on as if it could not.
+            let failure = a.failure().unwrap();
+            assert!(is_right(failure.cause), "{what}: {failure}");
             let ended = stream.synchronize(SOON);
             assert!(
                 matches!(ended, Err(Error::Asynchronous { .. })),
@@ -510,6 +515,104 @@ fn every_wait_ends() {
             "{ended:?}"
         );
     });
+}
+
+/// A request whose answer was asked for first, on another stream: the send stands behind no receive. A kernel behind the wait of a send may change the memory,
+/// and one behind a receive finds the message.
+#[test]
+fn requests_are_answered_in_turn() {
+    let test = "requests_are_answered_in_turn";
+    let _limit = Limit::new(test, STEP);
+    let device = strict_device();
+    if has_no_queue(&device, test) {
+        return;
+    }
+    for len in [8, 5000] {
+        let [mut client, mut server] = pair(&device, &config().slots(2));
+        let memory = region(&client, 1 << 16);
+        let slice = |at: u64| memory.slice(at, len).unwrap();
+        let (asks, answers) = (rig::stream("asks"), HostStream::new("answers").unwrap());
+        let serves = HostStream::new("serves").unwrap();
+        let found = Arc::new(AtomicU64::new(0));
+        for number in 1..=20_u8 {
+            let answered = client.recv(&answers, &[slice(0)]).unwrap();
+            let (from, sums) = (memory.clone(), Arc::clone(&found));
+            let look = move || {
+                let is_right = from.is_filled_with(0, len, number).unwrap();
+                sums.fetch_add(u64::from(is_right), Ordering::Relaxed);
+            };
+            answers.launch(look).unwrap();
+            // The server's side of the memory.
+            server.recv(&serves, &[slice(20_000)]).unwrap();
+            let answer = server.start_send(&serves, &[slice(20_000)]).unwrap();
+            server.wait_send(&serves, answer).unwrap();
+            let of = memory.clone();
+            asks.launch(move || of.fill(10_000, len, number).unwrap())
+                .unwrap();
+            client.send(&asks, &[slice(10_000)]).unwrap();
+            let of = memory.clone();
+            asks.launch(move || of.fill(10_000, len, 0).unwrap())
+                .unwrap();
+            assert_eq!(answered.wait(SOON), Ok(len));
+            serves.synchronize(SOON).unwrap();
+        }
+        answers.synchronize(SOON).unwrap();
+        assert_eq!(found.load(Ordering::Relaxed), 20);
+    }
+}
+
+/// Sends and receives of one queue on two streams, in turn. Waits are queued on another stream, dropped, or given to another queue, which refuses them.
+#[test]
+fn messages_of_one_queue_go_by_several_streams() {
+    let test = "messages_of_one_queue_go_by_several_streams";
+    let _limit = Limit::new(test, STEP);
+    let device = strict_device();
+    if has_no_queue(&device, test) {
+        return;
+    }
+    let [mut a, mut b] = pair(&device, &config().slots(2));
+    let memory = region(&a, 1 << 16);
+    let streams = [rig::stream("first"), rig::stream("second")];
+    let receives = ["first", "second"].map(|name| HostStream::new(name).unwrap());
+    let mut tickets = Vec::new();
+    for number in 0..20_u64 {
+        let len = if number % 3 == 0 { 1000 } else { 8 };
+        let (from, into) = (number * 1000, 20_000 + number * 1000);
+        memory.fill(from, len, number as u8 + 1).unwrap();
+        let turn = number as usize % 2;
+        let pending = a
+            .start_send(&streams[turn], &[memory.slice(from, len).unwrap()])
+            .unwrap();
+        let received = b
+            .recv(&receives[turn], &[memory.slice(into, 1000).unwrap()])
+            .unwrap();
+        match number % 4 {
+            0 => drop(pending),
+            1 => {
+                let refused = b.wait_send(&streams[turn], pending);
+                assert!(matches!(refused, Err(Error::Foreign { .. })), "{refused:?}");
+            }
+            _ => {
+                let ticket = a.wait_send(&streams[1 - turn], pending).unwrap();
+                tickets.push((ticket, len));
+            }
+        }
+        tickets.push((received, len));
+    }
+    for (ticket, len) in tickets {
+        assert_eq!(ticket.wait(SOON), Ok(len));
+    }
+    for number in 0..20_u64 {
+        let len = if number % 3 == 0 { 1000 } else { 8 };
+        assert!(
+            memory
+                .is_filled_with(20_000 + number * 1000, len, number as u8 + 1)
+                .unwrap()
+        );
+    }
+    for queue in [&mut a, &mut b] {
+        queue.finish(SOON).unwrap();
+    }
 }
 
 /// What is refused changes nothing: the next call is as if it had not been made.
@@ -630,7 +733,11 @@ fn refused_calls_change_nothing() {
             assert!(tickets.len() <= 16);
         };
         assert!(matches!(full, Error::QueueFull { .. }), "{full:?}");
-        assert!(tickets.len() >= 2, "{}", tickets.len());
+        assert!(
+            tickets.len() >= 2 && tickets.len() <= 3,
+            "{}",
+            tickets.len()
+        );
         memory.fill(0, 8, 5).unwrap();
         let sends = rig::stream("sends");
         // A call of the thread would overtake them.
@@ -695,9 +802,34 @@ fn addresses_are_read_back_and_others_refused() {
         assert!(MessageAddress::from_bytes(&bytes[..len]).is_err());
     }
     assert!(MessageAddress::from_bytes(&[&bytes[..], &[0]].concat()).is_err());
-    for (at, value) in [(0, 0), (68, 2), (72, 3), (72, 0), (74, 1), (79, 1)] {
+    for (at, value) in [
+        (0, 0),
+        (48, 0),
+        (116, 2),
+        (120, 3),
+        (120, 0),
+        (122, 1),
+        (127, 1),
+    ] {
         let mut bytes = bytes;
         bytes[at] = value;
         assert!(MessageAddress::from_bytes(&bytes).is_err(), "{at}");
     }
+    // A region for credits that is too short.
+    let mut short = bytes;
+    short[96 + 8..96 + 16].copy_from_slice(&12_u64.to_le_bytes());
+    let short = MessageAddress::from_bytes(&short).unwrap();
+    let mut peer = MessageQueue::new(&device.protection_domain(), &config()).unwrap();
+    let refused = peer.connect(&short);
+    assert!(
+        matches!(
+            refused,
+            Err(Error::OutOfBounds {
+                limit_bytes: 12,
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+    peer.connect(&queue.address()).unwrap();
 }

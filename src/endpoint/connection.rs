@@ -149,7 +149,21 @@ impl Endpoint {
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle {
             shared: Arc::downgrade(&self.shared),
+            other: None,
         }
+    }
+
+    /// Fails if the endpoint has failed.
+    ///
+    /// # Errors
+    /// [`Error::Work`].
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        self.shared.check_alive()
+    }
+
+    /// Waits until the device of an endpoint that has failed has stopped, or was given up.
+    pub(crate) fn await_stop(&self) {
+        self.shared.shut_down_until(u64::MAX);
     }
 
     /// Returns the endpoint to its initial state, with a new address. Its failure is cleared; work in flight, and
@@ -234,21 +248,34 @@ impl Endpoint {
 #[derive(Debug, Clone)]
 pub struct AbortHandle {
     shared: Weak<EndpointShared>,
+    /// Of a second endpoint that is aborted with it.
+    other: Option<Weak<EndpointShared>>,
 }
 
 impl AbortHandle {
     /// [`Endpoint::abort`] of the endpoint, if it still exists.
     pub fn abort(&self) {
-        if let Some(shared) = self.shared.upgrade() {
-            shared.fail(None, Cause::Aborted);
-        }
+        self.fail(Cause::Aborted);
     }
 
     /// [`AbortHandle::abort`] for the end of that rank of the group.
     #[cfg(feature = "group")]
     pub(crate) fn abort_for_rank(&self, rank: u32) {
-        if let Some(shared) = self.shared.upgrade() {
-            shared.fail(None, Cause::Rank(rank));
+        self.fail(Cause::Rank(rank));
+    }
+
+    /// A handle for both endpoints.
+    pub(crate) fn and(self, other: AbortHandle) -> AbortHandle {
+        AbortHandle {
+            other: Some(other.shared),
+            ..self
+        }
+    }
+
+    fn fail(&self, cause: Cause) {
+        let handles = [Some(&self.shared), self.other.as_ref()];
+        for shared in handles.into_iter().flatten().filter_map(Weak::upgrade) {
+            shared.fail(None, cause);
         }
     }
 }

@@ -23,6 +23,11 @@ pub(crate) struct LateRead {
 }
 
 impl Endpoint {
+    /// Whether an operation was prepared by this endpoint.
+    pub(crate) fn has_prepared(&self, prepared: &Prepared) -> bool {
+        Arc::ptr_eq(&prepared.shared, &self.shared)
+    }
+
     /// Makes a read into `slice` ready for a stream, as [`Endpoint::prepare_send`] of a [`Work::read`], but without a source. It is signaled.
     ///
     /// # Errors

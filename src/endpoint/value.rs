@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::bytecode::{Fence, Program, TargetId, Targets};
 use crate::endpoint::clock::now_ns;
-use crate::endpoint::shared::{EndpointShared, timeout_ns};
+use crate::endpoint::shared::{EndpointShared, end_elsewhere, timeout_ns};
 use crate::endpoint::watchdog::{Watched, watchdog};
 use crate::endpoint::{Status, Ticket};
 use crate::proxy::PollResult;
@@ -207,23 +207,28 @@ impl Watched for ValueState {
         if self.get() != STARTED {
             return PollResult::Over;
         }
-        let failure = match self.writer.as_ref().map(Weak::upgrade) {
-            Some(Some(writer)) => writer.failure(),
-            // Nothing else holds it: it was dropped, and this wait has left it.
-            Some(None) => return PollResult::Over,
-            None => None,
-        };
-        if let Some(failure) = failure {
-            let _ = self.failure.set(failure);
-            self.released.store(true, Ordering::Release);
-            return PollResult::Over;
-        }
         let waited = now_ns().saturating_sub(self.started_ns.load(Ordering::Relaxed));
-        if waited > self.timeout_ns {
-            self.released.store(true, Ordering::Release);
-            return PollResult::Over;
+        let is_late = waited > self.timeout_ns;
+        match self.writer.as_ref().map(Weak::upgrade) {
+            Some(Some(writer)) => {
+                if is_late {
+                    writer.fail(None, Cause::Deadline(Duration::from_nanos(self.timeout_ns)));
+                }
+                // Not before the device has stopped: what is behind the wait is not to be transmitted.
+                let failure = writer.released(0).then(|| writer.failure()).flatten();
+                end_elsewhere(writer);
+                let Some(failure) = failure else {
+                    return PollResult::Waiting;
+                };
+                let _ = self.failure.set(failure);
+            }
+            // Nothing else holds it: this wait is over and has left it.
+            Some(None) => return PollResult::Over,
+            None if is_late => {}
+            None => return PollResult::Waiting,
         }
-        PollResult::Waiting
+        self.released.store(true, Ordering::Release);
+        PollResult::Over
     }
 }
 
@@ -270,7 +275,19 @@ unsafe impl Owner for ValueWait {
             Outcome::Released | Outcome::Discarded => DISCARDED,
         };
         self.state.set(state);
-        self.writer.iter().for_each(Writer::leave);
+        let Some(writer) = &self.writer else { return };
+        if state != DONE
+            && let Some(shared) = &writer.shared
+        {
+            // The peer may still use what the wait is for, so nothing may go on as if it had not begun.
+            let cause = match state {
+                UNPROVEN => Cause::Substitute,
+                _ => Cause::Discarded,
+            };
+            // Does nothing to one that has failed, which is why most waits are released.
+            shared.fail(None, cause);
+        }
+        writer.leave();
     }
 
     fn failure_of(&self, _cookie: u64, outcome: Outcome) -> Option<StreamFailure> {
@@ -391,6 +408,8 @@ pub(super) fn peer_value_wait(
     program.poll_geq(region.target().dword(offset)?, value)?;
     shared.check_alive()?;
     shared.enter_stream()?.stay();
+    // The watchdog sees to it that the device of a failed endpoint is stopped, which ends the wait.
+    shared.activate();
     let writer = Writer {
         shared: Some(shared),
         is_entered: AtomicBool::new(true),

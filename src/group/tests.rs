@@ -493,6 +493,7 @@ fn messages_of_a_rank_that_has_ended_name_it() {
             .map(|peer| (peer, 1))
             .collect();
         let mut queues = group.message_queues(&with, &config).unwrap();
+        group.barrier().unwrap();
         if rank == 2 {
             // Without having left.
             return;

@@ -10,7 +10,8 @@ const VERSION: u32 = 1;
 /// The address of a [`MessageQueue`](crate::MessageQueue), for its peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageAddress {
-    pub(super) endpoint: Address,
+    pub(super) messages: Address,
+    pub(super) returns: Address,
     /// Where the peer writes which messages of this side it has received.
     pub(super) credits: RemoteRegion,
     pub(super) slots: u32,
@@ -19,15 +20,17 @@ pub struct MessageAddress {
 
 impl MessageAddress {
     /// Length of [`MessageAddress::to_bytes`].
-    pub const BYTES: usize = Address::BYTES + RemoteRegion::BYTES + 12;
+    pub const BYTES: usize = 2 * Address::BYTES + RemoteRegion::BYTES + 12;
 
-    /// The bytes to give to the peer: those of the endpoint's address and of the region for credits, then version, slots and longest eager message,
+    /// The bytes to give to the peer: those of the two endpoints' addresses and of the region for credits, then version, slots and longest eager message,
     /// 4 bytes each, little-endian.
     pub fn to_bytes(&self) -> [u8; MessageAddress::BYTES] {
         let mut bytes = [0; MessageAddress::BYTES];
-        let (endpoint, rest) = bytes.split_at_mut(Address::BYTES);
+        let (messages, rest) = bytes.split_at_mut(Address::BYTES);
+        let (returns, rest) = rest.split_at_mut(Address::BYTES);
         let (credits, rest) = rest.split_at_mut(RemoteRegion::BYTES);
-        endpoint.copy_from_slice(&self.endpoint.to_bytes());
+        messages.copy_from_slice(&self.messages.to_bytes());
+        returns.copy_from_slice(&self.returns.to_bytes());
         credits.copy_from_slice(&self.credits.to_bytes());
         rest[..4].copy_from_slice(&VERSION.to_le_bytes());
         rest[4..8].copy_from_slice(&self.slots.to_le_bytes());
@@ -51,7 +54,8 @@ impl MessageAddress {
             let reason = format!("{} bytes, not {}", bytes.len(), MessageAddress::BYTES);
             return Err(malformed(reason));
         };
-        let (endpoint, rest) = bytes.split_at(Address::BYTES);
+        let (messages, rest) = bytes.split_at(Address::BYTES);
+        let (returns, rest) = rest.split_at(Address::BYTES);
         let (credits, rest) = rest.split_at(RemoteRegion::BYTES);
         let word = |at: usize| {
             rest[at..]
@@ -68,7 +72,8 @@ impl MessageAddress {
         }
         let credits = credits.first_chunk().map(RemoteRegion::from_bytes);
         Ok(MessageAddress {
-            endpoint: Address::from_bytes(endpoint)?,
+            messages: Address::from_bytes(messages)?,
+            returns: Address::from_bytes(returns)?,
             credits: credits.ok_or_else(|| malformed("too short".into()))?,
             slots,
             eager_bytes,

@@ -1,6 +1,7 @@
 //! The configuration of a message queue.
 
 use crate::endpoint::EndpointConfig;
+use crate::region::Access;
 use crate::{Error, Result};
 
 /// The configuration of a [`MessageQueue`](crate::MessageQueue). Start from `MessageConfig::default()`. Each side chooses its own; a sender goes by
@@ -13,12 +14,13 @@ pub struct MessageConfig {
     pub slots: u32,
     /// The longest message, in bytes, that is eager, 0 to 1 MiB. Longer messages are read by the receiver. Default 8192.
     pub eager_bytes: u32,
-    /// Messages that can be queued on streams in each direction and are not done, 1 to 4096. Default 64.
+    /// Messages that can be queued on streams in each direction and are not done, 1 to 1024. Default 64.
     pub ahead: u32,
     /// Slices of a message, 1 to 15. Default 3.
     pub max_slices: u32,
-    /// The configuration of the endpoint. The queue sets `send_depth`, `recv_depth`, `max_segments` and `max_inline_bytes` itself; `wait_timeout` is the
-    /// deadline of each wait on a stream.
+    /// The configuration of its two endpoints. The queue sets `send_depth`, `recv_depth`, `max_segments` and `max_inline_bytes` itself, and adds the access that it
+    /// needs. `wait_timeout` is the deadline of each wait on a stream. With a proxy, which may send a credit before it posts the slot, `rnr_retry` must
+    /// not be 0.
     pub endpoint: EndpointConfig,
 }
 
@@ -34,9 +36,6 @@ setters!(MessageConfig {
 pub(super) const SLOTS_MAX: u32 = 1024;
 /// The longest eager message.
 pub(super) const EAGER_BYTES_MAX: u32 = 1 << 20;
-/// Work requests of a message in the send queue, at most: of one that is received, a read and a credit; of one that is sent, one.
-const SENDS_PER_MESSAGE: u32 = 3;
-
 impl Default for MessageConfig {
     fn default() -> MessageConfig {
         MessageConfig {
@@ -65,7 +64,7 @@ impl MessageConfig {
         };
         range("slots", self.slots, 1, SLOTS_MAX)?;
         range("eager_bytes", self.eager_bytes, 0, EAGER_BYTES_MAX)?;
-        range("ahead", self.ahead, 1, 4096)?;
+        range("ahead", self.ahead, 1, 1024)?;
         range("max_slices", self.max_slices, 1, 15)
     }
 
@@ -73,13 +72,27 @@ impl MessageConfig {
         self.slots.next_power_of_two()
     }
 
-    /// The configuration of the endpoint.
-    pub(super) fn of_endpoint(&self) -> EndpointConfig {
-        self.endpoint
-            .send_depth(SENDS_PER_MESSAGE * self.ahead)
+    /// The configuration of the endpoint that sends messages and receives into slots.
+    pub(super) fn of_messages(&self) -> EndpointConfig {
+        self.of_both()
+            .send_depth(self.ahead)
             .recv_depth(self.slot_count() + self.ahead)
             .max_segments(self.max_slices + 1)
-            .max_inline_bytes(16)
+    }
+
+    /// The configuration of the endpoint that reads messages and writes credits: two work requests for each receive that is queued, and credits of earlier
+    /// ones without a completion. A late read is changed in the ring, and a BlueFlame doorbell would carry what it was.
+    pub(super) fn of_returns(&self) -> EndpointConfig {
+        self.of_both()
+            .send_depth(2 * self.ahead + self.credits_per_signal())
+            .recv_depth(1)
+            .max_segments(1)
+            .blueflame(false)
+    }
+
+    fn of_both(&self) -> EndpointConfig {
+        let access = self.endpoint.access | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        self.endpoint.max_inline_bytes(16).access(access)
     }
 
     /// Of how many credits one is signaled, so that their places in the send queue are free again.
@@ -106,8 +119,8 @@ mod tests {
             bad(good.eager_bytes((1 << 20) + 1)),
             ("eager_bytes", 1 << 20)
         );
-        assert_eq!(bad(good.ahead(0)), ("ahead", 4096));
-        assert_eq!(bad(good.ahead(4097)), ("ahead", 4096));
+        assert_eq!(bad(good.ahead(0)), ("ahead", 1024));
+        assert_eq!(bad(good.ahead(1025)), ("ahead", 1024));
         assert_eq!(bad(good.max_slices(0)), ("max_slices", 15));
         assert_eq!(bad(good.max_slices(16)), ("max_slices", 15));
     }

@@ -46,7 +46,8 @@ impl MessageQueue {
     ///
     /// # Errors
     /// As [`MessageQueue::start_send`]; [`Error::State`] if streams have messages of this queue that they have not executed, which this one would overtake;
-    /// [`Error::Timeout`]. After a timeout the message may have been sent, and its memory must not be changed until a later send is done.
+    /// [`Error::Timeout`]. After a timeout the message may have been sent. Its memory must not be changed until
+    /// [`MessageQueue::finish`], or a later message that is not eager, is done.
     pub fn send_now(&mut self, slices: &[Slice<'_>], timeout: Option<Duration>) -> Result<()> {
         let limit = CallTime::new(timeout);
         self.send_until(slices, limit)
@@ -57,8 +58,8 @@ impl MessageQueue {
     ///
     /// # Errors
     /// As [`MessageQueue::recv`], on whatever path; [`Error::Truncated`]; [`Error::Malformed`]; [`Error::State`] as [`MessageQueue::send_now`];
-    /// [`Error::Timeout`] if no message came, after which the queue is as it was. If a message that is being read does not come to its end in
-    /// [`EndpointConfig::wait_timeout`](crate::EndpointConfig::wait_timeout), the queue fails.
+    /// [`Error::Timeout`] if no message came, after which the queue is as it was. If a message that has come cannot be taken within
+    /// [`EndpointConfig::wait_timeout`](crate::EndpointConfig::wait_timeout), the queue fails: [`Error::Work`].
     pub fn recv_now(&mut self, slices: &[Slice<'_>], timeout: Option<Duration>) -> Result<u64> {
         let limit = CallTime::new(timeout);
         self.receive_until(slices, limit)
@@ -69,7 +70,8 @@ impl MessageQueue {
     /// the queue is dropped, and agree with the peer after it, as by `Group::barrier`: a drop ends the connection, and what the peer still waits for fails.
     ///
     /// # Errors
-    /// [`Error::Work`] if the queue has failed; [`Error::Timeout`], also if a stream does not come to what it was given.
+    /// [`Error::State`] if the queue is not connected; [`Error::Work`] if it has failed; [`Error::Timeout`], also if a stream does not come to what it was
+    /// given.
     pub fn finish(&mut self, timeout: Option<Duration>) -> Result<()> {
         let limit = CallTime::new(timeout);
         self.finish_until(limit)
@@ -79,43 +81,49 @@ impl MessageQueue {
     fn finish_until(&mut self, limit: CallTime) -> Result<()> {
         let peer = self.peer()?;
         let device = self.endpoint.domain().device().clone();
-        let endpoint = &mut self.endpoint;
-        let look = || match endpoint.check_post(QueueKind::Send) {
-            Ok(()) => Ok(Some(())),
-            Err(Error::State {
-                kind: StateKind::OutOfOrder,
-                ..
-            }) => Ok(None),
-            Err(error) => Err(error),
-        };
-        let operation = "the wait for streams";
-        poll_until(operation, limit.left(), || device.progress(), look)?;
+        for endpoint in [&mut self.endpoint, &mut self.returns] {
+            let look = || match endpoint.check_post(QueueKind::Send) {
+                Ok(()) => Ok(Some(())),
+                Err(Error::State {
+                    kind: StateKind::OutOfOrder,
+                    ..
+                }) => Ok(None),
+                Err(error) => Err(error),
+            };
+            let operation = "the wait for streams";
+            poll_until(operation, limit.left(), || device.progress(), look)?;
+        }
         for slot in 1..=peer.slots {
             self.await_received(self.sent.wrapping_sub(slot), &peer, limit)?;
         }
-        self.collect_now(limit)?;
+        self.release_read(&peer)?;
+        self.collect_sends(limit)?;
+        self.collect_credits(limit)?;
         // Behind all credits.
-        self.endpoint.post_send(&Work::nop())?;
+        self.returns.post_send(&Work::nop())?;
         self.uncollected += 1;
         self.unsignaled = 0;
-        self.collect_now(limit)
+        self.collect_credits(limit)
     }
 
     fn send_until(&mut self, slices: &[Slice<'_>], limit: CallTime) -> Result<()> {
         let peer = self.peer()?;
+        self.returns.check_alive()?;
         self.endpoint.check_post(QueueKind::Send)?;
         self.await_received(self.slot_before(&peer), &peer, limit)?;
-        self.collect_now(limit)?;
+        self.collect_sends(limit)?;
+        self.release_read(&peer)?;
         let number = self.sent;
         let message = self
             .memory
             .make_message(number, slices, &peer, &self.endpoint)?;
         let work = Work::send(&message.slices).wr_id(number.into());
         self.endpoint.post_send(&work)?;
-        let is_read = message.read.is_some();
-        self.sent = number.wrapping_add(1);
-        self.uncollected += 1;
-        self.collect_now(limit)?;
+        let read = message.read.cloned();
+        let is_read = read.is_some();
+        self.note_message(read);
+        self.unwaited += 1;
+        self.collect_sends(limit)?;
         if is_read {
             self.await_received(number, &peer, limit)?;
         }
@@ -126,16 +134,33 @@ impl MessageQueue {
         let peer = self.peer()?;
         self.check_target(slices)?;
         self.endpoint.check_post(QueueKind::Recv)?;
-        self.endpoint.check_post(QueueKind::Send)?;
+        self.returns.check_post(QueueKind::Send)?;
+        // Before the message is taken: nothing that could be late or full comes behind it.
+        self.collect_credits(limit)?;
+        self.returns.wait_room(QueueKind::Send, 2, limit.left())?;
         self.endpoint.wait_cq(QueueKind::Recv, limit.left())?;
-        let taken = self.take(slices);
-        if let Err(Error::Work(_) | Error::Timeout { .. }) = taken {
-            // The device may still write to the memory.
-            self.endpoint.abort();
-            return taken;
+        let taken = match self.take(slices) {
+            Err(error @ (Error::Truncated { .. } | Error::Malformed { .. })) => Err(error),
+            Err(error) => return Err(self.break_off(error)),
+            taken => taken,
+        };
+        if let Err(error) = self.give_credit(&peer) {
+            return Err(self.break_off(error));
         }
-        let given = self.give_credit(&peer);
-        taken.and_then(|len_bytes| given.map(|()| len_bytes))
+        taken
+    }
+
+    /// Ends the connection, because a message was taken and its receive cannot be ended. The device does not access its memory any more when this returns.
+    fn break_off(&self, error: Error) -> Error {
+        self.abort_handle().abort();
+        self.returns.await_stop();
+        self.endpoint.await_stop();
+        match error {
+            Error::Timeout { .. } | Error::QueueFull { .. } => {
+                self.returns.failure().map_or(error, Error::Work)
+            }
+            error => error,
+        }
     }
 
     /// Copies the message out of its slot, or reads it. Returns its length.
@@ -147,12 +172,10 @@ impl MessageQueue {
         check_fits(len_bytes, slices.iter().copied())?;
         match (place, slices) {
             (MessagePlace::Sender { addr, rkey }, [slice]) => {
-                let limit = CallTime::new(self.timeout());
-                self.collect_now(limit)?;
                 let into = [slice.region.slice(slice.offset, len_bytes)?];
                 let from = RemoteSlice::new(addr, rkey, len_bytes);
-                self.endpoint.post_send(&Work::read(&into, from))?;
-                self.endpoint.wait_cq(QueueKind::Send, limit.left())?;
+                self.returns.post_send(&Work::read(&into, from))?;
+                self.returns.wait_cq(QueueKind::Send, self.timeout())?;
             }
             _ => slot.copy(len_bytes, slices.iter().copied())?,
         }
@@ -161,16 +184,13 @@ impl MessageQueue {
 
     /// Posts the slot of the message that was received again, and tells the peer.
     fn give_credit(&mut self, peer: &MessageAddress) -> Result<()> {
-        if self.is_credit_signaled() {
-            self.collect_now(CallTime::new(self.timeout()))?;
-        }
         let number = self.received;
         let slot = self.memory.slot_slice(number)?;
         self.endpoint.post_recv(number.into(), &[slot])?;
         let is_signaled = self.is_credit_signaled();
         let mut bytes = [0; 4];
         let credit = self.credit(number, peer, &mut bytes)?;
-        self.endpoint.post_send(&credit)?;
+        self.returns.post_send(&credit)?;
         self.received = number.wrapping_add(1);
         self.note_credit(is_signaled);
         Ok(())
@@ -194,10 +214,19 @@ impl MessageQueue {
         )
     }
 
-    /// Takes the completions that nothing waits for.
-    fn collect_now(&mut self, limit: CallTime) -> Result<()> {
-        while self.uncollected > 0 {
+    /// Takes the completions of messages that nothing waits for.
+    fn collect_sends(&mut self, limit: CallTime) -> Result<()> {
+        while self.unwaited > 0 {
             self.endpoint.wait_cq(QueueKind::Send, limit.left())?;
+            self.unwaited -= 1;
+        }
+        Ok(())
+    }
+
+    /// The same of credits.
+    fn collect_credits(&mut self, limit: CallTime) -> Result<()> {
+        while self.uncollected > 0 {
+            self.returns.wait_cq(QueueKind::Send, limit.left())?;
             self.uncollected -= 1;
         }
         Ok(())

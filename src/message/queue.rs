@@ -1,5 +1,6 @@
 //! One end of a connection for messages.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,8 +32,10 @@ const CREDIT_BYTES: u64 = 4;
 ///
 /// A message of at most [`MessageConfig::eager_bytes`] of the receiving side is *eager*: it goes into a slot there, whether a receive is queued or not, and the
 /// receiving stream copies it. A longer message is read by the receiving side, straight into place; its send is done after that, so the send waits for the
-/// receive. It must be one slice, of memory with [`Access::REMOTE_READ`], and so must the slice that it is received into be one. A sender that has used all slots
-/// waits, on its stream, until the receiver has emptied one.
+/// receive. It is one slice, of memory with [`Access::REMOTE_READ`], and it is received into one slice. A sender that has used all slots waits, on its stream, until
+/// the receiver has emptied one.
+///
+/// A wait that misses its deadline, or that its stream discards, fails the queue: the peer may still use what was sent.
 ///
 /// Receives can be queued on a [`HostStream`](crate::HostStream), and on any stream where the path is [`Control::Sync`]; sends on every stream.
 ///
@@ -55,7 +58,10 @@ const CREDIT_BYTES: u64 = 4;
 /// # Ok::<(), doorbell::Error>(())
 /// ```
 pub struct MessageQueue {
+    /// Sends messages, and receives into the slots.
     pub(super) endpoint: Endpoint,
+    /// Reads messages that are not eager, and writes credits. In one queue with the sends, a send would stand behind a receive that waits for its answer.
+    pub(super) returns: Endpoint,
     pub(super) config: MessageConfig,
     /// For each slot of the peer a word, into which it writes one more than the number of the message that it has received out of it. So no two writes to
     /// a word are under way at the same time: writes may be placed in any order.
@@ -66,8 +72,12 @@ pub struct MessageQueue {
     pub(super) received: u32,
     /// Credits without a completion since the last with one.
     pub(super) unsignaled: u32,
-    /// Completions of sends that are to come and that neither a stream nor this thread waits for.
+    /// Completions of credits that are to come and that neither a stream nor this thread waits for.
     pub(super) uncollected: u32,
+    /// The same of messages: of calls that timed out.
+    pub(super) unwaited: u32,
+    /// The memory of messages that the peer has not read yet.
+    unread: VecDeque<(u32, Region)>,
 }
 
 /// What is to be given to a stream in one batch.
@@ -85,7 +95,7 @@ impl StreamBatch {
 }
 
 /// A message that a stream sends, and no stream waits for yet: give it to [`MessageQueue::wait_send`]. The memory of the message must not be changed before
-/// that wait is over. If it is dropped, nothing says when that is.
+/// that wait is over. If this is dropped, [`MessageQueue::finish`] says when that is. The queue keeps the memory of a message that the peer is to read.
 #[derive(Debug)]
 #[must_use = "the memory of a message must not be changed before `wait_send`"]
 pub struct PendingSend {
@@ -105,7 +115,8 @@ impl MessageQueue {
     pub fn new(domain: &ProtectionDomain, config: &MessageConfig) -> Result<MessageQueue> {
         config.check()?;
         let mut config = *config;
-        config.endpoint = config.of_endpoint();
+        let returns = Endpoint::new(domain, &config.of_returns())?;
+        config.endpoint = config.of_messages();
         config.slots = config.slot_count();
         let endpoint = Endpoint::new(domain, &config.endpoint)?;
         let credits = Region::alloc(
@@ -115,6 +126,7 @@ impl MessageQueue {
         )?;
         let mut queue = MessageQueue {
             endpoint,
+            returns,
             config,
             credits,
             memory: MessageMemory::new(domain, &config)?,
@@ -123,6 +135,8 @@ impl MessageQueue {
             received: 0,
             unsignaled: 0,
             uncollected: 0,
+            unwaited: 0,
+            unread: VecDeque::new(),
         };
         for number in 0..config.slots {
             let slot = queue.memory.slot_slice(number)?;
@@ -134,7 +148,8 @@ impl MessageQueue {
     /// What the peer needs for [`MessageQueue::connect`].
     pub fn address(&self) -> MessageAddress {
         MessageAddress {
-            endpoint: self.endpoint.address(),
+            messages: self.endpoint.address(),
+            returns: self.returns.address(),
             credits: self.credits.remote(),
             slots: self.config.slots,
             eager_bytes: self.config.eager_bytes,
@@ -144,9 +159,13 @@ impl MessageQueue {
     /// Connects with the queue at an address, whose side does the same with the address of this one.
     ///
     /// # Errors
-    /// As [`Endpoint::connect`].
+    /// As [`Endpoint::connect`]; [`Error::OutOfBounds`] if the address names less memory than the credits of this side need.
     pub fn connect(&mut self, peer: &MessageAddress) -> Result<()> {
-        self.endpoint.connect(&peer.endpoint)?;
+        let words = CREDIT_BYTES * u64::from(self.config.slots);
+        // Before anything is changed: a region for fewer credits would be found only by the receive that has no word.
+        peer.credits.slice(0, words)?;
+        self.endpoint.connect(&peer.messages)?;
+        self.returns.connect(&peer.returns)?;
         self.peer = Some(*peer);
         Ok(())
     }
@@ -162,7 +181,7 @@ impl MessageQueue {
         // The wait is prepared last, so it goes last.
         let wait = pending.wait;
         batch.prepared.push(wait);
-        let ended = self.make_end(pending.number, pending.held.take());
+        let ended = self.make_end(pending.number, pending.held.clone());
         let ended = ended.map(|end| end.map(|(end, ticket)| (batch.push(end), ticket).1));
         let end = self.or_roll_back(&mut batch, ended)?;
         let posted = stream_post_among(
@@ -171,7 +190,7 @@ impl MessageQueue {
             std::mem::take(&mut batch.others),
         );
         let tickets = self.or_roll_back(&mut batch, posted)?;
-        self.note_sent();
+        self.note_sent(pending.held);
         pending.parts.extend(tickets);
         pending.parts.extend(end);
         Ok(MessageTicket::of_send(pending.parts, pending.len_bytes))
@@ -180,8 +199,9 @@ impl MessageQueue {
     /// Queues a message on a stream, as [`MessageQueue::send`], but no wait. So both sides can send before they receive, whatever the length.
     ///
     /// # Errors
-    /// [`Error::State`] if the queue is not connected, or for a message that is not eager if its region has no [`Access::REMOTE_READ`]; [`Error::Range`] for
-    /// too many slices: a message that is not eager takes one. [`Error::QueueFull`], and with
+    /// [`Error::State`] if the queue is not connected, for a region that is deregistered, or for a message that is not eager if its region has no
+    /// [`Access::REMOTE_READ`]; [`Error::Foreign`] for a region of another protection domain; [`Error::Range`] for too many slices, of which a message that is not
+    /// eager takes one, for more bytes than the port has in a message, and for a stream whose queue is too short for the operations together. [`Error::QueueFull`], and with
     /// [`EndpointConfig::room_timeout`](crate::EndpointConfig::room_timeout) [`Error::Timeout`], if [`MessageConfig::ahead`] messages are not done;
     /// [`Error::Work`] if the queue has failed; and what the stream refuses. Nothing has changed then.
     pub fn start_send(
@@ -195,7 +215,7 @@ impl MessageQueue {
         let others = std::mem::take(&mut batch.others);
         match stream_post_among(stream, &mut batch.prepared, others) {
             Ok(tickets) => {
-                self.note_sent();
+                self.note_sent(pending.held.clone());
                 pending.parts.extend(tickets);
                 Ok(pending)
             }
@@ -210,12 +230,20 @@ impl MessageQueue {
     /// Queues the wait for a message that was sent before, on the same stream or another one.
     ///
     /// # Errors
-    /// [`Error::Work`] if the queue has failed, and what the stream refuses. The wait can then not be queued again.
+    /// [`Error::Foreign`] for a message of another queue; [`Error::Work`] if the queue has failed; what the stream refuses. The wait can then not be queued
+    /// again. The message is sent all the same; [`MessageQueue::finish`] waits for it.
     pub fn wait_send(
         &mut self,
         stream: &dyn Executor,
         pending: PendingSend,
     ) -> Result<MessageTicket> {
+        if !self.endpoint.has_prepared(&pending.wait) {
+            return Err(Error::Foreign {
+                argument: "pending",
+                found: "another message queue".into(),
+                expected: "the queue that has sent the message".into(),
+            });
+        }
         let PendingSend {
             wait,
             mut parts,
@@ -277,12 +305,13 @@ impl MessageQueue {
 
     /// Whether the connection has failed, and why. It stays so: make a new queue.
     pub fn failure(&self) -> Option<WorkError> {
-        self.endpoint.failure()
+        self.endpoint.failure().or_else(|| self.returns.failure())
     }
 
     /// A handle that other threads can abort the connection with.
     pub fn abort_handle(&self) -> AbortHandle {
-        self.endpoint.abort_handle()
+        let of_returns = self.returns.abort_handle();
+        self.endpoint.abort_handle().and(of_returns)
     }
 
     /// The protection domain, in which the memory of messages is to be registered.
@@ -362,6 +391,8 @@ impl MessageQueue {
 
     fn make_send(&mut self, slices: &[Slice<'_>], batch: &mut StreamBatch) -> Result<PendingSend> {
         let peer = self.peer()?;
+        self.returns.check_alive()?;
+        self.release_read(&peer)?;
         let mut parts = Vec::with_capacity(4);
         let before = self.slot_before(&peer);
         if !self.has_received(before, &peer)? {
@@ -369,9 +400,14 @@ impl MessageQueue {
             batch.push(wait);
             parts.push(ticket);
         }
-        self.collect(batch)?;
         let number = self.sent;
         let timeout = self.timeout();
+        for _ in 0..self.unwaited {
+            let wait = self
+                .endpoint
+                .prepare_wait_cq_for(QueueKind::Send, timeout)?;
+            batch.prepared.push(wait);
+        }
         let message = self
             .memory
             .make_message(number, slices, &peer, &self.endpoint)?;
@@ -406,6 +442,7 @@ impl MessageQueue {
         batch: &mut StreamBatch,
     ) -> Result<(Arc<Receive>, Vec<usize>)> {
         let peer = self.peer()?;
+        self.returns.check_alive()?;
         let capacity = self.check_target(slices)?;
         let (number, timeout) = (self.received, self.timeout());
         let mut waits = vec![0];
@@ -416,13 +453,16 @@ impl MessageQueue {
         let is_eager = capacity <= u64::from(self.memory.eager_bytes);
         let (late, receive) = match slices {
             [slice] if !is_eager => {
-                let (read, late) = self.endpoint.prepare_late_read(slice, number.into())?;
+                let (read, late) = self.returns.prepare_late_read(slice, number.into())?;
                 (
                     Some(read),
-                    Receive::new(self.memory.slot(number), slices, Some(late)),
+                    Receive::new(self.memory.slot(number), slices, Some(late), &self.credits),
                 )
             }
-            _ => (None, Receive::new(self.memory.slot(number), slices, None)),
+            _ => (
+                None,
+                Receive::new(self.memory.slot(number), slices, None, &self.credits),
+            ),
         };
         batch.push(receive.take_step());
         // Before a read waits for its own completion, and before there is one credit more to be collected.
@@ -432,9 +472,7 @@ impl MessageQueue {
         if let Some(read) = late {
             batch.prepared.push(read);
             waits.push(batch.prepared.len());
-            let wait = self
-                .endpoint
-                .prepare_wait_cq_for(QueueKind::Send, timeout)?;
+            let wait = self.returns.prepare_wait_cq_for(QueueKind::Send, timeout)?;
             batch.prepared.push(wait);
         }
         // The slot is posted for the message that comes into it next, before the credit that allows the peer to send that.
@@ -444,7 +482,7 @@ impl MessageQueue {
             .push(self.endpoint.prepare_recv(number.into(), &[slot])?);
         let mut bytes = [0; 4];
         let credit = self.credit(number, &peer, &mut bytes)?;
-        batch.prepared.push(self.endpoint.prepare_send(&credit)?);
+        batch.prepared.push(self.returns.prepare_send(&credit)?);
         batch.push(receive.end_step());
         Ok((receive, waits))
     }
@@ -467,9 +505,7 @@ impl MessageQueue {
     fn collect(&mut self, batch: &mut StreamBatch) -> Result<()> {
         for _ in 0..self.uncollected {
             let timeout = self.timeout();
-            let wait = self
-                .endpoint
-                .prepare_wait_cq_for(QueueKind::Send, timeout)?;
+            let wait = self.returns.prepare_wait_cq_for(QueueKind::Send, timeout)?;
             batch.prepared.push(wait);
         }
         Ok(())
@@ -480,10 +516,26 @@ impl MessageQueue {
         self.unsignaled + 1 >= self.config.credits_per_signal()
     }
 
-    /// A message was given to a stream. Its batch has collected what was to be collected.
-    fn note_sent(&mut self) {
+    /// A message was given to a stream, behind waits for what no one waited for.
+    fn note_sent(&mut self, held: Option<Region>) {
+        self.unwaited = 0;
+        self.note_message(held);
+    }
+
+    /// A message was sent, whose memory the peer is to read.
+    pub(super) fn note_message(&mut self, read: Option<Region>) {
+        self.unread.extend(read.map(|region| (self.sent, region)));
         self.sent = self.sent.wrapping_add(1);
-        self.uncollected = 0;
+    }
+
+    /// Releases the memory of messages that the peer has read.
+    pub(super) fn release_read(&mut self, peer: &MessageAddress) -> Result<()> {
+        while let Some((number, _)) = self.unread.front()
+            && self.has_received(*number, peer)?
+        {
+            self.unread.pop_front();
+        }
+        Ok(())
     }
 
     pub(super) fn note_credit(&mut self, is_signaled: bool) {
@@ -506,7 +558,11 @@ impl MessageQueue {
     fn roll_back(&mut self, batch: &mut StreamBatch) {
         // The newest first, so that none leaves a trace.
         while let Some(prepared) = batch.prepared.pop() {
-            self.endpoint.rollback(prepared);
+            let endpoint = match self.returns.has_prepared(&prepared) {
+                true => &mut self.returns,
+                false => &mut self.endpoint,
+            };
+            endpoint.rollback(prepared);
         }
     }
 }

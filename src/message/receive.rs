@@ -66,6 +66,8 @@ pub(super) struct Receive {
     /// The operation that reads a long message, if there may be one.
     read: Mutex<Option<LateRead>>,
     outcome: Arc<ReceiveOutcome>,
+    /// The peer may write credits as long as the endpoint goes on.
+    credits: Region,
 }
 
 /// The cookies of the two programs.
@@ -77,6 +79,7 @@ impl Receive {
         slot: MessageSlot,
         target: &[Slice<'_>],
         read: Option<LateRead>,
+        credits: &Region,
     ) -> Arc<Receive> {
         let target = target
             .iter()
@@ -87,6 +90,7 @@ impl Receive {
             target,
             read: Mutex::new(read),
             outcome: Arc::default(),
+            credits: credits.clone(),
         })
     }
 
@@ -211,7 +215,7 @@ unsafe impl Owner for Receive {
         let mut rest: Vec<DeferredDrop> = Vec::new();
         rest.extend(read.and_then(LateRead::into_deferred_drop));
         let regions = self.target.into_iter().map(|(region, ..)| region);
-        let regions = regions.chain([self.slot.memory]);
+        let regions = regions.chain([self.slot.memory, self.credits]);
         rest.extend(regions.filter_map(Region::into_deferred_drop));
         (!rest.is_empty()).then(|| Box::new(rest) as DeferredDrop)
     }
@@ -252,7 +256,7 @@ impl ReceiveOutcome {
             _ => Err(Error::state(
                 StateKind::Discarded,
                 "receive a message",
-                "its stream failed or was aborted before it executed the receive",
+                "its stream failed or was aborted before the receive was over",
             )),
         }
     }

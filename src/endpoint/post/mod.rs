@@ -264,8 +264,10 @@ impl Endpoint {
     /// Fails if a post from the calling thread would overtake an operation that is on a stream, or prepared for one.
     ///
     /// # Errors
-    /// [`Error::State`].
+    /// [`Error::State`]; [`Error::Work`] if the endpoint has failed.
     pub(crate) fn check_post(&mut self, kind: QueueKind) -> Result<()> {
+        // What was prepared on an endpoint that has failed stays.
+        self.shared.check_alive()?;
         self.roll_back_cancelled(kind)?;
         let queue = self.shared.queue(kind);
         if queue.outstanding.posted() != queue.queued.load(Ordering::Relaxed) {

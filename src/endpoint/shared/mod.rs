@@ -150,7 +150,7 @@ impl Drop for EndpointRef {
 
 /// Drops a progress thread's reference. If it is the last one, another thread runs the destructor: it issues commands of the device, and may have to wait
 /// for a GPU.
-fn end_elsewhere(shared: Arc<EndpointShared>) {
+pub(in crate::endpoint) fn end_elsewhere(shared: Arc<EndpointShared>) {
     if let Some(last) = Arc::into_inner(shared) {
         execute_elsewhere(Box::new(last));
     }
