@@ -109,10 +109,6 @@ pub enum Kernel {
 
 /// An operation of a graph. Each has 64 bytes of the place of the step that records it, behind 64 bytes for the results of atomics.
 #[derive(Debug, Clone, Copy)]
-#[cfg_attr(
-    not(feature = "cuda"),
-    expect(dead_code, reason = "only streams of a GPU have graphs")
-)]
 pub enum Recorded {
     Write {
         end: usize,
