@@ -431,7 +431,7 @@ fn long_send_is_done_when_its_message_is_received() {
     assert!(target.is_filled_with(0, 1 << 16, 77).unwrap());
 }
 
-/// Whoever waits for a peer that never comes is released: at the deadline, or when the connection fails, with the cause.
+/// A wait for a peer that never comes ends at its deadline, or when the connection fails. Its error names the cause.
 #[test]
 fn every_wait_ends() {
     let test = "every_wait_ends";

@@ -494,8 +494,8 @@ type AmongBatch = (
     std::iter::Peekable<std::vec::IntoIter<(usize, Submission)>>,
 );
 
-/// [`stream_post_all`] with other programs among the operations, in the same batch. Each of `others` stands before the operation of its index, and
-/// behind all operations if there is none of that index. They are in the order of their indices.
+/// [`stream_post_all`] with other programs among the operations, in the same batch. Each of `others` has the index of the operation that it is executed
+/// before. One with the number of operations as its index is executed last. The list is sorted by index.
 ///
 /// # Errors
 /// As [`stream_post_all`]. The other programs are dropped then.
