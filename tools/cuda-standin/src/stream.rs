@@ -291,13 +291,13 @@ impl Stream {
             let mut queue = self.lock();
             queue.completed += 1;
             queue.busy = false;
-            drop(queue);
-            self.changed.notify_all();
-            // Now, and not before: a thread that waited for the mark may query the stream next. Also if the task was not
-            // done.
+            // With the lock held: a thread that sees the mark reached may query the stream next, and the other way round. Also if the task
+            // was not done.
             if let Some(mark) = task.end() {
                 mark.reach();
             }
+            drop(queue);
+            self.changed.notify_all();
         }
     }
 

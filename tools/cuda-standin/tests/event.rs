@@ -44,6 +44,23 @@ fn event_wait_refers_to_the_last_record() {
     good!(cuEventSynchronize(event); cuEventQuery(event); cuStreamQuery(first));
 }
 
+/// Neither is done without the other: a program may query one and then use the other.
+#[test]
+fn a_stream_and_its_last_event_are_done_together() {
+    let gpu = Gpu::new();
+    let stream = gpu.stream();
+    let (start, end) = (gpu.event(0), gpu.event(0));
+    let mut time_ms = 0f32;
+    for _ in 0..2000 {
+        good!(cuEventRecord(start, stream); cuEventRecord(end, stream));
+        while call!(cuStreamQuery(stream)) == CUDA_ERROR_NOT_READY {}
+        good!(cuEventElapsedTime(&mut time_ms, start, end));
+        good!(cuEventRecord(end, stream));
+        while call!(cuEventQuery(end)) == CUDA_ERROR_NOT_READY {}
+        good!(cuStreamQuery(stream));
+    }
+}
+
 #[test]
 fn an_event_may_be_destroyed_before_it_is_done() {
     let gpu = Gpu::new();
