@@ -68,6 +68,10 @@ unsafe impl Executor for Calling {
         "calling"
     }
 
+    fn executes_on_host(&self) -> bool {
+        true
+    }
+
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
         batch.drain(..).for_each(|one| self.carry_out(&one));
         Ok(())

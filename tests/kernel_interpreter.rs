@@ -98,6 +98,139 @@ static void *run(void *unused)
 	return NULL;
 }
 
+/* A slot for 100 bytes, with a message for two slices, or the READ of a long one. */
+enum { EAGER = 100, NUMBER = 0xffffffffu, GUARD = 0xee };
+
+static struct {
+	struct dbl_message_header header;
+	uint8_t bytes[EAGER];
+} slot __attribute__((aligned(64)));
+static struct dbl_taken result __attribute__((aligned(64)));
+static uint8_t target[512], wqe[64] __attribute__((aligned(64)));
+
+/* The words to take a message into slices of these lengths, each at an offset of its own. */
+static void take(const uint32_t *lens, uint8_t slices, int has_wqe)
+{
+	uint8_t at;
+
+	begin("take", 60000);
+	memset(&result, 0, sizeof(result));
+	/* As the host begins: the mark of the message is 0. */
+	result.taken = result.seen = result.skip = NUMBER;
+	memset(target, GUARD, sizeof(target));
+	memset(wqe, GUARD, sizeof(wqe));
+	head(DBL_ITEM_TAKE, DBL_TAKE_WORDS + DBL_TAKE_SLICE_WORDS * slices);
+	add((uintptr_t)&slot);
+	add((uintptr_t)&result);
+	add(has_wqe ? (uintptr_t)wqe : 0);
+	add(NUMBER | (uint64_t)EAGER << 32);
+	add(7 | (uint64_t)0x123456 << 32);
+	for (at = 0; at < slices; at++) {
+		add((uintptr_t)target + 200 * at + at);
+		add(lens[at]);
+	}
+	count(1);
+}
+
+static void message(uint32_t number, uint32_t kind, uint64_t len_bytes)
+{
+	uint8_t at;
+
+	slot.header.number = number;
+	slot.header.kind = kind;
+	slot.header.len_bytes = len_bytes;
+	slot.header.addr = 0x1122334455667788u;
+	slot.header.rkey = 0xcafe;
+	for (at = 0; at < EAGER; at++)
+		slot.bytes[at] = at + 1;
+}
+
+/* How many bytes of the slices the message has, and that no other byte was changed. */
+static uint32_t taken(const uint32_t *lens, uint8_t slices)
+{
+	uint32_t at, in_slice, total = 0, is_over = 0;
+
+	for (at = 0; at < slices; at++)
+		for (in_slice = 0; in_slice < 200; in_slice++) {
+			if (in_slice < lens[at] && target[200 * at + at + in_slice] == (uint8_t)(total + 1) && !is_over)
+				total++;
+			else {
+				CHECK(target[200 * at + at + in_slice] == GUARD);
+				is_over |= in_slice < lens[at];
+			}
+		}
+	return total;
+}
+
+static void check_refused(void)
+{
+	run(NULL);
+	CHECK(control.done == 1 && control.status == DBL_STATUS_WORK && control.stop == 0);
+	CHECK(result.seen == NUMBER + 1 && result.taken == NUMBER);
+	CHECK(memcmp(&result.header, &slot.header, sizeof(slot.header)) == 0);
+}
+
+static void takes(void)
+{
+	static const uint32_t lens[2] = {17, 60};
+	uint8_t expected[64];
+	uint32_t len, at;
+
+	for (len = 0; len <= 78; len++) {
+		take(lens, 2, 0);
+		message(NUMBER, DBL_MESSAGE_EAGER, len);
+		if (len > 77) {
+			check_refused();
+			CHECK(taken(lens, 2) == 0);
+			continue;
+		}
+		run(NULL);
+		CHECK(taken(lens, 2) == len && control.status == 0 && control.done == 1);
+		CHECK(result.taken == NUMBER + 1 && result.seen == NUMBER + 1);
+		CHECK(memcmp(&result.header, &slot.header, sizeof(slot.header)) == 0);
+	}
+	for (at = 0; at < 7; at++) {
+		static const uint32_t long_lens[1] = {150};
+		static const struct {
+			uint32_t number, kind, len_bytes;
+			int has_wqe;
+		} wrong[] = {
+			{NUMBER - 1, DBL_MESSAGE_EAGER, 8, 1},      /* the message before */
+			{NUMBER, 0, 8, 1},			     /* of no kind */
+			{NUMBER, 3, 8, 1},
+			{NUMBER, DBL_MESSAGE_EAGER, EAGER + 1, 1},   /* longer than its slot */
+			{NUMBER, DBL_MESSAGE_RENDEZVOUS, EAGER, 1},  /* which belongs into a slot */
+			{NUMBER, DBL_MESSAGE_RENDEZVOUS, 151, 1},    /* longer than the slice */
+			{NUMBER, DBL_MESSAGE_RENDEZVOUS, 120, 0},    /* nothing to read it with */
+		};
+		take(long_lens, 1, wrong[at].has_wqe);
+		message(wrong[at].number, wrong[at].kind, wrong[at].len_bytes);
+		check_refused();
+		CHECK(taken(long_lens, 1) == 0 && wqe[0] == GUARD && wqe[63] == GUARD);
+	}
+	for (len = EAGER + 1; len <= 150; len++) {
+		static const uint32_t long_lens[1] = {150};
+		take(long_lens, 1, 1);
+		message(NUMBER, DBL_MESSAGE_RENDEZVOUS, len);
+		memcpy(expected, wqe, sizeof(expected));
+		dbl_wqe_read_over_nop(expected, 0, 7, 0x123456, 0x1122334455667788u, 0xcafe, len);
+		run(NULL);
+		CHECK(memcmp(wqe, expected, sizeof(expected)) == 0 && taken(long_lens, 1) == 0);
+		CHECK(result.taken == NUMBER + 1 && control.status == 0);
+	}
+	/* The host has given it up. */
+	take(lens, 2, 0);
+	message(NUMBER, DBL_MESSAGE_EAGER, 8);
+	result.skip = NUMBER + 1;
+	run(NULL);
+	CHECK(taken(lens, 2) == 0 && result.seen == NUMBER && result.taken == NUMBER && control.done == 1);
+	/* Not those of a struct dbl_take. */
+	take(lens, 2, 0);
+	words[0] = DBL_ITEM_TAKE | (uint64_t)(DBL_TAKE_WORDS + 1) << 8;
+	run(NULL);
+	CHECK(control.stop == DBL_STOP_MALFORMED && taken(lens, 2) == 0);
+}
+
 static void *set_word(void *value)
 {
 	usleep(20000);
@@ -258,6 +391,8 @@ int main(void)
 		run(NULL);
 		CHECK(control.stop == DBL_STOP_MALFORMED && control.stopped == 1 && out[0] == 0 && control.done == 2);
 	}
+	takes();
+
 	begin("cut off", 60000);
 	table();
 	program(1, 2);

@@ -63,16 +63,19 @@ struct Side {
     capacities: Vec<usize>,
     memory: [Region; 2],
     random: Random,
-    sends: HostStreamOr,
-    receives: HostStream,
+    /// The stream that sends, if it is not the one that receives.
+    sends: Option<rig::Stream>,
+    receives: rig::Stream,
     pending: VecDeque<(usize, PendingSend)>,
     tickets: Vec<(usize, MessageTicket)>,
 }
 
-/// The stream that sends: the tests' own kind, or the one that receives, too.
-enum HostStreamOr {
-    Same,
-    Own(rig::Stream),
+/// A stream of the tests' own kind, or one of the host.
+fn any_stream(name: &str, random: &mut Random) -> rig::Stream {
+    match random.below(3) {
+        0 => rig::Stream::Host(HostStream::new(name).unwrap()),
+        _ => rig::stream(name),
+    }
 }
 
 impl Side {
@@ -81,21 +84,19 @@ impl Side {
     }
 
     fn stream(&self) -> &dyn Executor {
-        match &self.sends {
-            HostStreamOr::Same => &self.receives,
-            HostStreamOr::Own(stream) => stream,
-        }
+        self.sends.as_ref().unwrap_or(&self.receives)
     }
 
     /// Carries the exchange out. What each side does next is at random, within what keeps two sides from waiting for each other where every call
     /// blocks: a side has no more messages on their way than there are slots, receives no more than it has sent, and waits for a send when it has
-    /// received as many. It waits for a send before it begins as many as its queue holds.
+    /// received as many. It waits for a send before it begins as many as its queue holds, behind that one.
     fn run(mut self, slots: usize, ahead: usize) -> MessageQueue {
         let count = self.lens[0].len();
         let (mut sent, mut received) = (0, 0);
         while sent < count || received < count || !self.pending.is_empty() {
             let choice = self.random.below(8);
-            if choice < 4 && sent < count && sent < received + slots && self.pending.len() < ahead {
+            let has_room = (self.pending.front()).is_none_or(|(oldest, _)| sent - oldest < ahead);
+            if choice < 4 && sent < count && sent < received + slots && has_room {
                 self.send(sent, choice == 0);
                 sent += 1;
             } else if choice < 7 && received < count && (received < sent || sent == count) {
@@ -105,10 +106,8 @@ impl Side {
                 && received > *number
             {
                 let (number, pending) = self.pending.pop_front().unwrap();
-                let ticket = match &self.sends {
-                    HostStreamOr::Same => self.queue.wait_send(&self.receives, pending),
-                    HostStreamOr::Own(stream) => self.queue.wait_send(stream, pending),
-                };
+                let stream = self.sends.as_ref().unwrap_or(&self.receives);
+                let ticket = self.queue.wait_send(stream, pending);
                 self.tickets.push((self.lens[0][number], ticket.unwrap()));
             }
         }
@@ -152,10 +151,8 @@ impl Side {
             self.synchronize();
             return self.queue.send_now(&slices, SOON).unwrap();
         }
-        let sent = match &self.sends {
-            HostStreamOr::Same => self.queue.start_send(&self.receives, &slices),
-            HostStreamOr::Own(stream) => self.queue.start_send(stream, &slices),
-        };
+        let stream = self.sends.as_ref().unwrap_or(&self.receives);
+        let sent = self.queue.start_send(stream, &slices);
         self.pending.push_back((number, sent.unwrap()));
     }
 
@@ -237,10 +234,8 @@ fn exchange(device: &Device, seed: u64, count: usize) {
                 .write(Side::place(&own, number) as u64, &message)
                 .unwrap();
         }
-        let sends = match same_stream && !rig::is_cuda() {
-            true => HostStreamOr::Same,
-            false => HostStreamOr::Own(rig::stream("sends")),
-        };
+        let sends = (!same_stream).then(|| any_stream("sends", &mut random));
+        let receives = any_stream("receives", &mut random);
         Side {
             side,
             queue,
@@ -249,7 +244,7 @@ fn exchange(device: &Device, seed: u64, count: usize) {
             memory,
             random,
             sends,
-            receives: HostStream::new("receives").unwrap(),
+            receives,
             pending: VecDeque::new(),
             tickets: Vec::new(),
         }
@@ -322,7 +317,7 @@ fn truncation_is_an_error_of_the_receiver_alone() {
         limit.step(step as u64, STEP);
         let [mut a, mut b] = pair(&device, &config());
         let memory = region(&a, 1 << 16);
-        let (sends, receives) = (rig::stream("sends"), HostStream::new("receives").unwrap());
+        let (sends, receives) = (rig::stream("sends"), rig::stream("receives"));
         memory.fill(0, 1 << 15, 1).unwrap();
         memory.fill(1 << 15, 1 << 15, GUARD).unwrap();
         let pending = a
@@ -356,6 +351,126 @@ fn truncation_is_an_error_of_the_receiver_alone() {
         assert_eq!(b.recv(&receives, &target).unwrap().wait(SOON), Ok(5));
         assert!(memory.is_filled_with(1 << 15, 5, 1).unwrap());
     }
+}
+
+/// A fault of the stream: what is queued behind the receive of a message that was too long is not sent, whatever executes the stream.
+#[test]
+fn nothing_behind_a_refused_message_is_sent() {
+    let test = "nothing_behind_a_refused_message_is_sent";
+    let limit = Limit::new(test, STEP);
+    let device = strict_device();
+    if has_no_queue(&device, test) {
+        return;
+    }
+    for (step, len) in [9, 5000].into_iter().enumerate() {
+        limit.step(step as u64, STEP);
+        let [mut a, mut b] = pair(&device, &config());
+        let [mut c, mut d] = pair(&device, &config());
+        let memory = region(&a, 1 << 16);
+        let other = region(&c, 4096);
+        let stream = rig::stream("refuses");
+        let target = [memory.slice(1 << 15, 8).unwrap()];
+        let received = b.recv(&stream, &target).unwrap();
+        // To another peer, whose connection is given up.
+        let behind = c
+            .start_send(&stream, &[other.slice(0, 8).unwrap()])
+            .unwrap();
+        let waited = c.wait_send(&stream, behind).unwrap();
+        let sends = rig::stream("sends");
+        let sent = a
+            .start_send(&sends, &[memory.slice(0, len).unwrap()])
+            .unwrap();
+        let truncated = Error::Truncated {
+            len_bytes: len,
+            limit_bytes: 8,
+        };
+        assert_eq!(received.wait(SOON), Err(truncated.clone()));
+        assert_eq!(a.wait_send(&sends, sent).unwrap().wait(SOON), Ok(len));
+        let discarded = waited.wait(SOON);
+        assert!(discarded.is_err(), "{discarded:?}");
+        let nothing = d.recv_now(
+            &[other.slice(8, 8).unwrap()],
+            Some(Duration::from_millis(100)),
+        );
+        assert!(nothing.is_err(), "{nothing:?}");
+        let fault = stream.take_fault().unwrap();
+        assert!(
+            fault.to_string().contains(&truncated.to_string()),
+            "{fault}"
+        );
+    }
+}
+
+/// Kernels copy short messages into memory of a GPU, and the NIC writes long ones there.
+#[cfg(feature = "cuda")]
+#[test]
+fn messages_go_into_memory_of_a_gpu() {
+    use doorbell::CudaContext;
+    let test = "messages_go_into_memory_of_a_gpu";
+    let limit = Limit::new(test, STEP);
+    let device = strict_device();
+    if !rig::is_cuda() {
+        return waived::waived(test, "streams of a GPU do not execute the programs here");
+    }
+    if has_no_queue(&device, test) {
+        return;
+    }
+    let context = CudaContext::primary(0).unwrap();
+    let [mut a, mut b] = pair(&device, &config());
+    let buffer = context.alloc(1 << 16).unwrap();
+    let into = match Region::register_device(b.domain(), &buffer, Access::ALL) {
+        Ok(into) => into,
+        Err(error) => return waived::waived(test, &error.to_string()),
+    };
+    let memory = region(&a, 1 << 15);
+    let [sends, receives] = ["sends", "receives"].map(rig::stream);
+    // Aligned and not; in one slice and in several; of which the NIC writes those that are not eager.
+    let places = [
+        (0, 0, 8),
+        (16, 48, 256),
+        (3, 5, 200),
+        (1, 0, 5000),
+        (7, 13, 20_000),
+    ];
+    for (number, (from, to, len)) in places.into_iter().enumerate() {
+        limit.step(number as u64, STEP);
+        buffer.copy_from_host(0, &vec![GUARD; 1 << 16]).unwrap();
+        let message: Vec<u8> = (0..len).map(|at| byte(0, number, at)).collect();
+        memory.write(from, &message).unwrap();
+        let target = if len <= EAGER as usize {
+            vec![
+                into.slice(to, len as u64 / 3).unwrap(),
+                into.slice(to + len as u64 / 3, len as u64 - len as u64 / 3)
+                    .unwrap(),
+            ]
+        } else {
+            vec![into.slice(to, len as u64 + 9).unwrap()]
+        };
+        let received = b.recv(&receives, &target).unwrap();
+        let sent = a
+            .send(&sends, &[memory.slice(from, len as u64).unwrap()])
+            .unwrap();
+        assert_eq!(received.wait(SOON), Ok(len as u64));
+        assert_eq!(sent.wait(SOON), Ok(len as u64));
+        let mut found = vec![0; 1 << 16];
+        buffer.copy_to_host(0, &mut found).unwrap();
+        let end = to as usize + len;
+        assert!(found[to as usize..end] == message[..], "{len}");
+        assert!(
+            found[..to as usize]
+                .iter()
+                .chain(&found[end..])
+                .all(|byte| *byte == GUARD)
+        );
+    }
+    // The CPU cannot.
+    let target = [into.slice(0, 8).unwrap()];
+    assert!(matches!(
+        b.recv_now(&target, SOON),
+        Err(Error::State { .. })
+    ));
+    let host = HostStream::new("host").unwrap();
+    assert!(matches!(b.recv(&host, &target), Err(Error::State { .. })));
 }
 
 /// A sender's stream waits for a credit when all slots are used. Nothing is dropped, and the next receive lets it go on.
@@ -422,7 +537,7 @@ fn long_send_is_done_when_its_message_is_received() {
     thread::sleep(Duration::from_millis(20));
     assert_eq!(sent.check(), Ok(None));
     let target = region(&b, 1 << 16);
-    let receives = HostStream::new("receives").unwrap();
+    let receives = rig::stream("receives");
     let received = b
         .recv(&receives, &[target.slice(0, 1 << 16).unwrap()])
         .unwrap();
@@ -451,10 +566,7 @@ fn every_wait_ends() {
             let memory = region(&a, 4096);
             let eager = [memory.slice(0, 8).unwrap()];
             let long = [memory.slice(0, 4096).unwrap()];
-            let stream = match what {
-                2 => rig::Stream::Host(HostStream::new("s").unwrap()),
-                _ => rig::stream("s"),
-            };
+            let stream = rig::stream("s");
             let started = Instant::now();
             let ticket = match what {
                 0 => a.send(&stream, &long).unwrap(),
@@ -462,7 +574,7 @@ fn every_wait_ends() {
                     a.send_now(&eager, SOON).unwrap();
                     a.send(&stream, &eager).unwrap()
                 }
-                _ => a.recv(stream.host().unwrap(), &eager).unwrap(),
+                _ => a.recv(&stream, &eager).unwrap(),
             };
             if abort {
                 thread::sleep(Duration::from_millis(5));
@@ -531,8 +643,7 @@ fn requests_are_answered_in_turn() {
         let [mut client, mut server] = pair(&device, &config().slots(2));
         let memory = region(&client, 1 << 16);
         let slice = |at: u64| memory.slice(at, len).unwrap();
-        let (asks, answers) = (rig::stream("asks"), HostStream::new("answers").unwrap());
-        let serves = HostStream::new("serves").unwrap();
+        let [asks, answers, serves] = ["asks", "answers", "serves"].map(rig::stream);
         let found = Arc::new(AtomicU64::new(0));
         for number in 1..=20_u8 {
             let answered = client.recv(&answers, &[slice(0)]).unwrap();
@@ -573,7 +684,7 @@ fn messages_of_one_queue_go_by_several_streams() {
     let [mut a, mut b] = pair(&device, &config().slots(2));
     let memory = region(&a, 1 << 16);
     let streams = [rig::stream("first"), rig::stream("second")];
-    let receives = ["first", "second"].map(|name| HostStream::new(name).unwrap());
+    let receives = ["first", "second"].map(rig::stream);
     let mut tickets = Vec::new();
     for number in 0..20_u64 {
         let len = if number % 3 == 0 { 1000 } else { 8 };

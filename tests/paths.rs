@@ -610,6 +610,10 @@ unsafe impl Executor for Corrupting {
         "corrupting"
     }
 
+    fn executes_on_host(&self) -> bool {
+        self.stream.executes_on_host()
+    }
+
     fn submit(&self, batch: &mut Vec<Submission>) -> doorbell::Result<()> {
         batch
             .iter_mut()

@@ -59,6 +59,10 @@ unsafe impl Executor for Stray {
         "stray"
     }
 
+    fn executes_on_host(&self) -> bool {
+        true
+    }
+
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
         for submission in batch.drain(..) {
             let _ = self.submit_one(submission);

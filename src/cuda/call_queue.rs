@@ -98,8 +98,8 @@ impl CallQueue {
         }
     }
 
-    /// Whether the current call has room for a program with a count before and after it.
-    pub(super) fn fits(&self, by: Execution, program: &Decoded<'_>) -> bool {
+    /// Whether the current call has room for a program with a count before and after it, and for `more` words in front of it.
+    pub(super) fn fits(&self, by: Execution, program: &Decoded<'_>, more: usize) -> bool {
         if self.current().is_some_and(|current| current != by) {
             return false;
         }
@@ -109,7 +109,7 @@ impl CallQueue {
             }
             Execution::Kernel => {
                 let words = KernelWords::words_of(program) + 2 * KernelWords::COUNT_WORDS;
-                self.has_room(words)
+                self.has_room(more + words)
             }
         }
     }
@@ -131,12 +131,12 @@ impl CallQueue {
         }
     }
 
-    /// Fails if the program does not fit into a trigger of its own.
-    pub(super) fn check_len(&self, program: &Decoded<'_>) -> Result<()> {
+    /// Fails if the program, with `more` words in front of it, does not fit into a trigger of its own.
+    pub(super) fn check_len(&self, program: &Decoded<'_>, more: usize) -> Result<()> {
         if !self.for_kernels {
             return Ok(());
         }
-        let words = (KernelWords::words_of(program) + 2 * KernelWords::COUNT_WORDS) as u64;
+        let words = (more + KernelWords::words_of(program) + 2 * KernelWords::COUNT_WORDS) as u64;
         if words <= TRIGGER_WORDS as u64 {
             return Ok(());
         }

@@ -1,4 +1,5 @@
 //! Programs and the stream's own steps as the calls that give them to the driver: memory operations, or words for a kernel.
+#![allow(unsafe_code)] // promises that memory stays mapped
 
 use std::sync::Arc;
 
@@ -6,13 +7,16 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::call_queue::CallQueue;
 use super::capabilities::{UNORDERED_WRITES, WritesOrdering};
+use super::context::CudaContext;
 use super::decoded::Decoded;
 use super::execution::Execution;
 use super::gpu_mapping::GpuMapping;
+use super::host_registration::HostRegistration;
+use super::kernel_words::KernelWords;
 use super::memops::{store_dword, translate, wait_count};
 use super::pending::{Ending, FailureGuard, PendingEntry, PendingWork, ReleaseMethod};
 use super::state::StreamState;
-use crate::stream::Submission;
+use crate::stream::{KernelMemory, Submission};
 use crate::{Error, Result, StateKind};
 
 impl StreamState {
@@ -46,9 +50,14 @@ impl StreamState {
                     UNORDERED_WRITES,
                 ));
             }
-            let by = self.means(queue, program);
-            queue.check_len(program)?;
-            if !queue.fits(by, program) {
+            let take = owner.kernel_step(submission.cookie)?;
+            let by = match &take {
+                Some(_) => self.kernel_means(queue)?,
+                None => self.means(queue, program),
+            };
+            let take_words = take.as_ref().map_or(0, KernelWords::words_of_take);
+            queue.check_len(program, take_words)?;
+            if !queue.fits(by, program, take_words) {
                 // Each call ends with a count: its programs are known to be done even if the driver refuses the next call.
                 if grouped < queue.entering.len() {
                     self.count_group(queue, &mut grouped);
@@ -72,6 +81,11 @@ impl StreamState {
                     ReleaseMethod::of(program)
                 }
                 Execution::Kernel => {
+                    if let Some(take) = &take {
+                        let locate =
+                            |memory: &KernelMemory<'_>| kernel_address(memory, &self.context);
+                        queue.batch.take(take, locate)?;
+                    }
                     // The number is that of the count behind the program, which a program that waits shares with no other.
                     queue.batch.program(program, queue.numbered + 1, locate)?;
                     queue.flush_behind |=
@@ -122,6 +136,25 @@ impl StreamState {
             return Execution::Kernel;
         }
         Execution::MemoryOps
+    }
+
+    /// The same for what only a kernel can do.
+    ///
+    /// # Errors
+    /// [`Error::State`] if no kernel can.
+    fn kernel_means(&self, queue: &CallQueue) -> Result<Execution> {
+        let reason = if queue.of_graph {
+            "a kernel takes a message out of its slot, and graph nodes are memory operations"
+        } else if !queue.for_kernels && !self.context.capabilities().kernels {
+            "a kernel takes a message out of its slot, and this library has none for the device; receive on a host stream or with `recv_now`"
+        } else {
+            return Ok(Execution::Kernel);
+        };
+        Err(Error::state(
+            StateKind::Unsupported,
+            "receive a message",
+            reason,
+        ))
     }
 
     /// What executes a step of the stream's own that begins a call.
@@ -194,4 +227,30 @@ impl StreamState {
             what,
         });
     }
+}
+
+/// The device's address of memory that a kernel uses.
+///
+/// # Errors
+/// [`Error::Cuda`] if the driver does not map it; [`Error::Foreign`] for memory of another context.
+fn kernel_address(memory: &KernelMemory<'_>, context: &CudaContext) -> Result<CUdeviceptr> {
+    let start = memory.start;
+    if let Some(key) = memory.context.filter(|key| *key != context.key()) {
+        return Err(Error::Foreign {
+            argument: "slices",
+            found: format!("memory of CUDA context {key}"),
+            expected: format!(
+                "memory of CUDA context {}, that of the stream",
+                context.key()
+            ),
+        });
+    }
+    let Some(attachments) = memory.attachments else {
+        return Ok((start.as_ptr().addr() as u64).wrapping_add(memory.offset));
+    };
+    // SAFETY: who keeps the attachments drops them before the memory, by the contract of `Owner::attachments`.
+    let pinned = unsafe { HostRegistration::of(attachments, context, start, memory.len_bytes) }?;
+    Ok(pinned
+        .device_address(start.as_ptr().addr())
+        .wrapping_add(memory.offset))
 }

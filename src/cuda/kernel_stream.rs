@@ -228,6 +228,10 @@ unsafe impl Executor for KernelStream {
         &self.inner.handle.state().name
     }
 
+    fn executes_on_host(&self) -> bool {
+        false
+    }
+
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
         self.inner.handle.state().submit(batch)
     }

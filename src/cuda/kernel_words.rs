@@ -7,6 +7,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::decoded::{Decoded, place};
 use crate::Result;
 use crate::bytecode::{At, Kind, ProgramOp, UNIT_BYTES, UNIT_LIMIT, Unit};
+use crate::stream::{KernelMemory, MessageTake};
 
 /// Words that the short kernel and the long kernel take.
 pub(super) const SHORT_WORDS: usize = 62;
@@ -16,10 +17,14 @@ pub(super) const LONG_WORDS: usize = 2046;
 pub(super) const TRIGGER_WORDS: usize = 60;
 
 const UNIT_WORDS: usize = UNIT_BYTES / 8;
+/// Words of `struct dbl_take`, and of one of its slices.
+const TAKE_WORDS: usize = 5;
+const TAKE_SLICE_WORDS: usize = 2;
 
 const ITEM_TABLE: u64 = 1;
 const ITEM_PROGRAM: u64 = 2;
 const ITEM_COUNT: u64 = 3;
+const ITEM_TAKE: u64 = 4;
 
 /// The words of the next launches, one after the other.
 #[derive(Debug, Default)]
@@ -47,6 +52,11 @@ impl KernelWords {
             }
         }
         1 + count + 2 + UNIT_WORDS * program.program.len()
+    }
+
+    /// Words of [`KernelWords::take`].
+    pub(super) fn words_of_take(take: &MessageTake<'_>) -> usize {
+        1 + TAKE_WORDS + TAKE_SLICE_WORDS * take.slices.len()
     }
 
     /// Words of a count.
@@ -138,6 +148,35 @@ impl KernelWords {
         }
         let len = (self.words.len() - start - 2) / UNIT_WORDS;
         self.words[start] = head(ITEM_PROGRAM, len);
+        Ok(())
+    }
+
+    /// Has a message taken out of its slot. `locate` gives the device's address of memory.
+    ///
+    /// # Errors
+    /// Those of `locate`. Nothing was added then.
+    pub(super) fn take(
+        &mut self,
+        take: &MessageTake<'_>,
+        locate: impl Fn(&KernelMemory<'_>) -> Result<CUdeviceptr>,
+    ) -> Result<()> {
+        let (wqe, index, qpn) = match &take.read {
+            Some(read) => (locate(&read.wqe)?, read.index, read.qpn),
+            None => (0, 0, 0),
+        };
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let mut words = vec![
+            head(ITEM_TAKE, KernelWords::words_of_take(take) - 1),
+            locate(&take.slot)?,
+            locate(&take.result)?,
+            wqe,
+            pair(take.number, take.eager_bytes),
+            pair(index, qpn),
+        ];
+        for (memory, len_bytes) in &take.slices {
+            words.extend([locate(memory)?, u64::from(*len_bytes)]);
+        }
+        self.words.extend(words);
         Ok(())
     }
 

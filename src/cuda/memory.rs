@@ -399,6 +399,11 @@ impl HeldBuffer {
         !matches!(self.0.memory.owner, FreedBy::Elsewhere)
     }
 
+    /// The key of the context that the memory is of.
+    pub(crate) fn context_key(&self) -> u64 {
+        self.0.context().key()
+    }
+
     /// As [`DeviceBuffer::copy_failure`].
     pub(crate) fn copy_failure(&self) -> Option<Error> {
         self.0.copy_failure()

@@ -376,6 +376,10 @@ unsafe impl Executor for CudaStream {
         &self.state().name
     }
 
+    fn executes_on_host(&self) -> bool {
+        false
+    }
+
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
         self.state().submit(batch)
     }

@@ -2,13 +2,14 @@
 #![allow(unsafe_code)] // writes a work request into the ring of its queue pair
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::endpoint::prepared::OperationKind;
 use crate::endpoint::shared::EndpointShared;
 use crate::endpoint::{Endpoint, Prepared, Work};
 use crate::mlx5::Posted;
 use crate::region::{RemoteSlice, Slice};
-use crate::stream::DeferredDrop;
+use crate::stream::{DeferredDrop, ReadPlace};
 use crate::{Error, Result, StateKind};
 
 /// The source of a read that is prepared without one. The work request is a no-operation until [`LateRead::set`], which the stream that has the operation
@@ -20,6 +21,7 @@ pub(crate) struct LateRead {
     epoch: u32,
     /// Of the slice that it reads into.
     capacity: u32,
+    is_set: AtomicBool,
 }
 
 impl Endpoint {
@@ -57,6 +59,7 @@ impl Endpoint {
                     posted,
                     epoch: prepared.operation.epoch,
                     capacity,
+                    is_set: AtomicBool::new(false),
                 };
                 Ok((prepared, late))
             }
@@ -78,12 +81,17 @@ impl LateRead {
         Arc::into_inner(self.shared).map(|last| Box::new(last) as DeferredDrop)
     }
 
+    /// Where the work request is, for a kernel that does what [`LateRead::set`] does.
+    pub(crate) fn place(&self) -> ReadPlace<'_> {
+        self.shared.read_place(self.posted)
+    }
+
     /// Has the operation read `remote`, of 1 byte to as many as its slice has. The operation has not been rung: the caller is what the same stream executes
-    /// before it. Does nothing if the endpoint has failed or was reset.
+    /// before it. Does nothing if the endpoint has failed or was reset, and with the second call.
     ///
     /// # Errors
     /// [`Error::Range`] for the length.
-    pub(crate) fn set(self, remote: RemoteSlice) -> Result<()> {
+    pub(crate) fn set(&self, remote: RemoteSlice) -> Result<()> {
         let len_bytes = u32::try_from(remote.len_bytes()).ok();
         let Some(len_bytes) = len_bytes.filter(|len| (1..=self.capacity).contains(len)) else {
             return Err(Error::Range {
@@ -93,6 +101,9 @@ impl LateRead {
                 max: self.capacity.into(),
             });
         };
+        if self.is_set.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
         let shared = &self.shared;
         shared.if_alive(self.epoch, || {
             shared.read_over_nop(self.posted, (remote.addr(), remote.rkey()), len_bytes);

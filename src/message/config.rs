@@ -14,7 +14,7 @@ pub struct MessageConfig {
     pub slots: u32,
     /// The longest message, in bytes, that is eager, 0 to 1 MiB. Longer messages are read by the receiver. Default 8192.
     pub eager_bytes: u32,
-    /// Messages that can be queued on streams in each direction and are not done, 1 to 1024. Default 64.
+    /// Messages that can be queued on streams in each direction and are not done, 1 to 1024; as many can be sent behind a send whose wait is not queued. Default 64.
     pub ahead: u32,
     /// Slices of a message, 1 to 15. Default 3.
     pub max_slices: u32,
@@ -70,6 +70,12 @@ impl MessageConfig {
 
     pub(super) fn slot_count(&self) -> u32 {
         self.slots.next_power_of_two()
+    }
+
+    /// Places for the results of receives by kernels: as many as the queue of receives has. Twice, because a stream may have executed a receive, so that another
+    /// one has its place in the queue, before this process has looked.
+    pub(super) fn result_count(&self) -> u32 {
+        2 * (self.slot_count() + self.ahead).next_power_of_two()
     }
 
     /// The configuration of the endpoint that sends messages and receives into slots.

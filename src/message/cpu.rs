@@ -132,7 +132,7 @@ impl MessageQueue {
 
     fn receive_until(&mut self, slices: &[Slice<'_>], limit: CallTime) -> Result<u64> {
         let peer = self.peer()?;
-        self.check_target(slices)?;
+        self.check_target(slices, false)?;
         self.endpoint.check_post(QueueKind::Recv)?;
         self.returns.check_post(QueueKind::Send)?;
         // Before the message is taken: nothing that could be late or full comes behind it.

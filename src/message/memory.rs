@@ -10,11 +10,15 @@ use crate::{Error, Result, StateKind};
 /// Slots begin at multiples of this.
 const SLOT_ALIGN: u64 = 64;
 
-/// The memory of a queue that only this side and its device write: the headers of messages to send, then the slots.
+/// Bytes of a `struct dbl_taken` of `include/doorbell/detail/take.h`.
+const RESULT_BYTES: u64 = 64;
+
+/// The memory of a queue that only this side and its device write: the headers of messages to send, then the slots, then the results of receives by kernels.
 pub(super) struct MessageMemory {
     region: Region,
     header_count: u32,
     slots: u32,
+    result_count: u32,
     pub(super) eager_bytes: u32,
     max_slices: u32,
 }
@@ -33,15 +37,18 @@ impl MessageMemory {
         // A header is written before there is a place in the send queue for its message, and stays until the message has left: twice as many as
         // requests in the queue.
         let header_count = 2 * config.endpoint.send_depth.next_power_of_two();
+        let result_count = config.result_count();
         let memory = |region| MessageMemory {
             region,
             header_count,
             slots: config.slots,
+            result_count,
             eager_bytes: config.eager_bytes,
             max_slices: config.max_slices,
         };
-        let bytes =
-            headers_bytes(header_count) + u64::from(config.slots) * slot_stride(config.eager_bytes);
+        let bytes = headers_bytes(header_count)
+            + u64::from(config.slots) * slot_stride(config.eager_bytes)
+            + u64::from(result_count) * RESULT_BYTES;
         Region::alloc(domain, bytes, Access::LOCAL_WRITE).map(memory)
     }
 
@@ -57,7 +64,12 @@ impl MessageMemory {
             offset: self.slot_offset(number),
             number,
             eager_bytes: self.eager_bytes,
+            result: self.slot_end() + u64::from(number & (self.result_count - 1)) * RESULT_BYTES,
         }
+    }
+
+    fn slot_end(&self) -> u64 {
+        headers_bytes(self.header_count) + u64::from(self.slots) * slot_stride(self.eager_bytes)
     }
 
     pub(super) fn slot_slice(&self, number: u32) -> Result<Slice<'_>> {

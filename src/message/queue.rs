@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use super::config::SLOTS_MAX;
 use super::memory::{MessageMemory, check_slice, check_slices};
-use super::receive::{Receive, capacity};
+use super::receive::{Receive, ReceiveOutcome, capacity};
 use super::{MessageAddress, MessageConfig, MessageTicket};
 use crate::endpoint::{
-    AbortHandle, Control, Endpoint, PathReport, Prepared, QueueKind, Ticket, Work,
+    AbortHandle, Control, Endpoint, PathReport, Prepared, QueueKind, Ticket, Work, poll_until,
     stream_post_among,
 };
 use crate::region::{Access, ProtectionDomain, Region, Slice};
@@ -37,7 +37,8 @@ const CREDIT_BYTES: u64 = 4;
 ///
 /// A wait that misses its deadline, or that its stream discards, fails the queue: the peer may still use what was sent.
 ///
-/// Receives can be queued on a [`HostStream`](crate::HostStream), and on any stream where the path is [`Control::Sync`]; sends on every stream.
+/// Sends and receives can be queued on every stream. On a stream of a GPU a kernel of this library takes the message out of its slot, and so into memory of the GPU's
+/// context or of the host. After a receive that has failed, the memory must not be used before the stream is synchronized: a kernel may be at it.
 ///
 /// ```
 /// use doorbell::{Access, Device, HostStream, MessageConfig, MessageQueue, Region};
@@ -78,6 +79,8 @@ pub struct MessageQueue {
     pub(super) unwaited: u32,
     /// The memory of messages that the peer has not read yet.
     unread: VecDeque<(u32, Region)>,
+    /// The receives by kernels that may still be under way. Their results have places, which are used again.
+    by_kernels: VecDeque<(u32, Arc<ReceiveOutcome>)>,
 }
 
 /// What is to be given to a stream in one batch.
@@ -137,6 +140,7 @@ impl MessageQueue {
             uncollected: 0,
             unwaited: 0,
             unread: VecDeque::new(),
+            by_kernels: VecDeque::new(),
         };
         for number in 0..config.slots {
             let slot = queue.memory.slot_slice(number)?;
@@ -268,19 +272,16 @@ impl MessageQueue {
     /// message stays as it is.
     ///
     /// # Errors
-    /// As [`MessageQueue::start_send`]; [`Error::State`] for memory that the CPU cannot access or that has no [`Access::LOCAL_WRITE`], and for a stream that is not
-    /// one of the host unless the path is [`Control::Sync`]; [`Error::Range`] for several slices with more bytes than
-    /// [`MessageConfig::eager_bytes`].
+    /// As [`MessageQueue::start_send`]; [`Error::State`] for memory without [`Access::LOCAL_WRITE`], for memory that the CPU cannot access, unless the stream is one of a GPU and
+    /// the path is not [`Control::Sync`], and for a GPU for which this library has no kernel; [`Error::Foreign`] for memory of another CUDA context; [`Error::Range`] for several
+    /// slices with more bytes than [`MessageConfig::eager_bytes`].
     pub fn recv(&mut self, stream: &dyn Executor, slices: &[Slice<'_>]) -> Result<MessageTicket> {
-        if !stream.executes_on_host() && self.endpoint.path().control != Control::Sync {
-            return Err(Error::state(
-                StateKind::Unsupported,
-                "receive a message",
-                "streams of a GPU cannot take a message out of its slot yet; receive on a host stream or with `recv_now`",
-            ));
+        let by_kernel = !stream.executes_on_host() && self.endpoint.path().control != Control::Sync;
+        if by_kernel {
+            self.make_result_free(stream)?;
         }
         let mut batch = StreamBatch::default();
-        let made = self.make_receive(slices, &mut batch);
+        let made = self.make_receive(slices, by_kernel, &mut batch);
         let (receive, waits) = self.or_roll_back(&mut batch, made)?;
         let posted = stream_post_among(
             stream,
@@ -291,6 +292,10 @@ impl MessageQueue {
         let (is_signaled, is_read) = (self.is_credit_signaled(), waits.len() > 1);
         if is_signaled || is_read {
             self.uncollected = 0;
+        }
+        if by_kernel {
+            self.by_kernels
+                .push_back((self.received, receive.outcome()));
         }
         self.received = self.received.wrapping_add(1);
         self.note_credit(is_signaled);
@@ -435,15 +440,51 @@ impl MessageQueue {
         self.peer_wait(number, &peer, Some(held)).map(Some)
     }
 
+    /// Sees to it that the place for the result of the next receive is not in use, as long as [`EndpointConfig::room_timeout`](crate::EndpointConfig) says.
+    /// A stream may have executed the receive before in it, and not have been looked at since.
+    fn make_result_free(&mut self, stream: &dyn Executor) -> Result<()> {
+        let depth = self.config.result_count();
+        let (received, by_kernels) = (self.received, &mut self.by_kernels);
+        let mut is_free = || {
+            while by_kernels.front().is_some_and(|it| it.1.has_ended()) {
+                by_kernels.pop_front();
+            }
+            let oldest = by_kernels.front().map(|it| it.0);
+            oldest.is_none_or(|oldest| received.wrapping_sub(oldest) < depth)
+        };
+        if is_free() {
+            return Ok(());
+        }
+        let patience = self.config.endpoint.room_timeout;
+        let look = || {
+            stream.query()?;
+            Ok(is_free().then_some(()))
+        };
+        let freed = poll_until(
+            "the wait for room in the queue",
+            Some(patience.unwrap_or_default()),
+            || false,
+            look,
+        );
+        freed.map_err(|error| match error {
+            Error::Timeout { .. } if patience.is_none() => Error::QueueFull {
+                queue: "receive result",
+                depth,
+            },
+            error => error,
+        })
+    }
+
     /// The operations of a receive, and which of them are waits.
     fn make_receive(
         &mut self,
         slices: &[Slice<'_>],
+        by_kernel: bool,
         batch: &mut StreamBatch,
     ) -> Result<(Arc<Receive>, Vec<usize>)> {
         let peer = self.peer()?;
         self.returns.check_alive()?;
-        let capacity = self.check_target(slices)?;
+        let capacity = self.check_target(slices, by_kernel)?;
         let (number, timeout) = (self.received, self.timeout());
         let mut waits = vec![0];
         let arrival = self
@@ -451,25 +492,21 @@ impl MessageQueue {
             .prepare_wait_cq_for(QueueKind::Recv, timeout)?;
         batch.prepared.push(arrival);
         let is_eager = capacity <= u64::from(self.memory.eager_bytes);
-        let (late, receive) = match slices {
+        let (read, late) = match slices {
             [slice] if !is_eager => {
                 let (read, late) = self.returns.prepare_late_read(slice, number.into())?;
-                (
-                    Some(read),
-                    Receive::new(self.memory.slot(number), slices, Some(late), &self.credits),
-                )
+                (Some(read), Some(late))
             }
-            _ => (
-                None,
-                Receive::new(self.memory.slot(number), slices, None, &self.credits),
-            ),
+            _ => (None, None),
         };
+        let slot = self.memory.slot(number);
+        let receive = Receive::new(slot, slices, late, &self.credits, by_kernel)?;
         batch.push(receive.take_step());
         // Before a read waits for its own completion, and before there is one credit more to be collected.
-        if late.is_some() || self.is_credit_signaled() {
+        if read.is_some() || self.is_credit_signaled() {
             self.collect(batch)?;
         }
-        if let Some(read) = late {
+        if let Some(read) = read {
             batch.prepared.push(read);
             waits.push(batch.prepared.len());
             let wait = self.returns.prepare_wait_cq_for(QueueKind::Send, timeout)?;
@@ -483,12 +520,12 @@ impl MessageQueue {
         let mut bytes = [0; 4];
         let credit = self.credit(number, &peer, &mut bytes)?;
         batch.prepared.push(self.returns.prepare_send(&credit)?);
-        batch.push(receive.end_step());
+        batch.push(receive.end_step()?);
         Ok((receive, waits))
     }
 
-    /// Fails for slices that no message can be received into. Returns their length together.
-    pub(super) fn check_target(&self, slices: &[Slice<'_>]) -> Result<u64> {
+    /// Fails for slices that no message can be received into, by a kernel or by the CPU. Returns their length together.
+    pub(super) fn check_target(&self, slices: &[Slice<'_>], by_kernel: bool) -> Result<u64> {
         let capacity = capacity(slices.iter().copied());
         check_slices(slices, self.config.max_slices)?;
         if capacity > u64::from(self.memory.eager_bytes) {
@@ -496,7 +533,9 @@ impl MessageQueue {
         }
         for (at, slice) in slices.iter().enumerate() {
             check_slice(slice, at, &self.endpoint, Access::LOCAL_WRITE)?;
-            slice.region.check_host()?;
+            if !by_kernel {
+                slice.region.check_host()?;
+            }
         }
         Ok(capacity)
     }

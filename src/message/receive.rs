@@ -2,14 +2,16 @@
 #![allow(unsafe_code)] // promises the memory behind a region's target to executors
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::header::{HEADER_BYTES, MessageHeader, MessagePlace};
 use crate::bytecode::{Program, TargetId, Targets};
 use crate::endpoint::LateRead;
 use crate::region::{Region, RemoteSlice, Slice};
-use crate::stream::{Attachments, DeferredDrop, Outcome, Owner, StreamFailure, Submission};
+use crate::stream::{
+    Attachments, DeferredDrop, MessageTake, Outcome, Owner, StreamFailure, Submission,
+};
 use crate::{Error, Result, StateKind};
 
 /// Copied at once.
@@ -22,7 +24,14 @@ pub(super) struct MessageSlot {
     /// Running number of the message that is expected.
     pub(super) number: u32,
     pub(super) eager_bytes: u32,
+    /// Offset of the result, if a kernel takes the message.
+    pub(super) result: u64,
 }
+
+/// The words of `struct dbl_taken` of `include/doorbell/detail/take.h`, as offsets in bytes. Its first bytes are the header that the kernel has found.
+const TAKEN: u64 = 32;
+const SEEN: u64 = 36;
+const SKIP: u64 = 40;
 
 impl MessageSlot {
     /// The header of the message in it.
@@ -30,9 +39,41 @@ impl MessageSlot {
     /// # Errors
     /// [`Error::Malformed`].
     pub(super) fn header(&self) -> Result<MessageHeader> {
+        self.header_at(self.offset)
+    }
+
+    fn header_at(&self, offset: u64) -> Result<MessageHeader> {
         let mut bytes = [0; HEADER_BYTES as usize];
-        self.memory.read(self.offset, &mut bytes)?;
+        self.memory.read(offset, &mut bytes)?;
         MessageHeader::from_bytes(&bytes, self.number, self.eager_bytes)
+    }
+
+    /// The header of the message that a kernel has taken, or has refused.
+    fn header_of_result(&self) -> Result<MessageHeader> {
+        self.header_at(self.result)
+    }
+
+    /// The value of the result's words with which they are of this message.
+    fn mark(&self) -> u32 {
+        self.number.wrapping_add(1)
+    }
+
+    fn has_mark(&self, word: u64) -> bool {
+        let found = self.memory.load_u32(self.result + word);
+        found.is_ok_and(|found| found == self.mark())
+    }
+
+    /// Gives the words of the result to this message: none of them has its mark. What was there may be from long before, or nothing at all.
+    fn arm_result(&self) -> Result<()> {
+        for word in [TAKEN, SEEN, SKIP] {
+            self.memory.store_u32(self.result + word, self.number)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a kernel has refused the message. It stores first whether it has taken it, and then that it has looked.
+    fn is_refused(&self) -> bool {
+        self.has_mark(SEEN) && !self.has_mark(TAKEN)
     }
 
     /// Copies the message of that length into memory, which has room for it.
@@ -58,14 +99,18 @@ impl MessageSlot {
     }
 }
 
-/// A receive on a stream: the owner of two programs without any operations. The stream executes the first when the message has arrived, and the second at
-/// the end.
+/// A receive on a stream: the owner of two programs. The stream executes the first when the message has arrived, and the second at the end. Neither has
+/// operations, but on a stream of a GPU the second is a wait for what the kernel says that the first stands for.
 pub(super) struct Receive {
     slot: MessageSlot,
     target: Vec<(Region, u64, u32)>,
     /// The operation that reads a long message, if there may be one.
-    read: Mutex<Option<LateRead>>,
+    read: Option<LateRead>,
     outcome: Arc<ReceiveOutcome>,
+    /// A kernel takes the message.
+    by_kernel: bool,
+    /// The stream may not pass its end, because something before it has failed.
+    is_given_up: AtomicBool,
     /// The peer may write credits as long as the endpoint goes on.
     credits: Region,
 }
@@ -75,23 +120,31 @@ const TAKE: u64 = 0;
 const END: u64 = 1;
 
 impl Receive {
+    /// # Errors
+    /// None that are known: the result is within the memory.
     pub(super) fn new(
         slot: MessageSlot,
         target: &[Slice<'_>],
         read: Option<LateRead>,
         credits: &Region,
-    ) -> Arc<Receive> {
+        by_kernel: bool,
+    ) -> Result<Arc<Receive>> {
+        if by_kernel {
+            slot.arm_result()?;
+        }
         let target = target
             .iter()
             .map(|slice| (slice.region.clone(), slice.offset, slice.len_bytes))
             .collect();
-        Arc::new(Receive {
+        Ok(Arc::new(Receive {
             slot,
             target,
-            read: Mutex::new(read),
+            read,
             outcome: Arc::default(),
+            by_kernel,
+            is_given_up: AtomicBool::new(false),
             credits: credits.clone(),
-        })
+        }))
     }
 
     pub(super) fn outcome(&self) -> Arc<ReceiveOutcome> {
@@ -100,17 +153,26 @@ impl Receive {
 
     /// The program that takes the message out of its slot.
     pub(super) fn take_step(self: &Arc<Self>) -> Submission {
-        self.step(TAKE)
+        self.step(TAKE, Program::new(self.slot.memory.targets()))
     }
 
-    /// The program that ends the receive.
-    pub(super) fn end_step(self: &Arc<Self>) -> Submission {
-        self.step(END)
+    /// The program that ends the receive. A stream that cannot skip what is behind a message that was refused waits in it, until that is stopped.
+    ///
+    /// # Errors
+    /// None that are known: the word is within the memory.
+    pub(super) fn end_step(self: &Arc<Self>) -> Result<Submission> {
+        let MessageSlot { memory, result, .. } = &self.slot;
+        let mut program = Program::new(memory.targets());
+        if self.by_kernel {
+            let taken = memory.target().dword(result + TAKEN)?;
+            program.poll_geq(taken, self.slot.mark())?;
+        }
+        Ok(self.step(END, program))
     }
 
-    fn step(self: &Arc<Self>, cookie: u64) -> Submission {
+    fn step(self: &Arc<Self>, cookie: u64, program: Program) -> Submission {
         Submission {
-            program: Program::new(self.slot.memory.targets()),
+            program,
             owner: Arc::clone(self) as Arc<dyn Owner>,
             cookie,
         }
@@ -124,18 +186,13 @@ impl Receive {
         })
     }
 
-    fn read(&self) -> Option<LateRead> {
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        read.take()
-    }
-
     /// Copies an eager message; has the read of a long one read it.
     fn take(&self) -> Result<u64> {
         let MessageHeader {
             len_bytes, place, ..
         } = self.slot.header()?;
         check_fits(len_bytes, self.slices())?;
-        match (place, self.read()) {
+        match (place, &self.read) {
             (MessagePlace::Slot, _) => self.slot.copy(len_bytes, self.slices())?,
             (MessagePlace::Sender { addr, rkey }, Some(read)) => {
                 read.set(RemoteSlice::new(addr, rkey, len_bytes))?;
@@ -144,6 +201,15 @@ impl Receive {
             (MessagePlace::Sender { .. }, None) => return Err(truncated(len_bytes, self.slices())),
         }
         Ok(len_bytes)
+    }
+
+    /// Notes what a kernel has found, which it has stored.
+    fn note_result(&self) {
+        let found = self.slot.header_of_result().and_then(|header| {
+            check_fits(header.len_bytes, self.slices())?;
+            Ok(header.len_bytes)
+        });
+        self.outcome.take(found);
     }
 }
 
@@ -170,7 +236,7 @@ fn truncated<'a>(len_bytes: u64, target: impl Iterator<Item = Slice<'a>>) -> Err
     }
 }
 
-// SAFETY: the one target of the region's table is the region's memory, which lives as long as the slot has it. The programs access none of it.
+// SAFETY: the one target of the region's table is the region's memory, which lives as long as the slot has it.
 unsafe impl Owner for Receive {
     fn targets(&self) -> &Targets {
         self.slot.memory.targets()
@@ -186,17 +252,42 @@ unsafe impl Owner for Receive {
     }
 
     fn started(&self, cookie: u64) {
-        if cookie == TAKE {
+        if cookie == TAKE && !self.by_kernel {
             self.outcome.take(self.take());
         }
     }
 
+    fn kernel_step(&self, cookie: u64) -> Result<Option<MessageTake<'_>>> {
+        if cookie != TAKE || !self.by_kernel {
+            return Ok(None);
+        }
+        let slot = &self.slot;
+        let slices = self.target.iter().map(|(region, offset, len_bytes)| {
+            let memory = region.kernel_memory(*offset);
+            (memory, *len_bytes)
+        });
+        Ok(Some(MessageTake {
+            slot: slot.memory.kernel_memory(slot.offset),
+            result: slot.memory.kernel_memory(slot.result),
+            read: self.read.as_ref().map(LateRead::place),
+            number: slot.number,
+            eager_bytes: slot.eager_bytes,
+            slices: slices.collect(),
+        }))
+    }
+
     fn failure_of(&self, cookie: u64, outcome: Outcome) -> Option<StreamFailure> {
-        // At the end, so that the sender has its credit, and the slot its receive.
-        let is_end = cookie == END && outcome == Outcome::Done;
-        let result = self.outcome.taken.get().filter(|_| is_end)?;
-        let error = result.as_ref().err()?;
-        Some(format!("a receive failed: {error}").into())
+        if cookie != END {
+            return None;
+        }
+        if self.by_kernel && (outcome == Outcome::Done || self.slot.is_refused()) {
+            self.note_result();
+        }
+        match (self.outcome.taken.get(), outcome) {
+            (Some(Err(error)), _) => Some(format!("a receive failed: {error}").into()),
+            (_, Outcome::Released) => Some("a receive was given up".into()),
+            _ => None,
+        }
     }
 
     fn finished(&self, cookie: u64, outcome: Outcome) {
@@ -207,13 +298,22 @@ unsafe impl Owner for Receive {
         }
     }
 
+    fn give_up(&self, _generation: u32) {
+        self.is_given_up.store(true, Ordering::Release);
+        // A kernel that has not begun leaves the memory alone.
+        let MessageSlot { memory, result, .. } = &self.slot;
+        let _ = memory.store_u32(result + SKIP, self.slot.mark());
+    }
+
+    fn released(&self, cookie: u64) -> bool {
+        cookie == END
+            && self.by_kernel
+            && (self.is_given_up.load(Ordering::Acquire) || self.slot.is_refused())
+    }
+
     fn drop_nonblocking(self) -> Option<DeferredDrop> {
-        let read = self
-            .read
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
         let mut rest: Vec<DeferredDrop> = Vec::new();
-        rest.extend(read.and_then(LateRead::into_deferred_drop));
+        rest.extend(self.read.and_then(LateRead::into_deferred_drop));
         let regions = self.target.into_iter().map(|(region, ..)| region);
         let regions = regions.chain([self.slot.memory, self.credits]);
         rest.extend(regions.filter_map(Region::into_deferred_drop));
@@ -238,6 +338,11 @@ impl ReceiveOutcome {
         let _ = self.taken.set(result);
     }
 
+    /// Whether the receive is over for its stream.
+    pub(super) fn has_ended(&self) -> bool {
+        self.state.load(Ordering::Acquire) != PENDING
+    }
+
     /// Only the first end counts.
     fn end(&self, state: u8) {
         let _ = (self.state).compare_exchange(PENDING, state, Ordering::AcqRel, Ordering::Relaxed);
@@ -258,6 +363,37 @@ impl ReceiveOutcome {
                 "receive a message",
                 "its stream failed or was aborted before the receive was over",
             )),
+        }
+    }
+}
+
+#[cfg(all(test, feature = "softcx"))]
+mod tests {
+    use super::*;
+    use crate::{Access, Device};
+
+    /// The memory of results is zero at first, and 0 is the mark of the last number.
+    #[test]
+    fn results_begin_without_a_mark() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let memory = Region::alloc(&domain, 4096, Access::LOCAL_WRITE).unwrap();
+        for number in [0, 1, u32::MAX] {
+            let slot = MessageSlot {
+                memory: memory.clone(),
+                offset: 0,
+                number,
+                eager_bytes: 64,
+                result: 2048,
+            };
+            memory.fill(2048, 64, 0).unwrap();
+            slot.arm_result().unwrap();
+            let marks = [TAKEN, SEEN, SKIP].map(|word| slot.has_mark(word));
+            assert_eq!(marks, [false; 3], "{number}");
+            assert!(!slot.is_refused());
+            memory.store_u32(2048 + SEEN, slot.mark()).unwrap();
+            assert!(slot.is_refused());
+            memory.store_u32(2048 + TAKEN, slot.mark()).unwrap();
+            assert!(!slot.is_refused());
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::region::element::{Element, bytes_of, bytes_of_mut};
 use crate::region::huge::{HugePages, PageSize};
 use crate::region::mapping::{self, Backing};
 use crate::region::{ProtectionDomain, RegionKind, RemoteRegion};
-use crate::stream::{Attachments, DeferredDrop};
+use crate::stream::{Attachments, DeferredDrop, KernelMemory};
 use crate::{Error, Result, StateKind};
 
 /// The longest region: 1 TiB.
@@ -283,6 +283,25 @@ impl Region {
                 "region",
                 format!("the CPU cannot access this memory ({kind})"),
             )),
+        }
+    }
+
+    /// The place at an offset, for a kernel.
+    pub(crate) fn kernel_memory(&self, offset: u64) -> KernelMemory<'_> {
+        #[cfg(feature = "cuda")]
+        let context = match &self.inner.own {
+            OwnedMemory::Device { held } => Some(held.context_key()),
+            _ => None,
+        };
+        #[cfg(not(feature = "cuda"))]
+        let context = None;
+        let is_host = self.inner.kind == RegionKind::Host;
+        KernelMemory {
+            attachments: is_host.then_some(&self.inner.attachments),
+            start: self.inner.start,
+            context,
+            len_bytes: self.inner.len_bytes as usize,
+            offset,
         }
     }
 

@@ -122,11 +122,10 @@ pub unsafe trait Executor: SealedExecutor + Send + Sync {
         .map_err(|(_, error)| error)
     }
 
-    /// Whether a thread of this process executes the programs, so that what an [`Owner`] does in [`Owner::started`] comes in its turn.
+    /// Whether a thread of this process executes the programs, so that what an [`Owner`] does in [`Owner::started`] comes in its turn. Otherwise kernels do what
+    /// [`Owner::kernel_step`] says.
     #[doc(hidden)]
-    fn executes_on_host(&self) -> bool {
-        false
-    }
+    fn executes_on_host(&self) -> bool;
 
     /// Makes `event` stand for the work queued so far. It no longer stands for earlier work; waits that have begun are not affected.
     ///

@@ -36,6 +36,7 @@ mod host;
 mod host_closure;
 mod library_thread;
 mod lock;
+mod message_take;
 mod owner;
 mod parker;
 mod reached;
@@ -66,6 +67,7 @@ pub(crate) use library_thread::is_library_thread;
 pub(crate) use lock::Lock;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use lock::locks_taken;
+pub use message_take::{KernelMemory, MessageTake, ReadPlace};
 pub(crate) use owner::DeferredDrop;
 pub use owner::{Attachments, Outcome, Owner};
 pub use reached::Reached;

@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use super::failure_notifier::FailureNotifier;
 use super::fault::StreamFailure;
 use super::lock::Lock;
+use super::message_take::MessageTake;
 use crate::Result;
 use crate::bytecode::{TargetId, Targets};
 
@@ -79,6 +80,16 @@ pub unsafe trait Owner: Send + Sync + DropLater {
     /// The executor is done with the program submitted with `cookie`. Called exactly once for each program that was accepted.
     fn finished(&self, cookie: u64, outcome: Outcome) {
         let _ = (cookie, outcome);
+    }
+
+    /// What a kernel of this library does on a GPU before the ops of the program: what a stream of the host does in [`Owner::started`].
+    ///
+    /// # Errors
+    /// Any, with which the executor refuses the program.
+    #[doc(hidden)]
+    fn kernel_step(&self, cookie: u64) -> Result<Option<MessageTake<'_>>> {
+        let _ = cookie;
+        Ok(None)
     }
 
     /// Asked once a program was executed to its end, before [`Owner::finished`]: why what is queued behind it must not run, if one of its waits

@@ -53,6 +53,10 @@ unsafe impl Executor for StoreOnlyStream {
         self.0.name()
     }
 
+    fn executes_on_host(&self) -> bool {
+        self.0.executes_on_host()
+    }
+
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
         let mut wrapped = batch.iter().cloned().map(wrap).collect();
         self.0.submit(&mut wrapped)?;

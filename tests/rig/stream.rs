@@ -186,6 +186,10 @@ unsafe impl Executor for Stream {
         self.executor().name()
     }
 
+    fn executes_on_host(&self) -> bool {
+        self.executor().executes_on_host()
+    }
+
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
         self.step(|stream| stream.submit(batch))
     }

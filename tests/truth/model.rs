@@ -14,6 +14,9 @@ use crate::plan::{
     Bounced, Breakage, Call, Plan, Put, Recorded, STEPS_MAX, Send, Step, Transfer, recorded,
 };
 
+/// How long a device that is not unresponsive may take to stop on a machine that is busy.
+const STOPS: Duration = Duration::from_secs(5);
+
 /// A contradiction between what the library reports and the actual state.
 #[derive(Debug, Clone)]
 pub struct Lie {
@@ -746,6 +749,11 @@ impl Model {
                 ..
             }
         );
+        // A status stays what it was until the device has stopped, for which a look waits half a second.
+        let until = Instant::now() + STOPS;
+        while matches!(ticket.status(), Status::Rung) && Instant::now() < until {
+            std::thread::yield_now();
+        }
         match ticket.status() {
             Status::Failed(_) => {}
             // A deadline names the request that was the oldest one under way, which may complete just then.

@@ -65,6 +65,18 @@ DBL_DEVICE uint32_t dbl_load_dword_relaxed(const void *from)
 	return value;
 }
 
+/* Two words, each of which is relaxed. `from` is a multiple of 16. */
+DBL_DEVICE void dbl_load_16(uint64_t words[2], const void *from)
+{
+	asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(words[0]), "=l"(words[1]) : "l"(from) : "memory");
+}
+
+/* The same. */
+DBL_DEVICE void dbl_store_16(void *to, const uint64_t words[2])
+{
+	asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" : : "l"(to), "l"(words[0]), "l"(words[1]) : "memory");
+}
+
 /* Relaxed. */
 DBL_DEVICE void dbl_store_dword(void *to, uint32_t value)
 {
@@ -238,6 +250,18 @@ DBL_DEVICE uint64_t dbl_load_qword(const void *from)
 DBL_DEVICE uint32_t dbl_load_dword_relaxed(const void *from)
 {
 	return __atomic_load_n((const uint32_t *)from, __ATOMIC_RELAXED);
+}
+
+DBL_DEVICE void dbl_load_16(uint64_t words[2], const void *from)
+{
+	words[0] = __atomic_load_n((const uint64_t *)from, __ATOMIC_RELAXED);
+	words[1] = __atomic_load_n((const uint64_t *)from + 1, __ATOMIC_RELAXED);
+}
+
+DBL_DEVICE void dbl_store_16(void *to, const uint64_t words[2])
+{
+	__atomic_store_n((uint64_t *)to, words[0], __ATOMIC_RELAXED);
+	__atomic_store_n((uint64_t *)to + 1, words[1], __ATOMIC_RELAXED);
 }
 
 DBL_DEVICE void dbl_store_dword(void *to, uint32_t value)

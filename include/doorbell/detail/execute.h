@@ -7,6 +7,7 @@
  *     TABLE    the addresses of `count` targets; later programs name targets by their index in this table
  *     PROGRAM  its number, then `count` struct dbl_unit
  *     COUNT    a number to report: the batch has been executed up to here
+ *     TAKE     `count` words, those of a struct dbl_take: takes a message out of its slot, see take.h
  *
  * Memory order. All accesses have system scope, because the other sides are CPUs and NICs. A store is relaxed, one
  * access of its width. A poll loads relaxed, so that a turn does not invalidate the caches of the multiprocessor, and
@@ -27,6 +28,8 @@
 
 #include "access.h"
 #include "bytecode.h"
+#include "executor.h"
+#include "take.h"
 
 /*
  * Words of a batch: short for a send or a wait, long for many. A batch is the one parameter of a kernel; the driver
@@ -35,12 +38,12 @@
 #define DBL_BATCH_SHORT_WORDS 62
 #define DBL_BATCH_LONG_WORDS 2046
 
-enum dbl_item { DBL_ITEM_TABLE = 1, DBL_ITEM_PROGRAM = 2, DBL_ITEM_COUNT = 3 };
+enum dbl_item { DBL_ITEM_TABLE = 1, DBL_ITEM_PROGRAM = 2, DBL_ITEM_COUNT = 3, DBL_ITEM_TAKE = 4 };
 
 /* The first word of an item. */
 struct dbl_item_head {
 	uint8_t kind;  /* enum dbl_item */
-	uint8_t count; /* number of addresses or units */
+	uint8_t count; /* number of addresses, units or words */
 	uint16_t reserved[3];
 };
 
@@ -91,30 +94,6 @@ DBL_STATIC_ASSERT(offsetof(struct dbl_control, done) == 148, "done");
 DBL_STATIC_ASSERT(offsetof(struct dbl_control, status) == 256, "status");
 DBL_STATIC_ASSERT(sizeof(struct dbl_control) == 384, "a control block is 384 bytes");
 
-#ifdef __CUDACC__
-
-/* Inline, so that unused functions cause no warning. */
-#define DBL_EXECUTOR static inline __device__
-
-/* A wrong address of a GPU ends the context, so it is not checked. */
-#define DBL_MAP_ADDRESS(address, len_bytes) ((void *)(address))
-/* Nothing ends a kernel from outside. */
-#define DBL_PAUSE(turn) 0
-
-#else
-
-#define DBL_EXECUTOR static inline
-/* Programs may define this to translate addresses; NULL if there is no memory at an address. */
-#ifndef DBL_MAP_ADDRESS
-#define DBL_MAP_ADDRESS(address, len_bytes) ((void *)(uintptr_t)(address))
-#endif
-/* Called once in each turn of a wait; if not 0, the batch ends there. */
-#ifndef DBL_PAUSE
-#define DBL_PAUSE(turn) 0
-#endif
-
-#endif
-
 /* The result of a batch, or of a part of it. */
 enum dbl_end {
 	DBL_END_DONE = 0,
@@ -131,7 +110,7 @@ struct dbl_run {
 	uint64_t start_ns;   /* start time; 0 until the first wait, so that the clock is not read before a doorbell */
 	uint64_t timeout_ns; /* limit for the whole execution, from start_ns; UINT64_MAX: only the host ends waits */
 	uint32_t waited;     /* 1: a wait was executed */
-	uint32_t failed;     /* 1: a completion with an error, or a wait that the host has ended */
+	uint32_t failed;     /* 1: a completion with an error, a wait that the host has ended, or a message that was not taken */
 	uint32_t stopped;    /* enum dbl_stop, or 0; if set, only counts are executed */
 };
 
@@ -280,6 +259,23 @@ DBL_EXECUTOR enum dbl_end dbl_program(const uint64_t *units, uint32_t unit_count
 	return DBL_END_DONE;
 }
 
+/* Takes a message out of its slot. One that cannot be taken is a failure, which the host finds in the result. */
+DBL_EXECUTOR enum dbl_end dbl_take_item(const uint64_t *body, uint32_t words, struct dbl_run *run)
+{
+	switch (dbl_take(body, words)) {
+	case DBL_TAKE_DONE:
+		return DBL_END_DONE;
+	case DBL_TAKE_REFUSED:
+		dbl_note(run->control, DBL_STATUS_WORK);
+		run->failed = 1;
+		return DBL_END_DONE;
+	case DBL_TAKE_UNREACHABLE:
+		return DBL_END_UNREACHABLE;
+	default:
+		return DBL_END_MALFORMED;
+	}
+}
+
 /*
  * Executes a batch of `word_count` words. Returns DBL_END_DONE, also if execution was stopped (see run->stopped), or
  * DBL_END_PAUSED or DBL_END_UNREACHABLE.
@@ -297,6 +293,7 @@ DBL_EXECUTOR enum dbl_end dbl_execute_bounded(const uint64_t *words, uint32_t wo
 
 		dbl_item_head_of(&head, &words[at]);
 		body_words = head.kind == DBL_ITEM_TABLE   ? head.count :
+			     head.kind == DBL_ITEM_TAKE	   ? head.count :
 			     head.kind == DBL_ITEM_PROGRAM ? 1 + 3 * (uint32_t)head.count :
 							      1;
 		if (body_words >= word_count - at)
@@ -311,6 +308,9 @@ DBL_EXECUTOR enum dbl_end dbl_execute_bounded(const uint64_t *words, uint32_t wo
 		} else if (head.kind == DBL_ITEM_COUNT) {
 			dbl_fence_release();
 			dbl_store_dword(&control->done, (uint32_t)body[0]);
+		} else if (head.kind == DBL_ITEM_TAKE) {
+			if (!run->stopped)
+				end = dbl_take_item(body, head.count, run);
 		} else
 			end = DBL_END_MALFORMED;
 		if (end == DBL_END_STOPPED || end == DBL_END_MALFORMED || end == DBL_END_TIMED_OUT) {

@@ -26,7 +26,7 @@ use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
 use crate::nic::{NicQueuePair, Queues};
 use crate::proxy::{PollMembership, ProgressThread, execute_elsewhere};
 use crate::region::ProtectionDomain;
-use crate::stream::{Asymmetric, Attachments};
+use crate::stream::{Asymmetric, Attachments, KernelMemory, ReadPlace};
 use crate::{Error, Result, StateKind, WorkError};
 
 use in_flight::InFlight;
@@ -360,6 +360,24 @@ impl EndpointShared {
                 remote,
                 len_bytes,
             );
+        }
+    }
+
+    /// Where a prepared request of one WQEBB is, for a kernel.
+    pub(super) fn read_place(&self, posted: Posted) -> ReadPlace<'_> {
+        let Queues::Mlx5(memory) = self.qp.queues();
+        let ring = NonNull::new(memory.send_ring).unwrap_or(NonNull::dangling());
+        let wqebb = u64::from(posted.index & (self.send_wqebbs - 1));
+        ReadPlace {
+            wqe: KernelMemory {
+                attachments: Some(&self.attachments),
+                start: ring,
+                context: None,
+                len_bytes: self.send_wqebbs as usize * WQEBB_BYTES,
+                offset: wqebb * WQEBB_BYTES as u64,
+            },
+            index: posted.index,
+            qpn: self.qp.qpn(),
         }
     }
 

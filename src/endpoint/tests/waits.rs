@@ -27,6 +27,10 @@ unsafe impl Executor for ByHand {
         "by hand"
     }
 
+    fn executes_on_host(&self) -> bool {
+        true
+    }
+
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
         self.0.lock().unwrap().append(batch);
         Ok(())
