@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::host_functions::{Boundary, FunctionPlace};
-use super::pending::defer_drops;
+use super::pending::{PendingEntry, defer_drops};
 use super::pending_queue::Arrived;
 use super::state::StreamState;
 use super::stream_progress::CountedStream;
@@ -35,9 +35,11 @@ impl CountedStream for StreamState {
         drop(pending);
         if let Some((entry, failure)) = earliest.filter(|(entry, _)| *entry <= forgiven) {
             self.fail_from(entry, failure);
+            self.decide(entry);
         }
         if let Some((entry, failure)) = later {
             self.fail_from(entry, failure);
+            self.decide(entry);
         }
         drop_stream(self);
     }
@@ -61,6 +63,14 @@ impl Dependent for StreamState {
 }
 
 impl StreamState {
+    /// Everything behind the entry was given up, so its wait has failed. Not before that: a GPU that comes to the wait and finds its completion passes it,
+    /// and what is behind it would be transmitted behind a wait that has failed.
+    fn decide(&self, entry: u64) {
+        let pending = self.pending.lock();
+        let of_entry = (pending.entries.iter()).filter(|pending| pending.done == entry);
+        of_entry.for_each(PendingEntry::stopped_behind);
+    }
+
     /// The entry ends without success. Before the stream may pass it, everything behind it is given up, unless the stream is to go on. What was queued
     /// after the stream's fault was taken is behind no failure of before.
     pub(super) fn fail_from(&self, entry: u64, failure: StreamFailure) {

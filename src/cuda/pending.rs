@@ -392,6 +392,19 @@ impl PendingEntry {
         }
     }
 
+    /// Everything behind the entry was given up, because its wait was to fail.
+    pub(super) fn stopped_behind(&self) {
+        if let PendingWork::Program {
+            owner,
+            cookie,
+            waits: true,
+            ..
+        } = &self.what
+        {
+            owner.stopped_behind(*cookie);
+        }
+    }
+
     /// The stream has begun the entry. Ends its wait if its owner or the application wants that, or returns what must happen before.
     fn begin(&mut self, words: &StreamWords, aborted: bool) -> Option<Next> {
         self.start();

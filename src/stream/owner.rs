@@ -100,11 +100,17 @@ pub unsafe trait Owner: Send + Sync + DropLater {
             .then(|| "a wait was released before its condition held".into())
     }
 
-    /// Asked when the owner has failed, and before its waits end: as [`Owner::failure_of`] of a wait that is released. A wait that a GPU is in may still end by
-    /// what it is for, until everything behind it is stopped; so nothing is decided of that one.
+    /// Asked when the owner has failed, and before its waits end: as [`Owner::failure_of`] of a wait that is released. A GPU may still pass the wait by
+    /// what it is for, until everything behind it is stopped; so nothing is decided here.
     #[doc(hidden)]
     fn expected_failure(&self, cookie: u64) -> Option<StreamFailure> {
         self.failure_of(cookie, Outcome::Released)
+    }
+
+    /// Everything behind the program was stopped, because of its [`Owner::expected_failure`]. So the wait has failed, also if what it is for comes before the stream.
+    #[doc(hidden)]
+    fn stopped_behind(&self, cookie: u64) {
+        let _ = cookie;
     }
 
     /// A program that was submitted with that cookie will never be executed to its end: the stream has ended before it, or in it.

@@ -184,6 +184,12 @@ impl QueueState {
         wait.is_for(index) && wait.op_status() == OpStatus::Rung
     }
 
+    /// Whether a stream has the wait for this running index, and has not decided it.
+    pub(in crate::endpoint) fn is_on_stream(&self, index: u32) -> bool {
+        let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
+        wait.is_for(index) && matches!(wait.op_status(), OpStatus::Queued | OpStatus::Rung)
+    }
+
     /// Whether the completion of this running index has come, in error or not.
     pub(in crate::endpoint) fn has_come(&self, index: u32) -> bool {
         // In this order: see `has_succeeded`.

@@ -173,10 +173,19 @@ unsafe impl Owner for EndpointShared {
     fn expected_failure(&self, cookie: u64) -> Option<StreamFailure> {
         let of = Cookie::from_bits(cookie);
         let queue = self.queue(of.kind);
-        if !(of.is_wait && queue.is_waiting(of.count)) {
+        if !(of.is_wait && queue.is_on_stream(of.count)) {
             return self.failure_of(cookie, Outcome::Released);
         }
         (!queue.has_succeeded(of.count)).then(|| self.wait_failure().into())
+    }
+
+    fn stopped_behind(&self, cookie: u64) {
+        let of = Cookie::from_bits(cookie);
+        let queue = self.queue(of.kind);
+        // Of one that a GPU is in, the device's end decides.
+        if of.is_wait && !queue.is_waiting(of.count) {
+            queue.set_wait(of.count, Wait::Failed);
+        }
     }
 
     fn give_up(&self, generation: u32) {

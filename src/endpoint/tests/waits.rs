@@ -1,7 +1,7 @@
 //! How a wait ends is decided once: for its stream and for its ticket.
 #![allow(unsafe_code)] // implements `Executor`
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::endpoint::queue::Wait;
@@ -66,9 +66,10 @@ unsafe impl Executor for ByHand {
     }
 }
 
-/// An endpoint that is connected to itself, and a wait for its receive that a stream has.
+/// An endpoint and its peer, and a wait for a receive of the endpoint that a stream has.
 struct Waiting {
     endpoint: Endpoint,
+    peer: Endpoint,
     region: Region,
     ticket: Ticket,
     submission: Submission,
@@ -84,8 +85,10 @@ impl Waiting {
     /// The stream has not come to the wait.
     fn queued() -> Waiting {
         let domain = Device::open("softcx").unwrap().protection_domain();
-        let mut endpoint = Endpoint::new(&domain, &EndpointConfig::default()).unwrap();
-        endpoint.connect(&endpoint.address()).unwrap();
+        let make = || Endpoint::new(&domain, &EndpointConfig::default()).unwrap();
+        let [mut endpoint, mut peer] = [make(), make()];
+        endpoint.connect(&peer.address()).unwrap();
+        peer.connect(&endpoint.address()).unwrap();
         let region = Region::alloc(&domain, 64, Access::ALL).unwrap();
         let to = [region.slice(8, 8).unwrap()];
         endpoint.post_recv(1, &to).unwrap();
@@ -94,6 +97,7 @@ impl Waiting {
         let submission = stream.0.lock().unwrap().pop().unwrap();
         Waiting {
             endpoint,
+            peer,
             region,
             ticket,
             submission,
@@ -106,7 +110,7 @@ impl Waiting {
 
     fn complete(&mut self) {
         let from = [self.region.slice(0, 8).unwrap()];
-        self.endpoint.post_send(&Work::send(&from)).unwrap();
+        self.peer.post_send(&Work::send(&from)).unwrap();
         let queue = self.endpoint.shared.queue(QueueKind::Recv);
         let begin = Instant::now();
         while !queue.has_succeeded(0) {
@@ -147,6 +151,46 @@ fn a_wait_that_its_stream_took_for_failed_is_not_complete_later() {
     }
 }
 
+/// A GPU that comes to a wait whose endpoint has failed may find the completion and pass it, until everything behind the wait is stopped. If the wait had failed by then,
+/// what is behind it would be complete behind a failure.
+#[test]
+fn a_wait_is_not_decided_before_everything_behind_it_is_stopped() {
+    for has_begun in [true, false] {
+        for is_stopped in [false, true] {
+            let mut waiting = Waiting::queued();
+            if has_begun {
+                waiting.start();
+            }
+            let Submission { owner, cookie, .. } = waiting.submission.clone();
+            // So that the watchdog does not stop the device yet.
+            let shared = Arc::clone(&waiting.endpoint.shared);
+            let held = loop {
+                if let Some(held) = shared.try_hold_generation() {
+                    break held;
+                }
+            };
+            assert!(owner.expected_failure(cookie).is_some());
+            if is_stopped {
+                owner.stopped_behind(cookie);
+            }
+            waiting.complete();
+            if !has_begun {
+                waiting.start();
+            }
+            // Of a wait that its stream is in, the stream decides.
+            let is_failed = is_stopped && !has_begun;
+            assert_eq!(waiting.failure().is_some(), is_failed);
+            let status = waiting.finish();
+            drop(held);
+            let is_right = match is_failed {
+                true => matches!(status, Status::Failed(_)),
+                false => status == Status::Complete,
+            };
+            assert!(is_right, "{has_begun} {is_stopped}: {status:?}");
+        }
+    }
+}
+
 #[test]
 fn a_wait_that_its_stream_took_for_complete_does_not_miss_its_deadline_later() {
     let mut waiting = Waiting::new();
@@ -164,9 +208,9 @@ fn a_wait_is_not_complete_by_what_a_device_writes_that_was_given_up() {
     let waiting = Waiting::new();
     let queue = waiting.endpoint.shared.queue(QueueKind::Recv);
     queue.reap_for_the_last_time(&|_| {});
-    let mut endpoint = waiting.endpoint;
+    let (endpoint, mut peer) = (waiting.endpoint, waiting.peer);
     let from = [waiting.region.slice(0, 8).unwrap()];
-    endpoint.post_send(&Work::send(&from)).unwrap();
+    peer.post_send(&Work::send(&from)).unwrap();
     let queue = endpoint.shared.queue(QueueKind::Recv);
     let begin = Instant::now();
     while queue.cq.cqe(0).is_none() {
