@@ -12,6 +12,7 @@
  *   doorbell/graph.h     CUDA graphs that contain operations
  *   doorbell/bounce.h    transfers of memory that the NIC cannot reach, through pinned buffers
  *   doorbell/group.h     exchange of addresses and keys: rendezvous over TCP, groups, key-value stores
+ *   doorbell/message.h   messages between two processes, queued on streams
  *   doorbell/cm.h        endpoints that are connected by rdma_cm
  *
  * It does not include these, which programs include if they need them:
@@ -114,6 +115,7 @@
 #include "doorbell/graph.h"
 #include "doorbell/bounce.h"
 #include "doorbell/group.h"
+#include "doorbell/message.h"
 #include "doorbell/cm.h"
 
 #endif /* DOORBELL_H */

@@ -3,6 +3,7 @@
 #![allow(non_camel_case_types)] // the names are the header's
 
 use std::ffi::{c_char, c_int};
+use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::error::doorbell_failure;
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
 use crate::region::access;
-use doorbell_rs::{AbortHandle, Address, Control, Endpoint, EndpointConfig};
+use doorbell_rs::{AbortHandle, Address, Control, Endpoint, EndpointConfig, PathReport, WorkError};
 
 /// The stream rings the device itself.
 pub const DOORBELL_CONTROL_DIRECT: u32 = 0;
@@ -446,17 +447,31 @@ pub unsafe extern "C" fn doorbell_endpoint_path(
         let (place, endpoint) = unsafe { (out_optional(control), get(endpoint, "endpoint")?) };
         let path = endpoint.lock()?.path();
         // SAFETY: the caller's promise about text buffers.
-        let length = unsafe { write_text(&path.to_string(), text, capacity) }?;
-        if let Some(place) = place {
-            place.write(match path.control {
-                Control::Direct => DOORBELL_CONTROL_DIRECT,
-                Control::Proxy => DOORBELL_CONTROL_PROXY,
-                Control::Sync => DOORBELL_CONTROL_SYNC,
-                other => unreachable!("{other:?} is no value of this version"),
-            });
-        }
-        Ok(length)
+        unsafe { write_path(path, place, text, capacity) }
     })
+}
+
+/// Writes which way doorbells take, and why.
+///
+/// # Safety
+/// As [`write_text`].
+pub(super) unsafe fn write_path(
+    path: PathReport,
+    place: Option<&mut MaybeUninit<u32>>,
+    text: *mut c_char,
+    capacity: usize,
+) -> Result<c_int, Failure> {
+    // SAFETY: the caller's promise.
+    let length = unsafe { write_text(&path.to_string(), text, capacity) }?;
+    if let Some(place) = place {
+        place.write(match path.control {
+            Control::Direct => DOORBELL_CONTROL_DIRECT,
+            Control::Proxy => DOORBELL_CONTROL_PROXY,
+            Control::Sync => DOORBELL_CONTROL_SYNC,
+            other => unreachable!("{other:?} is no value of this version"),
+        });
+    }
+    Ok(length)
 }
 
 /// How an endpoint failed, if it did.
@@ -473,16 +488,31 @@ pub unsafe extern "C" fn doorbell_endpoint_failure(
     guard(|| {
         // SAFETY: the caller's promise about handles and places.
         let (place, endpoint) = unsafe { (out_optional(failure), get(endpoint, "endpoint")?) };
-        let Some(found) = endpoint.lock()?.failure() else {
-            return Ok(0);
-        };
+        let found = endpoint.lock()?.failure();
         // SAFETY: the caller's promise about text buffers.
-        let length = unsafe { write_text(&found.to_string(), text, capacity) }?;
-        if let Some(place) = place {
-            place.write(found.into());
-        }
-        Ok(length)
+        unsafe { write_failure(found, place, text, capacity) }
     })
+}
+
+/// Writes a failure, if there is one.
+///
+/// # Safety
+/// As [`write_text`].
+pub(super) unsafe fn write_failure(
+    found: Option<WorkError>,
+    place: Option<&mut MaybeUninit<doorbell_failure>>,
+    text: *mut c_char,
+    capacity: usize,
+) -> Result<c_int, Failure> {
+    let Some(found) = found else {
+        return Ok(0);
+    };
+    // SAFETY: the caller's promise.
+    let length = unsafe { write_text(&found.to_string(), text, capacity) }?;
+    if let Some(place) = place {
+        place.write(found.into());
+    }
+    Ok(length)
 }
 
 #[cfg(test)]

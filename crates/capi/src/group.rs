@@ -19,7 +19,7 @@ use doorbell_rs::{Error, Group, GroupConfig, LaunchEnvironment, StateKind, Token
 
 /// A job of many processes, from the side of one of them.
 pub struct doorbell_group {
-    inner: Group,
+    pub(super) inner: Group,
     terms: Terms,
 }
 

@@ -7,7 +7,7 @@
 //!   writes what pointers point to.
 //! - `exchange` is what `group` and `store` have in common. Each other file implements one section of a header in `include/doorbell`: `version`, `error`, `device`, `region`, `endpoint`,
 //!   `rendezvous`, `group`, `store`, `cuda`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `graph`, `cache`,
-//!   `bounce`, `cm`, `kernel_queue`, `kernel_stream`.
+//!   `bounce`, `cm`, `kernel_queue`, `kernel_stream`, `message`.
 
 mod argument;
 mod bounce;
@@ -29,6 +29,7 @@ mod handle;
 mod kernel_queue;
 mod kernel_stream;
 mod last_error;
+mod message;
 mod queue;
 mod region;
 mod rendezvous;

@@ -44,6 +44,13 @@ fn rarely_used_c_calls_work() {
 }
 
 #[test]
+fn messages_go_by_streams_and_by_the_thread() {
+    let source = root().join("crates/capi/tests/c/messages.c");
+    let program = build(&source, "messages", &[]);
+    assert_eq!(run(&mut Command::new(program)), "done\n");
+}
+
+#[test]
 fn groups_connect_and_fail_as_a_whole() {
     let program = build(&root().join("crates/capi/tests/c/groups.c"), "groups", &[]);
     let mut command = Command::new(program);

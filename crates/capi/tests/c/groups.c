@@ -69,6 +69,56 @@ static void goes_round(doorbell_group *group)
 	WORKS(doorbell_domain_destroy(domain));
 }
 
+/* Each rank sends its number to all others, by two tags, and the queues of a call are those of its list. */
+static void messages(doorbell_group *group)
+{
+	const uint32_t rank = (uint32_t)doorbell_group_rank(group), size = (uint32_t)doorbell_group_size(group);
+	doorbell_message_peer *peers = calloc(2 * size, sizeof *peers);
+	doorbell_message_queue **queues = calloc(2 * size, sizeof *queues), *again = NULL;
+	doorbell_domain *domain;
+	doorbell_region *region;
+	uint32_t *words, count = 0, i;
+
+	EXPECT(peers && queues);
+	for (i = 0; i < 2 * size; i++)
+		if (i / 2 != rank) {
+			peers[count].rank = i / 2;
+			peers[count++].tag = 1000000000000 + i % 2;
+		}
+	WORKS(doorbell_group_message_queues(group, peers, count, NULL, queues));
+	FAILS(DOORBELL_ESTATE, "was opened before", doorbell_group_message_queues(group, peers, 1, NULL, &again));
+	EXPECT(again == NULL);
+	peers[0].reserved = 1;
+	FAILS(DOORBELL_ERANGE, "reserved", doorbell_group_message_queues(group, peers, 1, NULL, &again));
+	peers[0].reserved = 0;
+	peers[0].rank = rank;
+	FAILS(DOORBELL_ESTATE, "this process", doorbell_group_message_queues(group, peers, 1, NULL, &again));
+	WORKS(doorbell_group_message_queues(group, NULL, 0, NULL, NULL));
+	WORKS(doorbell_group_domain(group, &domain));
+	WORKS(doorbell_region_alloc(domain, 8 * count + 8, DOORBELL_ACCESS_ALL, &region));
+	words = doorbell_region_pointer(region);
+	for (i = 0; i < count; i++) {
+		const doorbell_slice from = {region, 4 * i, 4};
+		words[i] = 100 * rank + (uint32_t)(peers[i].tag & 1);
+		WORKS(doorbell_message_queue_send_now(queues[i], &from, 1, SOON_MS));
+	}
+	for (i = 0; i < count; i++) {
+		const doorbell_slice to = {region, 4 * (count + i), 4};
+		const uint32_t peer = i / 2 + (i / 2 >= rank);
+		WORKS(doorbell_message_queue_recv_now(queues[i], &to, 1, NULL, SOON_MS));
+		EXPECT(words[count + i] == 100 * peer + i % 2);
+	}
+	for (i = 0; i < count; i++)
+		WORKS(doorbell_message_queue_finish(queues[i], SOON_MS));
+	WORKS(doorbell_group_barrier(group, SOON_MS));
+	for (i = 0; i < count; i++)
+		WORKS(doorbell_message_queue_destroy(queues[i]));
+	WORKS(doorbell_region_destroy(region));
+	WORKS(doorbell_domain_destroy(domain));
+	free(peers);
+	free(queues);
+}
+
 /* What the group has opened for itself is to be asked like any other device. */
 static void device_comes_from_the_environment(doorbell_group *group)
 {
@@ -116,6 +166,7 @@ static void *member(void *argument)
 	WORKS(doorbell_group_join(rank->domain, &config, &group));
 	if (!rank->fails) {
 		goes_round(group);
+		messages(group);
 		WORKS(doorbell_group_leave(group));
 		return NULL;
 	}
