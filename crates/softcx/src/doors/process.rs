@@ -68,15 +68,26 @@ impl Drop for ClientProcess {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::process::Stdio;
+
     use super::*;
 
     #[test]
     fn memory_of_an_exited_client_is_inaccessible() {
         let _alone = crate::device::space::table_alone();
-        let mut child = std::process::Command::new("sleep")
-            .arg("60")
+        let mut child = std::process::Command::new("cat")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        // Until it is that program: an emulator returns before, and what memory a process had before it executes a program is gone.
+        let (to, from) = (
+            child.stdin.as_mut().unwrap(),
+            child.stdout.as_mut().unwrap(),
+        );
+        to.write_all(b"x").unwrap();
+        from.read_exact(&mut [0]).unwrap();
         let pid = child.id() as libc::pid_t;
         assert!(ClientProcess::of(pid, || false).is_err());
         let process = ClientProcess::of(pid, || true).unwrap();
