@@ -101,7 +101,10 @@ pub use graph::{GraphBuilder, GraphExec};
 #[cfg(feature = "group")]
 pub use group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
 pub use kernel_queue::{KernelQueue, QueueView};
-pub use message::{MessageAddress, MessageConfig, MessageQueue, MessageTicket, PendingSend};
+pub use message::{
+    CostCurve, MessageAddress, MessageConfig, MessageCosts, MessageQueue, MessageTicket,
+    PendingSend,
+};
 #[cfg(feature = "cuda")]
 pub use region::DeviceCache;
 pub use region::{

@@ -9,10 +9,12 @@
 //! - `receive`: what the receiver's stream does with a message that has arrived.
 //! - `memory`: its slots, and the headers of messages to send.
 //! - `header`: the bytes in front of each message.
+//! - `costs`: [`MessageCosts`], from which length on a message is better read.
 //! - `config`, `address`, `ticket`: [`MessageConfig`], [`MessageAddress`], [`MessageTicket`].
 
 mod address;
 mod config;
+mod costs;
 mod cpu;
 mod header;
 mod memory;
@@ -22,5 +24,6 @@ mod ticket;
 
 pub use address::MessageAddress;
 pub use config::MessageConfig;
+pub use costs::{CostCurve, MessageCosts};
 pub use queue::{MessageQueue, PendingSend};
 pub use ticket::MessageTicket;

@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
-use doorbell::{Control, Device, Endpoint, EndpointConfig};
+use doorbell::{Control, Device, Endpoint, EndpointConfig, MessageCosts};
 
 /// What a feature of the library adds.
 fn purpose(feature: &str) -> &'static str {
@@ -23,6 +23,12 @@ pub struct InfoOptions {
     /// Show only this device, by any name that opens it: `mlx5`, a PCI address, `mlx5_0,port=2,gid=3`
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
+    /// Measure on each device what messages cost, and from which length on they are read and not copied
+    #[arg(long)]
+    protocols: bool,
+    /// With --protocols: the round trip of the network to the peer in microseconds, which the measurement in one process does not have
+    #[arg(long, value_name = "US", default_value_t = 0.0, requires = "protocols")]
+    round_trip: f64,
 }
 
 /// Lists version, features, streams, devices, and the control paths of each device.
@@ -64,7 +70,7 @@ pub fn run(options: &InfoOptions) -> Result<()> {
         None => Device::list(),
     };
     for name in &names {
-        match show(&mut out, name) {
+        match show(&mut out, name, options) {
             Ok(()) => {}
             Err(error) if error.is::<std::io::Error>() => return Err(error),
             // A device that the user has named has to work. Of those that are found, a port may be down.
@@ -78,7 +84,7 @@ pub fn run(options: &InfoOptions) -> Result<()> {
 }
 
 /// Shows a device, and the control paths that its endpoints may take.
-fn show(out: &mut impl Write, name: &str) -> Result<()> {
+fn show(out: &mut impl Write, name: &str, options: &InfoOptions) -> Result<()> {
     let device = Device::open(name)?;
     let endpoint = Endpoint::new(&device.protection_domain(), &EndpointConfig::default())?;
     let name = device.name();
@@ -114,6 +120,48 @@ fn show(out: &mut impl Write, name: &str) -> Result<()> {
             )?,
             Err(error) => writeln!(out, "              {error}")?,
         }
+    }
+    if options.protocols {
+        show_protocols(out, &device, options.round_trip)?;
+    }
+    Ok(())
+}
+
+/// Shows which messages are better eager, and what both protocols cost.
+fn show_protocols(out: &mut impl Write, device: &Device, round_trip_us: f64) -> Result<()> {
+    ensure!(
+        round_trip_us.is_finite() && round_trip_us >= 0.0,
+        "--round-trip {round_trip_us}: not a time in microseconds"
+    );
+    let measured = MessageCosts::measure(&device.protection_domain())?;
+    let costs = measured.over(round_trip_us * 1e3);
+    let limit = costs.eager_bytes();
+    writeln!(
+        out,
+        "    messages  up to {limit} bytes eager: copied out of a slot by the receiver. Longer ones are read by it: a copy would take longer than the \
+         round trip of a read"
+    )?;
+    writeln!(
+        out,
+        "              {:>9}  {:>10}  {:>10}  {:>10}  {:>10}  {:>13}  chosen",
+        "bytes", "send us", "copy us", "read us", "eager us", "rendezvous us"
+    )?;
+    for len in (3..=20).step_by(2).map(|shift| 1_u64 << shift) {
+        let us = |ns: f64| format!("{:.2}", ns / 1e3);
+        writeln!(
+            out,
+            "              {len:>9}  {:>10}  {:>10}  {:>10}  {:>10}  {:>13}  {}",
+            us(costs.send.at(len)),
+            us(costs.copy.at(len)),
+            us(costs.read.at(len)),
+            us(costs.eager_ns(len)),
+            us(costs.rendezvous_ns(len)),
+            if len <= limit.into() {
+                "eager"
+            } else {
+                "rendezvous"
+            }
+        )?;
     }
     Ok(())
 }

@@ -429,6 +429,42 @@ fn info_with_a_device_lists_only_that_device() {
 }
 
 #[test]
+fn info_with_protocols_shows_costs_and_the_limit_between_them() {
+    let device = device();
+    let limit_of = |more: &str| -> u64 {
+        let info = text(run(&format!("info --device {device} --protocols{more}")));
+        let (_, messages) = info.split_once("messages  up to ").unwrap();
+        let limit: u64 = messages.split(' ').next().unwrap().parse().unwrap();
+        let rows: Vec<Vec<&str>> = (messages.lines().skip(2))
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        assert_eq!(rows.len(), 9, "{info}");
+        for row in rows {
+            let us = |at: usize| row[at].parse::<f64>().unwrap();
+            let len: u64 = row[0].parse().unwrap();
+            assert!(us(4) >= us(2) && us(5) >= us(3), "{info}");
+            let expected = if len <= limit { "eager" } else { "rendezvous" };
+            assert_eq!(row[6], expected, "{info}");
+        }
+        limit
+    };
+    limit_of("");
+    // A read over a network that takes a second for a round trip costs more than any copy.
+    assert_eq!(limit_of(" --round-trip 1000000"), 1 << 20);
+    let line = format!("info --device {device} --protocols --round-trip=-1");
+    let (code, _, refused) = Running::start(&line).end();
+    assert!(
+        code == Some(1) && refused.contains("--round-trip -1"),
+        "{refused}"
+    );
+    let (code, _, refused) = Running::start("info --round-trip 1").end();
+    assert!(
+        code == Some(2) && refused.contains("--protocols"),
+        "{refused}"
+    );
+}
+
+#[test]
 fn unknown_device_error_names_it_and_the_alternatives() {
     let listen = "bench pingpong --listen 127.0.0.1:0";
     for line in ["bench loop", listen, "disasm", "info"] {
