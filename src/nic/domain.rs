@@ -100,7 +100,7 @@ impl RegisteredMemory {
     }
 
     /// For tests of code that waits for the deregistration.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "softcx"))]
     pub(crate) fn that_ends_by(end: fn() -> bool) -> RegisteredMemory {
         #[derive(Debug)]
         struct EndsBy(fn() -> bool);

@@ -125,6 +125,10 @@ const CAPI: Package = Package {
         ("kernel_queue", &["endpoint", "work"]),
         ("cache", &["device", "region"]),
         ("bounce", &["device", "endpoint", "region"]),
+        (
+            "message",
+            &["device", "endpoint", "error", "group", "stream", "work"],
+        ),
         ("cm", &["endpoint"]),
     ],
 };

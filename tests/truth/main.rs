@@ -5,7 +5,7 @@
 //! Each run draws a new seed and prints it. `DOORBELL_SEED` begins with that plan, `DOORBELL_TRUTH_OPERATIONS` sets the number of calls. The same seed
 //! makes the same plan; the interleaving of threads, streams and the device is different each time, so `DOORBELL_TRUTH_REPEATS` carries out each plan
 //! several times. A plan with a contradiction is shortened and printed.
-#![cfg(all(feature = "softcx", not(loom)))]
+#![cfg(all(feature = "softcx", feature = "group", not(loom)))]
 
 mod memory;
 mod model;
