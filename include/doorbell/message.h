@@ -88,8 +88,9 @@ int doorbell_message_queue_connect(doorbell_message_queue *queue, const doorbell
 /*
  * Queues a message on a stream, and a wait until its memory may be used again. The slices are sent one after the other.
  * `ticket` may be NULL. Returns DOORBELL_EFULL, or with a room_timeout_ms DOORBELL_ETIMEOUT, if `ahead` messages are not
- * done; DOORBELL_EWORK if the queue has failed; DOORBELL_EFOREIGN for a region of another domain; DOORBELL_ESTATE if the
- * queue is not connected or the region lacks the access; and what the stream refuses.
+ * done; DOORBELL_EWORK if the queue has failed; DOORBELL_EFOREIGN for a region of another domain; DOORBELL_EBOUNDS for a
+ * slice outside its region; DOORBELL_ESTATE if the queue is not connected or the region lacks the access; and what the
+ * stream refuses.
  * Threads: one at a time for queue.
  */
 int doorbell_message_queue_send(doorbell_message_queue *queue, doorbell_stream *stream, const doorbell_slice *slices,
@@ -106,8 +107,8 @@ int doorbell_message_queue_start_send(doorbell_message_queue *queue, doorbell_st
 
 /*
  * Queues the wait for a message that was started, on the same stream or on another one. `pending` is destroyed, whether
- * the call succeeds or not, unless it returns DOORBELL_EINVAL, DOORBELL_EHANDLE or DOORBELL_EBUSY. After another
- * failure the message is sent all the same; doorbell_message_queue_finish waits for it. `ticket` may be NULL.
+ * the call succeeds or not, unless it returns DOORBELL_EINVAL, DOORBELL_EHANDLE, DOORBELL_EBUSY or DOORBELL_EPANIC.
+ * After another failure the message is sent all the same; doorbell_message_queue_finish waits for it. `ticket` may be NULL.
  * Threads: one at a time for queue, alone with pending.
  */
 int doorbell_message_queue_wait_send(doorbell_message_queue *queue, doorbell_stream *stream,
@@ -124,8 +125,9 @@ int doorbell_pending_send_destroy(doorbell_pending_send *pending);
  * Queues a receive on a stream: the stream waits for the next message, and stores it into the slices, one after the
  * other. Memory behind the end of the message stays as it is. On a stream of a GPU a kernel stores short messages, into
  * memory of the GPU's context or of the host; after a receive that has failed, its memory must not be used before the
- * stream is synchronized. `ticket` may be NULL. Codes are as for doorbell_message_queue_send, and DOORBELL_ESTATE if the
- * stream cannot store into the memory.
+ * stream is synchronized. `ticket` may be NULL. Codes are as for doorbell_message_queue_send, DOORBELL_EFOREIGN for memory
+ * of another CUDA context, and DOORBELL_ESTATE if the stream cannot store into the memory, such as memory of a GPU whose
+ * address there is not known (doorbell_region_register_dmabuf, doorbell_region_register_peermem).
  * Threads: one at a time for queue.
  */
 int doorbell_message_queue_recv(doorbell_message_queue *queue, doorbell_stream *stream, const doorbell_slice *slices,
@@ -142,8 +144,9 @@ int doorbell_message_queue_send_now(doorbell_message_queue *queue, const doorbel
 
 /*
  * Receives the next message in this thread, and writes its length in bytes to `len_bytes`, which may be NULL. Returns
- * DOORBELL_ETIMEOUT if no message came; DOORBELL_EBOUNDS if it is longer than the memory; DOORBELL_ESTATE if streams have
- * receives of this queue that they have not executed.
+ * DOORBELL_ETIMEOUT if no message came; DOORBELL_ESTATE if streams have receives of this queue that they have not executed.
+ * DOORBELL_EBOUNDS has two reasons: the message is longer than the memory, and is consumed; or a slice is outside its
+ * region, and nothing has changed. doorbell_last_error() tells which; a program that checks its slices needs not ask.
  * Threads: one at a time for queue.
  */
 int doorbell_message_queue_recv_now(doorbell_message_queue *queue, const doorbell_slice *slices, uint32_t slice_count,

@@ -101,7 +101,8 @@ int doorbell_region_register_peermem(const doorbell_domain *domain, uint64_t add
  * Waits for the device's command, for which mlx5's driver gives up after 60 s.
  * Returns 1 if the region was registered, 0 if it was already deregistered. The handle stays valid and must still be
  * destroyed. Before the caller frees the memory, waits and stores on streams (doorbell_stream_wait_value32,
- * doorbell_stream_write_value32) that use the region must also be done.
+ * doorbell_stream_write_value32) and receives of messages (doorbell_message_queue_recv) that use the region must also be
+ * done.
  */
 int doorbell_region_deregister(const doorbell_region *region);
 

@@ -18,9 +18,9 @@
  *
  * Results
  *     DOORBELL_OK        All operations were executed, and all waits completed without an error.
- *     DOORBELL_EWORK     A completion had an error, the host ended a wait (timeout, abort, dead peer), or the host has
- *                        found a failure since the trigger was taken and the trigger has a wait. Or the stream had
- *                        already stopped; then nothing is executed.
+ *     DOORBELL_EWORK     A completion had an error, the host ended a wait (timeout, abort, dead peer), a message was
+ *                        longer than the memory of its receive, or the host has found a failure since the trigger was
+ *                        taken and the trigger has a wait. Or the stream had already stopped; then nothing is executed.
  *     DOORBELL_ETIMEOUT  Either earlier triggers were not executed within the time: nothing has happened, and the call
  *                        may be repeated. Or a wait of this trigger took too long: what follows the wait is not
  *                        executed, nor is any later trigger of the stream. To find out which, repeat the call: in the

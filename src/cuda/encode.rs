@@ -232,8 +232,11 @@ impl StreamState {
 /// The device's address of memory that a kernel uses.
 ///
 /// # Errors
-/// [`Error::Cuda`] if the driver does not map it; [`Error::Foreign`] for memory of another context.
-fn kernel_address(memory: &KernelMemory<'_>, context: &CudaContext) -> Result<CUdeviceptr> {
+/// [`Error::Cuda`] if the driver does not map it; [`Error::Foreign`] for memory of another context; [`Error::State`] for memory whose address on the GPU is not known.
+pub(super) fn kernel_address(
+    memory: &KernelMemory<'_>,
+    context: &CudaContext,
+) -> Result<CUdeviceptr> {
     let start = memory.start;
     if let Some(key) = memory.context.filter(|key| *key != context.key()) {
         return Err(Error::Foreign {
@@ -246,6 +249,13 @@ fn kernel_address(memory: &KernelMemory<'_>, context: &CudaContext) -> Result<CU
         });
     }
     let Some(attachments) = memory.attachments else {
+        if memory.context.is_none() {
+            return Err(Error::state(
+                StateKind::Memory,
+                "receive a message",
+                "the address of the region's memory on the GPU is not known; register it by `Region::register_device`",
+            ));
+        }
         return Ok((start.as_ptr().addr() as u64).wrapping_add(memory.offset));
     };
     // SAFETY: who keeps the attachments drops them before the memory, by the contract of `Owner::attachments`.

@@ -11,7 +11,7 @@ use super::stream_progress::CountedStream;
 use super::stream_words::{STATUS_STREAM, STATUS_WORK};
 use crate::Error;
 use crate::proxy::drop_elsewhere;
-use crate::stream::{Dependent, StreamFailure, stopping, visit};
+use crate::stream::{Dependent, StreamFailure, after_stopping, stopping, visit};
 
 impl CountedStream for StreamState {
     fn settle_now(self: Arc<Self>) {
@@ -35,11 +35,11 @@ impl CountedStream for StreamState {
         drop(pending);
         if let Some((entry, failure)) = earliest.filter(|(entry, _)| *entry <= forgiven) {
             self.fail_from(entry, failure);
-            self.decide(entry);
+            self.decide_later(entry);
         }
         if let Some((entry, failure)) = later {
             self.fail_from(entry, failure);
-            self.decide(entry);
+            self.decide_later(entry);
         }
         drop_stream(self);
     }
@@ -63,9 +63,23 @@ impl Dependent for StreamState {
 }
 
 impl StreamState {
-    /// Everything behind the entry was given up, so its wait has failed. Not before that: a GPU that comes to the wait and finds its completion passes it,
-    /// and what is behind it would be transmitted behind a wait that has failed.
+    /// The wait of the entry has failed once everything behind it is given up and the devices have confirmed that. Not before: a GPU that comes to the wait and
+    /// finds its completion passes it, and what is behind it would be transmitted behind a wait that has failed.
+    fn decide_later(&self, entry: u64) {
+        let stream = self.weak.clone();
+        after_stopping(move || {
+            if let Some(stream) = stream.upgrade() {
+                stream.decide(entry);
+                drop_stream(stream);
+            }
+        });
+    }
+
     fn decide(&self, entry: u64) {
+        // The stream counts before it comes to what is behind the wait. If it goes on behind failures, nothing was given up.
+        if self.count.read() >= entry || self.fault.continues() {
+            return;
+        }
         let pending = self.pending.lock();
         let of_entry = (pending.entries.iter()).filter(|pending| pending.done == entry);
         of_entry.for_each(PendingEntry::stopped_behind);

@@ -359,8 +359,12 @@ mod tests {
 
     use crate::bytecode::{Dword, Fence, Program, Qword, Role, TargetId, Targets};
     use crate::cuda::context::CudaContext;
+    use crate::cuda::encode::kernel_address;
     use crate::cuda::stream::CudaStream;
-    use crate::stream::{Attachments, Executor, Outcome, Owner, Submission, locks_taken};
+    use crate::stream::{
+        Attachments, Executor, KernelMemory, Outcome, Owner, Submission, locks_taken,
+    };
+    use crate::{Error, StateKind};
 
     /// A page of memory, in which programs store and wait.
     #[repr(C, align(4096))]
@@ -717,6 +721,35 @@ mod tests {
         assert_eq!(popped, context.raw());
         assert_eq!(works(), other);
         set_current(None);
+    }
+
+    /// A kernel that stored to the number by which a NIC names memory would end the context.
+    #[test]
+    fn a_kernel_gets_no_address_that_is_not_known_to_be_one_of_its_context() {
+        let test = "a_kernel_gets_no_address_that_is_not_known";
+        if counter(test).is_none() {
+            return;
+        }
+        let context = CudaContext::primary(0).unwrap();
+        let mut bytes = [0_u64; 8];
+        let memory = |context| KernelMemory {
+            attachments: None,
+            context,
+            start: NonNull::from(&mut bytes).cast(),
+            len_bytes: 64,
+            offset: 8,
+        };
+        let [unknown, own, other] = [None, Some(context.key()), Some(u64::MAX)].map(memory);
+        let kind = |error| match error {
+            Error::State { kind, .. } => kind,
+            error => panic!("{error:?}"),
+        };
+        let refused = kernel_address(&unknown, &context).unwrap_err();
+        assert_eq!(kind(refused), StateKind::Memory);
+        let refused = kernel_address(&other, &context).unwrap_err();
+        assert!(matches!(refused, Error::Foreign { .. }), "{refused:?}");
+        let address = own.start.as_ptr().addr() as u64 + 8;
+        assert_eq!(kernel_address(&own, &context), Ok(address));
     }
 
     /// An application that captures a stream by its handle finds no operation of this library in the graph.

@@ -74,7 +74,8 @@ impl CostCurve {
 /// What the steps of a message cost between two processes, for the choice of [`MessageConfig::eager_bytes`](crate::MessageConfig::eager_bytes).
 ///
 /// An eager message costs a send of header and message, and a copy out of the slot. A longer message costs a send of the header, and a read. From
-/// [`MessageCosts::eager_bytes`] on, a copy takes longer than the round trip of a read.
+/// [`MessageCosts::eager_bytes`] on, a copy takes longer than the round trip of a read. The copies that [`MessageCosts::measure`] measures are those of the CPU: of receives
+/// on host streams and by threads.
 ///
 /// ```
 /// use doorbell::{CostCurve, MessageConfig, MessageCosts};
@@ -311,7 +312,7 @@ mod tests {
     }
 
     proptest! {
-        /// No other limit slows the worst length down less.
+        /// No other limit slows the worst length down by more than 1 % less.
         #[test]
         fn limit_is_the_best_one(send in any_curve(), copy in any_curve(), read in any_curve(), others: [u32; 16], lens: [u32; 16]) {
             let costs = MessageCosts { send, copy, read };
@@ -336,7 +337,7 @@ mod tests {
             }
         }
 
-        /// With a fixed cost and one for each byte, no length takes more than 1 % longer than by the better one of both.
+        /// With a fixed cost and one for each byte, and a read as fast as a send for each byte, no length takes more than 1 % longer than by the better one of both.
         #[test]
         fn no_length_is_slowed_down_with_lines(send in 500.0_f64..5000.0, copy in 0.0_f64..500.0, rate in 1.0_f64..40.0, read in 500.0_f64..9000.0, len in 0..EAGER_BYTES_MAX) {
             let costs = costs((send, 12.0), (copy, rate), (read, 12.0));

@@ -17,6 +17,9 @@ use crate::region::{Access, ProtectionDomain, Region, Slice};
 use crate::stream::{Executor, Submission};
 use crate::{Error, Result, StateKind, WorkError};
 
+/// Within this time a stream of a GPU is looked at.
+const LOOKED_AT: Duration = Duration::from_millis(20);
+
 /// Length of the region for credits: a word for each slot that a peer may have.
 const CREDITS_BYTES: u64 = CREDIT_BYTES * SLOTS_MAX as u64;
 const CREDIT_BYTES: u64 = 4;
@@ -37,8 +40,8 @@ const CREDIT_BYTES: u64 = 4;
 ///
 /// A wait that misses its deadline, or that its stream discards, fails the queue: the peer may still use what was sent.
 ///
-/// Sends and receives can be queued on every stream. On a stream of a GPU a kernel of this library takes the message out of its slot, and so into memory of the GPU's
-/// context or of the host. After a receive that has failed, the memory must not be used before the stream is synchronized: a kernel may be at it.
+/// Sends and receives can be queued on every stream, receives on one of a GPU if this library has kernels for it. A kernel takes the message out of its slot there, into
+/// memory of the host or of the GPU ([`Region::register_device`]). After a receive that has failed, the memory must not be used before the stream is synchronized: a kernel may be at it.
 ///
 /// ```
 /// use doorbell::{Access, Device, HostStream, MessageConfig, MessageQueue, Region};
@@ -273,7 +276,7 @@ impl MessageQueue {
     ///
     /// # Errors
     /// As [`MessageQueue::start_send`]; [`Error::State`] for memory without [`Access::LOCAL_WRITE`], for memory that the CPU cannot access, unless the stream is one of a GPU and
-    /// the path is not [`Control::Sync`], and for a GPU for which this library has no kernel; [`Error::Foreign`] for memory of another CUDA context; [`Error::Range`] for several
+    /// the path is not [`Control::Sync`], for a GPU for which this library has no kernel, and there for memory of another device whose address is not known; [`Error::Foreign`] for memory of another CUDA context; [`Error::Range`] for several
     /// slices with more bytes than [`MessageConfig::eager_bytes`].
     pub fn recv(&mut self, stream: &dyn Executor, slices: &[Slice<'_>]) -> Result<MessageTicket> {
         let by_kernel = !stream.executes_on_host() && self.endpoint.path().control != Control::Sync;
@@ -460,9 +463,10 @@ impl MessageQueue {
             stream.query()?;
             Ok(is_free().then_some(()))
         };
+        // The receive may have been given to another stream, which this process looks at once in a millisecond.
         let freed = poll_until(
             "the wait for room in the queue",
-            Some(patience.unwrap_or_default()),
+            Some(patience.unwrap_or(LOOKED_AT)),
             || false,
             look,
         );

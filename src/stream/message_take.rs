@@ -7,7 +7,7 @@ use super::Attachments;
 /// Memory that a kernel uses, and the place in it.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelMemory<'a> {
-    /// Where mappings of host memory for a GPU are kept; `None` for memory of a GPU, whose `start` is the GPU's address of it.
+    /// Where mappings of host memory for a GPU are kept; `None` for memory of another device. If it is of a known context, `start` is its address there.
     pub attachments: Option<&'a Attachments>,
     /// The first byte.
     pub start: NonNull<u8>,

@@ -71,9 +71,9 @@ pub use message_take::{KernelMemory, MessageTake, ReadPlace};
 pub(crate) use owner::DeferredDrop;
 pub use owner::{Attachments, Outcome, Owner};
 pub use reached::Reached;
-#[cfg(feature = "cuda")]
-pub(crate) use stopping::visit;
 pub(crate) use stopping::{EndingDevice, await_or_defer, stopping};
+#[cfg(feature = "cuda")]
+pub(crate) use stopping::{after_stopping, visit};
 #[cfg(feature = "cuda")]
 pub(crate) use substitute::{Substitute, may_have_seen};
 #[cfg(feature = "cuda")]

@@ -27,6 +27,8 @@ struct Stopping {
     ending: Vec<Arc<dyn EndingDevice>>,
     /// By the number of a stream, the spans of its entries that are given up.
     visited: BTreeMap<u64, Vec<(u64, u64)>>,
+    /// What is done when all devices have been waited for.
+    after: Vec<Box<dyn FnOnce()>>,
 }
 
 thread_local! {
@@ -37,6 +39,7 @@ thread_local! {
             is_deferring: false,
             ending: Vec::new(),
             visited: BTreeMap::new(),
+            after: Vec::new(),
         }))
     };
 }
@@ -61,12 +64,27 @@ pub(crate) fn stopping<R>(stop: impl FnOnce() -> R) -> R {
         fn drop(&mut self) {
             let _visited = with(|this| mem::take(&mut this.visited));
             await_ending(self.0);
-            with(|this| this.is_stopping = false);
+            let after = with(|this| {
+                this.is_stopping = false;
+                mem::take(&mut this.after)
+            });
+            after.into_iter().for_each(|then| then());
         }
     }
 
     let _leave = Leave(before);
     stop()
+}
+
+/// Does something when the outermost call of [`stopping`] has waited for all devices: at once, if there is none.
+#[cfg(feature = "cuda")]
+pub(crate) fn after_stopping(then: impl FnOnce() + 'static) {
+    let is_stopping = with(|this| this.is_stopping);
+    if is_stopping {
+        with(|this| this.after.push(Box::new(then)));
+    } else {
+        then();
+    }
 }
 
 /// Notes that this thread gives up that span of the entries of a stream, first to last. Returns false if it has done so since the outermost call of
@@ -164,6 +182,27 @@ mod tests {
         assert_eq!(notes.take(), ["deferred"]);
         defer_waits(false);
         notes.tell("at once");
+        assert_eq!(notes.take(), ["at once"]);
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn what_comes_after_comes_when_all_devices_were_waited_for() {
+        let notes = Notes::default();
+        let note = |name| {
+            let notes = Arc::clone(&notes.0);
+            move || notes.lock().unwrap().push(name)
+        };
+        stopping(|| {
+            after_stopping(note("after"));
+            stopping(|| {
+                after_stopping(note("after that"));
+                notes.tell("one");
+            });
+            notes.tell("other");
+        });
+        assert_eq!(notes.take(), ["one", "other", "after", "after that"]);
+        after_stopping(note("at once"));
         assert_eq!(notes.take(), ["at once"]);
     }
 

@@ -549,20 +549,21 @@ pub unsafe extern "C" fn doorbell_group_message_queues(
     config: *const doorbell_message_config,
     queues: *mut *mut doorbell_message_queue,
 ) -> c_int {
-    call!(group = get(group), || {
-        // SAFETY: the caller's promise about arrays and structs.
-        let (peers, config) = unsafe {
-            let peers = array(peers, peer_count as usize, "peers")?;
-            (peers, message_config(config)?)
-        };
-        if queues.is_null() && !peers.is_empty() {
+    guard(|| {
+        if queues.is_null() && peer_count > 0 {
             return Err(Failure::null("queues"));
         }
-        let places = (0..peers.len()).map(|at| queues.wrapping_add(at));
+        let places = (0..peer_count as usize).map(|at| queues.wrapping_add(at));
         for place in places.clone() {
             // SAFETY: within the room of the caller's promise.
             unsafe { place.write(std::ptr::null_mut()) };
         }
+        // SAFETY: the caller's promise about handles, arrays and structs.
+        let (group, peers, config) = unsafe {
+            let group = get(group, "group")?;
+            let peers = array(peers, peer_count as usize, "peers")?;
+            (group, peers, message_config(config)?)
+        };
         if let Some(peer) = peers.iter().find(|peer| peer.reserved != 0) {
             return Err(choice("peers[].reserved", peer.reserved, 0));
         }

@@ -138,8 +138,7 @@ fn show_protocols(out: &mut impl Write, device: &Device, round_trip_us: f64) -> 
     let limit = costs.eager_bytes();
     writeln!(
         out,
-        "    messages  up to {limit} bytes eager: copied out of a slot by the receiver. Longer ones are read by it: a copy would take longer than the \
-         round trip of a read"
+        "    messages  up to {limit} bytes eager: a host stream or a thread copies them out of a slot in less time than a read's round trip. Longer ones are read"
     )?;
     writeln!(
         out,

@@ -91,6 +91,18 @@ static void messages(doorbell_group *group)
 	peers[0].reserved = 1;
 	FAILS(DOORBELL_ERANGE, "reserved", doorbell_group_message_queues(group, peers, 1, NULL, &again));
 	peers[0].reserved = 0;
+	{
+		doorbell_message_config config;
+		WORKS(doorbell_message_config_init(&config, sizeof config));
+		config.reserved = 1;
+		memset(&again, 0xff, sizeof again);
+		FAILS(DOORBELL_ERANGE, "`reserved`", doorbell_group_message_queues(group, peers, 1, &config, &again));
+		EXPECT(again == NULL);
+		memset(&again, 0xff, sizeof again);
+		GIVES(DOORBELL_EINVAL, doorbell_group_message_queues(NULL, peers, 1, NULL, &again));
+		EXPECT(again == NULL);
+		FAILS(DOORBELL_EINVAL, "`queues`", doorbell_group_message_queues(group, peers, 1, NULL, NULL));
+	}
 	peers[0].rank = rank;
 	FAILS(DOORBELL_ESTATE, "this process", doorbell_group_message_queues(group, peers, 1, NULL, &again));
 	WORKS(doorbell_group_message_queues(group, NULL, 0, NULL, NULL));
