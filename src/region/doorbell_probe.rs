@@ -18,7 +18,7 @@ use crate::stream::{Attachments, Executor, Owner, Submission};
 /// How long the GPU may take to execute the doorbell of an otherwise empty stream.
 const EXECUTED: Duration = Duration::from_millis(200);
 /// How long a card may take for a NOP. It takes some microseconds.
-const COMPLETED: Duration = Duration::from_millis(100);
+const COMPLETED: Duration = Duration::from_secs(1);
 
 const CAPACITY: Capacity = Capacity {
     send_depth: 1,

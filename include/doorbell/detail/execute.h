@@ -262,7 +262,7 @@ DBL_EXECUTOR enum dbl_end dbl_program(const uint64_t *units, uint32_t unit_count
 /* Takes a message out of its slot. One that cannot be taken is a failure, which the host finds in the result. */
 DBL_EXECUTOR enum dbl_end dbl_take_item(const uint64_t *body, uint32_t words, struct dbl_run *run)
 {
-	switch (dbl_take(body, words)) {
+	switch (dbl_take_message(body, words)) {
 	case DBL_TAKE_DONE:
 		return DBL_END_DONE;
 	case DBL_TAKE_REFUSED:

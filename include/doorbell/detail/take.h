@@ -121,7 +121,7 @@ DBL_EXECUTOR int dbl_take_copy(uint64_t to, uint64_t from, uint64_t len_bytes)
 #endif
 
 /* Takes the message of `words` words, those of a struct dbl_take and its slices. */
-DBL_EXECUTOR_CALLED enum dbl_take_end dbl_take(const uint64_t *body, uint32_t words)
+DBL_EXECUTOR_CALLED enum dbl_take_end dbl_take_message(const uint64_t *body, uint32_t words)
 {
 	struct dbl_message_header header;
 	struct dbl_take_slice slice;
