@@ -27,7 +27,7 @@ struct Stopping {
     ending: Vec<Arc<dyn EndingDevice>>,
     /// By the number of a stream, the spans of its entries that are given up.
     visited: BTreeMap<u64, Vec<(u64, u64)>>,
-    /// What is done when all devices have been waited for.
+    /// The functions that are called when all devices have been waited for.
     after: Vec<Box<dyn FnOnce()>>,
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn stopping<R>(stop: impl FnOnce() -> R) -> R {
     stop()
 }
 
-/// Does something when the outermost call of [`stopping`] has waited for all devices: at once, if there is none.
+/// Calls `then` when the outermost call of [`stopping`] has waited for all devices. Outside [`stopping`], calls it at once.
 #[cfg(feature = "cuda")]
 pub(crate) fn after_stopping(then: impl FnOnce() + 'static) {
     let is_stopping = with(|this| this.is_stopping);

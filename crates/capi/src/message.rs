@@ -21,7 +21,8 @@ use crate::handle::{CObject, create, destroy, get, take};
 use crate::stream::doorbell_stream;
 use crate::work::{doorbell_slice, with_slices};
 use doorbell_rs::{
-    AbortHandle, MessageAddress, MessageConfig, MessageQueue, MessageTicket, PendingSend,
+    AbortHandle, Executor, MessageAddress, MessageConfig, MessageQueue, MessageTicket, PendingSend,
+    Result as LibraryResult, Slice,
 };
 
 /// Bytes of an address.
@@ -165,6 +166,32 @@ unsafe fn with_ticket(
     Ok(0)
 }
 
+/// A call that gives a stream a message, sent or received.
+type GiveMessage =
+    fn(&mut MessageQueue, &dyn Executor, &[Slice<'_>]) -> LibraryResult<MessageTicket>;
+
+/// Makes the call, and writes its ticket.
+///
+/// # Safety
+/// The pointers are as the header says of `doorbell_message_queue_send`.
+unsafe fn give(
+    call: GiveMessage,
+    queue: *const doorbell_message_queue,
+    stream: *const doorbell_stream,
+    (slices, slice_count): (*const doorbell_slice, u32),
+    ticket: *mut *mut doorbell_message_ticket,
+) -> Result<c_int, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        with_ticket(ticket, || {
+            let (queue, stream) = (get(queue, "queue")?, get(stream, "stream")?);
+            with_slices(slices, slice_count, |slices| {
+                Ok(call(&mut *queue.lock()?, stream.executor(), slices)?)
+            })
+        })
+    }
+}
+
 /// Fills a configuration with the defaults.
 ///
 /// # Safety
@@ -271,12 +298,13 @@ pub unsafe extern "C" fn doorbell_message_queue_send(
 ) -> c_int {
     // SAFETY: the caller's promise about handles, places and slices.
     guard(|| unsafe {
-        with_ticket(ticket, || {
-            let (queue, stream) = (get(queue, "queue")?, get(stream, "stream")?);
-            with_slices(slices, slice_count, |slices| {
-                Ok(queue.lock()?.send(stream.executor(), slices)?)
-            })
-        })
+        give(
+            MessageQueue::send,
+            queue,
+            stream,
+            (slices, slice_count),
+            ticket,
+        )
     })
 }
 
@@ -360,12 +388,13 @@ pub unsafe extern "C" fn doorbell_message_queue_recv(
 ) -> c_int {
     // SAFETY: the caller's promise about handles, places and slices.
     guard(|| unsafe {
-        with_ticket(ticket, || {
-            let (queue, stream) = (get(queue, "queue")?, get(stream, "stream")?);
-            with_slices(slices, slice_count, |slices| {
-                Ok(queue.lock()?.recv(stream.executor(), slices)?)
-            })
-        })
+        give(
+            MessageQueue::recv,
+            queue,
+            stream,
+            (slices, slice_count),
+            ticket,
+        )
     })
 }
 
