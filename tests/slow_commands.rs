@@ -329,10 +329,21 @@ fn abort_while_a_stream_waits_for_devices_discards_its_queue() {
         let (from, to) = (pair.region(64), pair.region(64));
         let stream = HostStream::new("aborted").unwrap();
         let (go, gate) = rig::gate();
-        stream.launch(gate).unwrap();
+        let is_in_gate = Arc::new(AtomicBool::new(false));
+        let enter = Arc::clone(&is_in_gate);
+        stream
+            .launch(move || {
+                enter.store(true, Ordering::Release);
+                gate();
+            })
+            .unwrap();
         let slices = [from.slice(0, 64).unwrap()];
         let work = Work::write(&slices, to.remote().slice(0, 64).unwrap());
         let sent = pair.a.stream_queue_send(&stream, &work).unwrap();
+        // A gate that the stream has not come to would be discarded, and the device stopped before it is made slow.
+        while !is_in_gate.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
         stream.abort();
         let has_run = Arc::new(AtomicBool::new(false));
         let mark = Arc::clone(&has_run);

@@ -182,7 +182,7 @@ impl StreamState {
     }
 
     /// Whether the stream has about as many calls as a driver takes before it blocks: 1,024, and an entry may take several.
-    fn is_nearly_full(&self) -> bool {
+    pub(super) fn is_nearly_full(&self) -> bool {
         let functions = self.count.functions.load(Ordering::Relaxed);
         functions + self.pending.lock().entries.len() > ENTRIES_MAX
     }

@@ -170,8 +170,12 @@ impl StreamState {
         true
     }
 
-    /// Whether all work of the stream is done, by the driver's account. An error that the context does not recover from ends the stream.
+    /// Whether all work of the stream is done, by the driver's account. An error that the context does not recover from ends the stream. Asks the driver
+    /// nothing while the stream is nearly full: the query would wait as long as another thread is blocked in a call that queues on the stream.
     pub(super) fn is_idle(&self) -> Result<bool> {
+        if self.is_nearly_full() {
+            return Ok(false);
+        }
         let _asking = self.asking.lock();
         let _entered = self.context.enter().inspect_err(|error| self.note(error))?;
         forbid(self.raw, "query a CUDA stream").inspect_err(|error| self.note(error))?;

@@ -55,6 +55,8 @@ struct TaskQueue {
     /// No more tasks come: the thread ends with the last.
     closing: bool,
     has_thread: bool,
+    /// How many callers wait for room.
+    blocked: u32,
 }
 
 /// Waits until these streams have completed their work up to these places.
@@ -145,7 +147,22 @@ impl Stream {
         count_wait();
         let _alone = self.context.passed();
         let mut queue = self.lock();
+        queue.blocked += 1;
         while is_full(&queue) && !self.context.life.is_over() {
+            queue = self.sleep(queue);
+        }
+        queue.blocked -= 1;
+        self.changed.notify_all();
+    }
+
+    /// A query waits while another thread is blocked in a call that queues on the stream: seen on an H200 with driver 580.159.04, where cuStreamQuery
+    /// came back when the stream went on (docs/measured/h200.md).
+    pub fn wait_for_blocked_callers(&self) {
+        let mut queue = self.lock();
+        if queue.blocked > 0 {
+            count_wait();
+        }
+        while queue.blocked > 0 && !self.context.life.is_over() {
             queue = self.sleep(queue);
         }
     }

@@ -36,6 +36,7 @@ cuda! {
     fn cuStreamQuery(stream: CUstream) {
         let stream = streams::find(stream)?;
         capture::check_idle_call(&stream)?;
+        stream.wait_for_blocked_callers();
         if stream.is_idle() { stream.context.life.check() } else { Err(CUresult::CUDA_ERROR_NOT_READY) }
     }
 

@@ -206,12 +206,19 @@ fn full_stream_blocks_queueing_and_other_driver_calls() {
     let filling = in_context(stream, 1024);
     a_while();
     let queueing = in_context(other, 1);
+    // A query of a stream that is not full needs no lock.
+    assert_eq!(call!(cuStreamQuery(other)), CUDA_SUCCESS);
+    let stream = stream as usize;
+    let asking = std::thread::spawn(move || {
+        good!(cuCtxSetCurrent(context as cu::CUcontext));
+        call!(cuStreamQuery(stream as cu::CUstream))
+    });
     a_while();
-    assert!(!filling.is_finished() && !queueing.is_finished());
-    // A query needs no lock.
-    assert_eq!(call!(cuStreamQuery(stream)), CUDA_ERROR_NOT_READY);
+    assert!(!filling.is_finished() && !queueing.is_finished() && !asking.is_finished());
     words.set(0, 1);
     filling.join().unwrap();
     queueing.join().unwrap();
+    let answer = asking.join().unwrap();
+    assert!([CUDA_SUCCESS, CUDA_ERROR_NOT_READY].contains(&answer));
     good!(cuCtxSynchronize());
 }

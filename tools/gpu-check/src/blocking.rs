@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use cudarc::driver::sys::{self, CUstream, CUstreamWaitValue_flags as Flags};
+use cudarc::driver::sys::{self, CUresult, CUstream, CUstreamWaitValue_flags as Flags};
 use serde_json::{Map, Value, json};
 
 use super::gpu::{
@@ -454,13 +454,87 @@ pub fn graphs() -> Result<Value> {
     Ok(json!({"patch and launch wait for the launch before": !is_over, "us": took}))
 }
 
-/// How many calls a stream that waits takes, and whether the one that it does not take keeps other threads out.
+/// Calls on the stream itself and about an event that it has not reached.
+fn of_stream(
+    full: SendableStream,
+    other: SendableStream,
+    event: usize,
+) -> [(&'static str, Call); 5] {
+    [
+        (
+            "cuStreamQuery",
+            Box::new(move || {
+                // SAFETY: a stream of the context.
+                let answer = unsafe { sys::cuStreamQuery(full.raw()) };
+                ensure!(
+                    matches!(
+                        answer,
+                        CUresult::CUDA_SUCCESS | CUresult::CUDA_ERROR_NOT_READY
+                    ),
+                    "{answer:?}"
+                );
+                Ok(())
+            }),
+        ),
+        (
+            "cuStreamIsCapturing",
+            Box::new(move || {
+                let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+                // SAFETY: writes one value.
+                check("cuStreamIsCapturing", unsafe {
+                    sys::cuStreamIsCapturing(full.raw(), &mut status)
+                })
+            }),
+        ),
+        (
+            "cuStreamGetCtx",
+            Box::new(move || {
+                let mut context = std::ptr::null_mut();
+                // SAFETY: writes one handle.
+                check("cuStreamGetCtx", unsafe {
+                    sys::cuStreamGetCtx(full.raw(), &mut context)
+                })
+            }),
+        ),
+        (
+            "cuEventQuery",
+            Box::new(move || {
+                // SAFETY: an event of the context.
+                let answer = unsafe { sys::cuEventQuery(event as _) };
+                ensure!(answer == CUresult::CUDA_ERROR_NOT_READY, "{answer:?}");
+                Ok(())
+            }),
+        ),
+        (
+            "cuStreamWaitEvent on another stream",
+            Box::new(move || {
+                // SAFETY: a stream and an event of the context.
+                check("cuStreamWaitEvent", unsafe {
+                    sys::cuStreamWaitEvent(other.raw(), event as _, 0)
+                })
+            }),
+        ),
+    ]
+}
+
+/// How many calls a stream that waits takes, and what other threads cannot do while the next one is blocked.
 pub fn queued(short: bool) -> Result<Value> {
     let mut gated = GatedStream::new()?;
-    let other = SendableStream(new_stream()?);
+    let (other, following, copying) = (
+        SendableStream(new_stream()?),
+        SendableStream(new_stream()?),
+        copying()?,
+    );
+    let (host, memory) = (Page::new(PORTABLE, false)?, alloc()?);
     let most = if is_few(short) { 500 } else { 20_000_u32 };
     let (page, stream) = (gated.gate, SendableStream(gated.gpu.stream));
     gated.close()?;
+    let mut event = std::ptr::null_mut();
+    // SAFETY: writes one handle, which is then used.
+    unsafe {
+        check("cuEventCreate", sys::cuEventCreate(&mut event, 2))?;
+        check("cuEventRecord", sys::cuEventRecord(event, stream.raw()))?;
+    }
     let made = Arc::new(AtomicU32::new(0));
     let making = gated.call({
         let made = Arc::clone(&made);
@@ -481,18 +555,25 @@ pub fn queued(short: bool) -> Result<Value> {
         std::thread::sleep(Duration::from_millis(1));
     }
     let is_blocked = !making.is_finished();
-    let beside = gated.call(Box::new(move || {
-        queue(other.raw(), &mut [write32(page.gpu + 256, 1)])
-    }));
-    let keeps_out = !ends(&beside, MEANWHILE);
+    let calls = everyday(other, copying, host, memory)
+        .into_iter()
+        .chain(of_stream(stream, following, event as usize));
+    let mut blocked = Map::new();
+    let mut beside = Vec::new();
+    for (name, call) in calls {
+        let running = gated.call(call);
+        blocked.insert(name.into(), json!(is_blocked && !ends(&running, MEANWHILE)));
+        beside.push(running);
+    }
     gated.open();
-    let (all, beside) = (us(making), us(beside));
+    let all = us(making);
+    let beside: Vec<Value> = beside.into_iter().map(us).collect();
     ensure!(drained(gated.gpu.stream, SOON), "the stream did not end");
-    if !all.is_number() || !beside.is_number() {
-        bail!("{all} {beside}");
+    if !all.is_number() || !beside.iter().all(Value::is_number) {
+        bail!("{all} {beside:?}");
     }
     Ok(json!({
         "calls until the caller is blocked": if is_blocked { json!(last) } else { json!(format!("more than {most}")) },
-        "a call on another stream is blocked meanwhile": is_blocked && keeps_out,
+        "blocked meanwhile": blocked,
     }))
 }

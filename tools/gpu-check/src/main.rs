@@ -1,11 +1,11 @@
 //! What only a GPU can decide, and the figures: the program behind `check` in the bundle of `scripts/gpu-bundle`.
 //!
-//!     gpu_check [--short] [--tests N] [--bundle FOLDER] [--out FOLDER]
+//!     gpu_check [--short] [--suites] [--tests N] [--bundle FOLDER] [--out FOLDER]
 //!
 //! Each step is a process of its own with a time limit, so that a hang on a GPU is a finding and not the end. One report for programs
 //! (`gpu-check.json`) and one for readers (`gpu-check.md`) come out; the exit status is 1 if a step failed. A figure that was missed is
 //! reported as missed, which is no failure. Over the stand-in for the driver no figure is judged. With `--tests N` only the first N tests of each
-//! suite run: enough to see that all of them start in the environment of a bundle.
+//! suite run: enough to see that all of them start in the environment of a bundle. With `--suites` nothing else runs.
 #![allow(unsafe_code)] // calls the driver, as an application does
 
 mod attributes;
@@ -55,7 +55,11 @@ fn main() -> ExitCode {
         eprintln!("gpu_check: --tests takes a number");
         return ExitCode::from(2);
     };
-    steps::run_all(&bundle, short, tests, &mut report);
+    if words.iter().any(|word| word == "--suites") {
+        suites::run_all(&bundle, short, tests, &mut report);
+    } else {
+        steps::run_all(&bundle, short, tests, &mut report);
+    }
     match report.write() {
         Ok(()) => {}
         Err(error) => {

@@ -100,6 +100,24 @@ fn limit_of(time: Time, left: Duration) -> Option<StepLimit> {
     })
 }
 
+/// Runs a step if it has a limit, and notes how long it took. Without one it is waived.
+pub fn timed(
+    name: String,
+    limit: Option<StepLimit>,
+    work: impl FnOnce(StepLimit) -> CheckedStep,
+) -> CheckedStep {
+    let began = Instant::now();
+    let step = match limit {
+        Some(limit) => work(limit),
+        None => CheckedStep::waived(NO_TIME.into()),
+    };
+    CheckedStep {
+        name,
+        seconds: began.elapsed().as_secs_f64(),
+        ..step
+    }
+}
+
 /// The figures in what was found.
 fn figures(found: &Value) -> Vec<&Value> {
     let list = match found {
@@ -134,16 +152,8 @@ impl Report {
 
     /// Runs a step if there is time for it, and adds it.
     pub fn step(&mut self, name: String, time: Time, work: impl FnOnce(StepLimit) -> CheckedStep) {
-        let began = Instant::now();
-        let step = match self.time_for(time) {
-            Some(limit) => work(limit),
-            None => CheckedStep::waived(NO_TIME.into()),
-        };
-        self.add(CheckedStep {
-            name,
-            seconds: began.elapsed().as_secs_f64(),
-            ..step
-        });
+        let step = timed(name, self.limit_for(time), work);
+        self.add(step);
     }
 
     /// Adds a step and prints it, because the run takes minutes.
@@ -170,7 +180,7 @@ impl Report {
     }
 
     /// How long a step may take. None if less of the run is left than the step probably needs.
-    fn time_for(&self, time: Time) -> Option<StepLimit> {
+    pub fn limit_for(&self, time: Time) -> Option<StepLimit> {
         let whole = if self.short { RUN_TIME_SHORT } else { RUN_TIME };
         limit_of(time, whole.saturating_sub(self.began.elapsed()))
     }

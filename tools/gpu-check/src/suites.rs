@@ -2,11 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::json;
 
 use super::process::{ProcessResult, run_judged};
-use super::report::{CheckedStep, Report, Time};
+use super::report::{CheckedStep, Report, Time, timed};
 
 /// A configuration in which a suite runs.
 #[derive(Clone)]
@@ -66,7 +68,7 @@ const FIRST: [&str; 5] = [
     "cuda_memory",
     "cuda_graph",
 ];
-const LAST: [&str; 2] = ["tickets", "faults"];
+const LAST: [&str; 1] = ["slow_commands"];
 
 fn rank(suite: &str) -> usize {
     let place = |list: &[&str]| list.iter().position(|name| *name == suite);
@@ -77,7 +79,16 @@ fn rank(suite: &str) -> usize {
     }
 }
 
-/// Runs all suites in all configurations; at most `tests` tests of each.
+/// Runs before all others and beside none: its tests compare how much memory of the GPU is free.
+const ALONE: &str = "cuda_memory";
+
+/// Processors for each suite that runs beside others: its tests wait most of the time, and have threads of devices and streams.
+const PROCESSORS_EACH: usize = 3;
+/// More beside each other than these share the GPU's time so often that tests with short time limits fail.
+const BESIDE_MAX: usize = 5;
+
+/// Runs all suites in all configurations; at most `tests` tests of each. On a machine with many processors some run beside each other: each process has
+/// a context of its own, and with it work queues of its own.
 pub fn run_all(bundle: &Path, short: bool, tests: usize, report: &mut Report) {
     let time = if short {
         Time {
@@ -90,21 +101,42 @@ pub fn run_all(bundle: &Path, short: bool, tests: usize, report: &mut Report) {
             limit_s: 90,
         }
     };
-    for (suite, config) in list(bundle, short) {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let beside = (processors / PROCESSORS_EACH).clamp(1, BESIDE_MAX);
+    let (alone, together): (Vec<_>, Vec<_>) = list(bundle, short)
+        .into_iter()
+        .partition(|(suite, _)| suite == ALONE);
+    let report = Mutex::new(report);
+    let lock = || report.lock().unwrap_or_else(PoisonError::into_inner);
+    let run = |(suite, config): &(String, SuiteConfig)| {
         let name = format!("suite: {suite}, {}", config.name);
-        report.step(name, time, |limit| {
+        let limit = lock().limit_for(time);
+        let step = timed(name, limit, |limit| {
             let log = Waivers::new();
-            let mut command = command(bundle, &suite, &config, short);
+            let mut command = command(bundle, suite, config, short);
             if tests < usize::MAX {
                 command
                     .arg("--exact")
-                    .args(first_tests(bundle, &suite, tests));
+                    .args(first_tests(bundle, suite, tests));
             }
             run_judged(log.set_in(&mut command), limit, |ended| {
                 judge(ended, log.take())
             })
         });
-    }
+        lock().add(step);
+    };
+    alone.iter().for_each(run);
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(one) = together.get(next.fetch_add(1, Ordering::Relaxed)) {
+            run(one);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..beside {
+            scope.spawn(work);
+        }
+    });
 }
 
 /// Each suite of the bundle in each configuration.
@@ -163,7 +195,7 @@ fn command(bundle: &Path, suite: &str, config: &SuiteConfig, short: bool) -> Com
             "--door",
             "preload",
             "--fabric",
-            &format!("check-{}", std::process::id()),
+            &format!("check-{}", unique_name()),
             "--library",
         ]);
         door.arg(bundle.join("lib/libdoorbell_softcx.so"))
@@ -183,12 +215,19 @@ fn command(bundle: &Path, suite: &str, config: &SuiteConfig, short: bool) -> Com
     command
 }
 
+/// Part of a name, for what suites beside each other must not share.
+fn unique_name() -> String {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("{}-{number}", std::process::id())
+}
+
 /// The file in which a suite logs the tests that waived themselves, and why.
 pub struct Waivers(PathBuf);
 
 impl Waivers {
     pub fn new() -> Waivers {
-        let name = format!("doorbell-waived-{}", std::process::id());
+        let name = format!("doorbell-waived-{}", unique_name());
         let log = Waivers(std::env::temp_dir().join(name));
         let _ = std::fs::remove_file(&log.0);
         log
@@ -285,7 +324,7 @@ mod tests {
 
     #[test]
     fn most_informative_suites_run_first_and_longest_last() {
-        let order = ["kernel_trigger", "conformance", "cuda", "tickets", "faults"];
+        let order = ["kernel_trigger", "conformance", "cuda", "slow_commands"];
         assert!(order.is_sorted_by_key(|suite| rank(suite)));
     }
 }

@@ -39,7 +39,7 @@ fn was_let_go(found: &Value) -> Option<bool> {
     Some(found.is_number())
 }
 
-const FACTS: [Fact; 27] = [
+const FACTS: [Fact; 30] = [
     (
         "The CPU sees a stream's 32-bit store before the 64-bit store behind it",
         ORDER,
@@ -199,7 +199,25 @@ const FACTS: [Fact; 27] = [
     (
         "A full stream blocks no call on another stream",
         QUEUED,
-        "/a call on another stream is blocked meanwhile",
+        "/blocked meanwhile/a memory operation on another stream",
+        |found| Some(!found.as_bool()?),
+    ),
+    (
+        "A full stream blocks no copy on another stream",
+        QUEUED,
+        "/blocked meanwhile/a copy to the GPU on a stream of high priority",
+        |found| Some(!found.as_bool()?),
+    ),
+    (
+        "A query of a full stream waits while a call on it is blocked",
+        QUEUED,
+        "/blocked meanwhile/cuStreamQuery",
+        Value::as_bool,
+    ),
+    (
+        "The question whether a full stream is captured does not wait",
+        QUEUED,
+        "/blocked meanwhile/cuStreamIsCapturing",
         |found| Some(!found.as_bool()?),
     ),
 ];
