@@ -176,7 +176,8 @@ impl QueueState {
                         outcome.set_state(state.after_later(evidence));
                         return;
                     }
-                    wr_id = Some(work.wr_id);
+                    // A request that was cancelled is a no-operation in the ring, which is flushed with what is behind it. It has not failed.
+                    wr_id = (state != RequestState::Cancelled).then_some(work.wr_id);
                     outcome.note(match (cqe.transferred(), cqe.opcode) {
                         (None, _) => Details::None,
                         (Some(len_bytes), opcode) => {
@@ -248,5 +249,58 @@ impl QueueState {
             len_bytes: cqe.transferred().unwrap_or(0),
             imm,
         }))
+    }
+}
+
+#[cfg(all(test, feature = "softcx", not(loom)))]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::endpoint::queue::{HeldRegions, WorkInFlight};
+    use crate::{Device, Endpoint, EndpointConfig, QueueKind};
+
+    #[test]
+    fn failure_names_no_request_that_was_cancelled() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let endpoint = Endpoint::new(&domain, &EndpointConfig::default()).unwrap();
+        let queue = endpoint.shared.queue(QueueKind::Send);
+        let named = RefCell::new(Vec::new());
+        for (index, is_cancelled) in [(0, true), (1, false)] {
+            let work = WorkInFlight {
+                wr_id: 7 + u64::from(index),
+                end: index + 1,
+                held: HeldRegions::default(),
+            };
+            let seq = queue.outstanding.posted();
+            queue.enter(index, work);
+            if is_cancelled {
+                queue.cancel(seq);
+            }
+        }
+        for index in 0..2 {
+            let flushed = Cqe {
+                opcode: CqeOpcode::ReqErr,
+                qpn: 1,
+                wqe_counter: index,
+                byte_count: 0,
+                imm: 0,
+                source_qpn: 0,
+                source_lid: 0,
+                sl: 0,
+                grh: 0,
+                srqn_uidx: 0,
+                syndrome: Syndrome::WrFlush as u8,
+                vendor_syndrome: 0,
+                timestamp: 0,
+                send_opcode: 0,
+                signature: 0,
+                solicited: false,
+                owner: false,
+            };
+            let note = |error: ErrorCompletion| named.borrow_mut().push(error.wr_id);
+            queue.process(index.into(), &flushed, &note);
+        }
+        assert_eq!(named.into_inner(), [None, Some(8)]);
     }
 }
