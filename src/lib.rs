@@ -103,7 +103,7 @@ pub use group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
 pub use kernel_queue::{KernelQueue, QueueView};
 pub use message::{
     CostCurve, MessageAddress, MessageConfig, MessageCosts, MessageQueue, MessageTicket,
-    PendingSend,
+    PendingSend, PostedSend,
 };
 #[cfg(feature = "cuda")]
 pub use region::DeviceCache;

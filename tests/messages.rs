@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use doorbell::softcx::Faults;
 use doorbell::{
     Access, Cause, Control, Device, Error, Executor, HostStream, MessageAddress, MessageConfig,
-    MessageQueue, MessageTicket, PendingSend, Region, Slice, StateKind,
+    MessageQueue, MessageTicket, PendingSend, PostedSend, Region, Slice, StateKind,
 };
 use rig::{Limit, Random, SOON, from_env, has_no_queue, strict, strict_device};
 
@@ -66,8 +66,14 @@ struct Side {
     /// The stream that sends, if it is not the one that receives.
     sends: Option<rig::Stream>,
     receives: rig::Stream,
-    pending: VecDeque<(usize, PendingSend)>,
+    pending: VecDeque<(usize, Started)>,
     tickets: Vec<(usize, MessageTicket)>,
+}
+
+/// A send that is not waited for yet.
+enum Started {
+    Queued(Box<PendingSend>),
+    ByThread(PostedSend),
 }
 
 /// A stream of the tests' own kind, or one of the host.
@@ -106,9 +112,16 @@ impl Side {
                 && received > *number
             {
                 let (number, pending) = self.pending.pop_front().unwrap();
-                let stream = self.sends.as_ref().unwrap_or(&self.receives);
-                let ticket = self.queue.wait_send(stream, pending);
-                self.tickets.push((self.lens[0][number], ticket.unwrap()));
+                match pending {
+                    Started::Queued(pending) => {
+                        let stream = self.sends.as_ref().unwrap_or(&self.receives);
+                        let ticket = self.queue.wait_send(stream, *pending);
+                        self.tickets.push((self.lens[0][number], ticket.unwrap()));
+                    }
+                    Started::ByThread(sent) => {
+                        self.queue.wait_send_now(&sent, SOON).unwrap();
+                    }
+                }
             }
         }
         for (len, ticket) in &self.tickets {
@@ -147,13 +160,20 @@ impl Side {
         let at = Side::place(&self.lens[0], number) as u64;
         let memory = self.memory[0].clone();
         let slices = split(&memory, at, len, &mut self.random);
-        if now && len <= EAGER as usize {
+        if now && len <= EAGER as usize && self.random.below(2) == 0 {
             self.synchronize();
             return self.queue.send_now(&slices, SOON).unwrap();
         }
+        if now {
+            self.synchronize();
+            let sent = self.queue.start_send_now(&slices, SOON).unwrap();
+            self.pending.push_back((number, Started::ByThread(sent)));
+            return;
+        }
         let stream = self.sends.as_ref().unwrap_or(&self.receives);
         let sent = self.queue.start_send(stream, &slices);
-        self.pending.push_back((number, sent.unwrap()));
+        let pending = Started::Queued(Box::new(sent.unwrap()));
+        self.pending.push_back((number, pending));
     }
 
     fn receive(&mut self, number: usize, now: bool) {
@@ -629,6 +649,63 @@ fn every_wait_ends() {
             matches!(ended, Err(Error::Work(error)) if error.cause == Cause::Aborted),
             "{ended:?}"
         );
+    });
+}
+
+/// One thread sends in both directions before it receives, and waits for its sends in any order.
+#[test]
+fn a_thread_sends_before_it_receives() {
+    let test = "a_thread_sends_before_it_receives";
+    let _limit = Limit::new(test, STEP);
+    let device = rig::device();
+    let config = config().slots(4).ahead(8);
+    let [mut a, mut b] = pair(&device, &config);
+    let [from, into] = [&a, &b].map(|queue| region(queue, 1 << 16));
+    for round in 0..6_u64 {
+        // Long and short, in turn.
+        let len = |number: u64| match (number + round) % 2 {
+            0 => 10_000,
+            _ => 8,
+        };
+        from.fill(0, 40_000, round as u8 + 1).unwrap();
+        let send = |queue: &mut MessageQueue, memory: &Region, number: u64| {
+            let slice = memory.slice(number * 10_000, len(number)).unwrap();
+            queue.start_send_now(&[slice], SOON).unwrap()
+        };
+        let there: Vec<_> = (0..4).map(|number| send(&mut a, &from, number)).collect();
+        let back: Vec<_> = (0..4).map(|number| send(&mut b, &from, number)).collect();
+        let slice = [from.slice(0, 8).unwrap()];
+        // All slots are used, so nothing is sent, and the call may be repeated later.
+        let late = a.start_send_now(&slice, SHORT);
+        assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+        assert!(matches!(
+            b.wait_send_now(&there[0], SOON),
+            Err(Error::Foreign { .. })
+        ));
+        let long = &there[usize::from(len(0) == 8)];
+        assert!(matches!(
+            a.wait_send_now(long, SHORT),
+            Err(Error::Timeout { .. })
+        ));
+        for number in 0..4 {
+            for queue in [&mut a, &mut b] {
+                into.fill(number * 10_000, 10_000, 0).unwrap();
+                let slice = [into.slice(number * 10_000, 10_000).unwrap()];
+                assert_eq!(queue.recv_now(&slice, SOON), Ok(len(number)));
+                let filled = into.is_filled_with(number * 10_000, len(number), round as u8 + 1);
+                assert_eq!(filled, Ok(true));
+            }
+        }
+        for sent in there.iter().rev() {
+            a.wait_send_now(sent, SOON).unwrap();
+            a.wait_send_now(sent, SOON).unwrap();
+        }
+        back.iter()
+            .for_each(|sent| b.wait_send_now(sent, SOON).unwrap());
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| a.finish(SOON).unwrap());
+        b.finish(SOON).unwrap();
     });
 }
 

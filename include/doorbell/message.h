@@ -32,6 +32,9 @@ typedef struct doorbell_message_queue doorbell_message_queue;
 /* A message that a stream sends, and that no stream waits for yet. */
 typedef struct doorbell_pending_send doorbell_pending_send;
 
+/* A message that a thread has sent, and has not waited for. */
+typedef struct doorbell_posted_send doorbell_posted_send;
+
 /* Reports how a message that was queued on a stream fares. */
 typedef struct doorbell_message_ticket doorbell_message_ticket;
 
@@ -141,6 +144,30 @@ int doorbell_message_queue_recv(doorbell_message_queue *queue, doorbell_stream *
  */
 int doorbell_message_queue_send_now(doorbell_message_queue *queue, const doorbell_slice *slices, uint32_t slice_count,
 				    int64_t timeout_ms);
+
+/*
+ * Sends a message from this thread like doorbell_message_queue_send_now, and does not wait until its memory may be used
+ * again: so a thread can send before it receives, whatever the length. The memory must not be changed until
+ * doorbell_message_queue_wait_send_now has returned 0. After DOORBELL_ETIMEOUT nothing was sent.
+ * Threads: one at a time for queue.
+ */
+int doorbell_message_queue_start_send_now(doorbell_message_queue *queue, const doorbell_slice *slices,
+					  uint32_t slice_count, doorbell_posted_send **posted, int64_t timeout_ms);
+
+/*
+ * Waits in this thread until the memory of a message may be used again. Can be repeated, also after DOORBELL_ETIMEOUT.
+ * Returns DOORBELL_EFOREIGN for a message of another queue; DOORBELL_EWORK if the queue has failed.
+ * Threads: one at a time for queue.
+ */
+int doorbell_message_queue_wait_send_now(doorbell_message_queue *queue, doorbell_posted_send *posted,
+					 int64_t timeout_ms);
+
+/*
+ * Destroys the handle of a message that a thread has sent. doorbell_message_queue_finish waits for the message. NULL is
+ * allowed.
+ * Threads: alone with posted.
+ */
+int doorbell_posted_send_destroy(doorbell_posted_send *posted);
 
 /*
  * Receives the next message in this thread, and writes its length in bytes to `len_bytes`, which may be NULL. Returns

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::endpoint::prepared::OperationKind;
 use crate::endpoint::shared::EndpointShared;
-use crate::endpoint::{Endpoint, Prepared, Work};
+use crate::endpoint::{Endpoint, Prepared, Ticket, Work};
 use crate::mlx5::Posted;
 use crate::region::{RemoteSlice, Slice};
 use crate::stream::{DeferredDrop, ReadPlace};
@@ -28,6 +28,11 @@ impl Endpoint {
     /// Whether an operation was prepared by this endpoint.
     pub(crate) fn has_prepared(&self, prepared: &Prepared) -> bool {
         Arc::ptr_eq(&prepared.shared, &self.shared)
+    }
+
+    /// Whether a ticket is of an operation of this endpoint.
+    pub(crate) fn has_ticket(&self, ticket: &Ticket) -> bool {
+        ticket.is_of(&self.shared)
     }
 
     /// Makes a read into `slice` ready for a stream, as [`Endpoint::prepare_send`] of a [`Work::read`], but without a source. It is signaled.

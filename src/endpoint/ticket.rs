@@ -82,6 +82,14 @@ impl Ticket {
         }
     }
 
+    /// Whether it is of an operation of the endpoint with that state.
+    pub(super) fn is_of(&self, endpoint: &Arc<EndpointShared>) -> bool {
+        match &self.subject {
+            Subject::Operation { shared, .. } => Arc::ptr_eq(shared, endpoint),
+            Subject::Value { .. } => false,
+        }
+    }
+
     /// The current status. Processes new completions first, without waiting. If the endpoint has failed just now, it first stops the device,
     /// which takes up to 20 ms: only then is it known which operations were carried out. If the device does not stop within half a second of the
     /// failure, the status is not final yet.

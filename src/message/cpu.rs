@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::header::{MessageHeader, MessagePlace};
 use super::receive::check_fits;
 use super::{MessageAddress, MessageQueue};
-use crate::endpoint::{QueueKind, Work, poll_until};
+use crate::endpoint::{QueueKind, Ticket, Work, poll_until};
 use crate::region::{RemoteSlice, Slice};
 use crate::{Error, Result, StateKind};
 
@@ -41,6 +41,17 @@ impl CallTime {
     }
 }
 
+/// A message that a thread has sent with [`MessageQueue::start_send_now`], for [`MessageQueue::wait_send_now`]. The memory of the message must not be changed
+/// before that wait is over. If this is dropped, [`MessageQueue::finish`] says when that is. The queue keeps the memory of a message that the peer is to read.
+#[derive(Debug)]
+#[must_use = "the memory of a message must not be changed before `wait_send_now`"]
+pub struct PostedSend {
+    ticket: Ticket,
+    number: u32,
+    /// The peer is to read it.
+    is_read: bool,
+}
+
 impl MessageQueue {
     /// Sends a message from this thread, and waits until its memory may be used again, for at most `timeout`; `None` waits for ever.
     ///
@@ -51,6 +62,39 @@ impl MessageQueue {
     pub fn send_now(&mut self, slices: &[Slice<'_>], timeout: Option<Duration>) -> Result<()> {
         let limit = CallTime::new(timeout);
         self.send_until(slices, limit)
+            .map_err(|error| limit.name(error, "the send of a message"))
+    }
+
+    /// Sends a message from this thread, as [`MessageQueue::send_now`], and does not wait until its memory may be used again: so that a thread can send
+    /// before it receives, whatever the length. Waits for at most `timeout` for a slot of the peer.
+    ///
+    /// # Errors
+    /// As [`MessageQueue::send_now`]. After [`Error::Timeout`] nothing was sent, and the call can be repeated.
+    pub fn start_send_now(
+        &mut self,
+        slices: &[Slice<'_>],
+        timeout: Option<Duration>,
+    ) -> Result<PostedSend> {
+        let limit = CallTime::new(timeout);
+        self.start_until(slices, limit)
+            .map_err(|error| limit.name(error, "the send of a message"))
+    }
+
+    /// Waits in this thread until the memory of a message may be used again, for at most `timeout`; `None` waits for ever. Messages can be waited for in any
+    /// order, and again.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`] for a message of another queue; [`Error::Work`] if the queue has failed; [`Error::Timeout`], after which the call can be repeated.
+    pub fn wait_send_now(&self, sent: &PostedSend, timeout: Option<Duration>) -> Result<()> {
+        if !self.endpoint.has_ticket(&sent.ticket) {
+            return Err(Error::Foreign {
+                argument: "sent",
+                found: "another message queue".into(),
+                expected: "the queue that has sent the message".into(),
+            });
+        }
+        let limit = CallTime::new(timeout);
+        self.await_sent(sent, limit)
             .map_err(|error| limit.name(error, "the send of a message"))
     }
 
@@ -107,25 +151,38 @@ impl MessageQueue {
     }
 
     fn send_until(&mut self, slices: &[Slice<'_>], limit: CallTime) -> Result<()> {
+        let sent = self.start_until(slices, limit)?;
+        self.await_sent(&sent, limit)
+    }
+
+    fn start_until(&mut self, slices: &[Slice<'_>], limit: CallTime) -> Result<PostedSend> {
         let peer = self.peer()?;
         self.returns.check_alive()?;
         self.endpoint.check_post(QueueKind::Send)?;
         self.await_received(self.slot_before(&peer), &peer, limit)?;
-        self.collect_sends(limit)?;
+        self.make_room(limit)?;
         self.release_read(&peer)?;
         let number = self.sent;
         let message = self
             .memory
             .make_message(number, slices, &peer, &self.endpoint)?;
         let work = Work::send(&message.slices).wr_id(number.into());
-        self.endpoint.post_send(&work)?;
+        let ticket = self.endpoint.post_send(&work)?;
         let read = message.read.cloned();
         let is_read = read.is_some();
         self.note_message(read);
         self.unwaited += 1;
-        self.collect_sends(limit)?;
-        if is_read {
-            self.await_received(number, &peer, limit)?;
+        Ok(PostedSend {
+            ticket,
+            number,
+            is_read,
+        })
+    }
+
+    fn await_sent(&self, sent: &PostedSend, limit: CallTime) -> Result<()> {
+        sent.ticket.wait(limit.left())?;
+        if sent.is_read {
+            self.await_received(sent.number, &self.peer()?, limit)?;
         }
         Ok(())
     }
@@ -212,6 +269,21 @@ impl MessageQueue {
             || device.progress(),
             look,
         )
+    }
+
+    /// Takes the completions of messages that nothing waits for, as far as they are there. Waits for those of half of the queue if it may be full.
+    fn make_room(&mut self, limit: CallTime) -> Result<()> {
+        while self.unwaited > 0 && self.endpoint.poll_cq(QueueKind::Send)?.is_some() {
+            self.unwaited -= 1;
+        }
+        if self.unwaited < self.config.ahead {
+            return Ok(());
+        }
+        while self.unwaited > self.config.ahead / 2 {
+            self.endpoint.wait_cq(QueueKind::Send, limit.left())?;
+            self.unwaited -= 1;
+        }
+        Ok(())
     }
 
     /// Takes the completions of messages that nothing waits for.

@@ -25,5 +25,6 @@ mod ticket;
 pub use address::MessageAddress;
 pub use config::MessageConfig;
 pub use costs::{CostCurve, MessageCosts};
+pub use cpu::PostedSend;
 pub use queue::{MessageQueue, PendingSend};
 pub use ticket::MessageTicket;

@@ -22,7 +22,7 @@ use crate::stream::doorbell_stream;
 use crate::work::{doorbell_slice, with_slices};
 use doorbell_rs::{
     AbortHandle, Executor, MessageAddress, MessageConfig, MessageQueue, MessageTicket, PendingSend,
-    Result as LibraryResult, Slice,
+    PostedSend, Result as LibraryResult, Slice,
 };
 
 /// Bytes of an address.
@@ -62,6 +62,15 @@ pub struct doorbell_pending_send {
 
 impl CObject for doorbell_pending_send {
     const NAME: &'static str = "doorbell_pending_send";
+}
+
+/// A message that a thread has sent.
+pub struct doorbell_posted_send {
+    inner: PostedSend,
+}
+
+impl CObject for doorbell_posted_send {
+    const NAME: &'static str = "doorbell_posted_send";
 }
 
 /// A handle of a queued message.
@@ -419,6 +428,57 @@ pub unsafe extern "C" fn doorbell_message_queue_send_now(
             })
         }
     })
+}
+
+/// Sends a message from the calling thread, and does not wait until its memory may be used again.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_message_queue_start_send_now(
+    queue: *mut doorbell_message_queue,
+    slices: *const doorbell_slice,
+    slice_count: u32,
+    posted: *mut *mut doorbell_posted_send,
+    timeout_ms: i64,
+) -> c_int {
+    call!(place = out_handle(posted), queue = get(queue), || {
+        let timeout = timeout(timeout_ms)?;
+        // SAFETY: the caller's promise about slices.
+        let inner = unsafe {
+            with_slices(slices, slice_count, |slices| {
+                Ok(queue.lock()?.start_send_now(slices, timeout)?)
+            })
+        }?;
+        Ok(place.set(doorbell_posted_send { inner }))
+    })
+}
+
+/// Waits for a message that a thread has sent.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_message_queue_wait_send_now(
+    queue: *mut doorbell_message_queue,
+    posted: *mut doorbell_posted_send,
+    timeout_ms: i64,
+) -> c_int {
+    call!(queue = get(queue), posted = get(posted), || {
+        let timeout = timeout(timeout_ms)?;
+        queue.lock()?.wait_send_now(&posted.inner, timeout)?;
+        Ok(0)
+    })
+}
+
+/// Destroys the handle of a message that a thread has sent.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_posted_send_destroy(posted: *mut doorbell_posted_send) -> c_int {
+    // SAFETY: the caller's promise about handles.
+    guard(|| unsafe { destroy(posted, "posted") }.map(|()| 0))
 }
 
 /// Receives a message in the calling thread.

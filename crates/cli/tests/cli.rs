@@ -167,12 +167,13 @@ fn check_rows(rows: &[Value], sizes: &[u64], kernels: &[u64]) {
 }
 
 /// The columns of JSON and CSV, in no order.
-const COLUMNS: [&str; 31] = [
+const COLUMNS: [&str; 32] = [
     "app_cpu_us",
     "batches",
     "cpu",
     "cpus",
     "device",
+    "eager_bytes",
     "gb_per_s",
     "gpu",
     "host",
@@ -211,7 +212,7 @@ fn keys(row: &Value) -> Vec<&str> {
 #[test]
 fn loop_and_pingpong_in_one_process_report_rows() {
     for test in ["loop", "pingpong"] {
-        for op in ["write", "send"] {
+        for op in ["write", "send", "message"] {
             for validate in ["", "--validate"] {
                 let line = format!(
                     "{} --op {op} {validate} --sizes 1,64,9001 --kernel-us 0,3 --json {QUICK}",
@@ -232,7 +233,7 @@ fn loop_and_pingpong_in_one_process_report_rows() {
 #[test]
 fn loop_and_pingpong_in_two_processes_report_rows() {
     for test in ["loop", "pingpong"] {
-        for op in ["write", "send"] {
+        for op in ["write", "send", "message"] {
             for validate in ["", "--validate"] {
                 let (other, address) = Running::listen(&bench(test));
                 let line = format!(
@@ -548,6 +549,7 @@ fn invalid_arguments_give_a_one_line_error() {
         ("bench loop --sizes 0", "--sizes"),
         ("bench loop --sizes 8..9", "power of two"),
         ("bench loop --op read", "--op"),
+        ("bench loop --eager-bytes 64", "--op message"),
         (
             "bench loop --steps 4096 --batches 64",
             "--steps times --batches",

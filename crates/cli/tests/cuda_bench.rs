@@ -74,6 +74,8 @@ fn rows_of_both_tests_report_gpu_time() {
         "bench loop --op send --validate",
         "bench pingpong",
         "bench pingpong --validate",
+        "bench loop --op message --eager-bytes 0 --validate",
+        "bench pingpong --op message",
     ] {
         let output = run(&format!("{line} {QUICK} --stream cuda --json"));
         assert!(output.status.success(), "{line}: {}", text(&output.stderr));

@@ -111,6 +111,21 @@ static void exchange(const struct rig *rig, const struct messages *messages)
 		WORKS(doorbell_message_queue_send_now(messages->a, from, 2, SOON_MS));
 		WORKS(doorbell_message_queue_recv_now(messages->b, &to, 1, NULL, SOON_MS));
 		EXPECT(arrived(rig, 7, 9));
+		{
+			/* A long message, which is not done before it is received, by the same thread. */
+			const doorbell_slice whole = {rig->region, 0, LONG}, into = {rig->region, HALF, LONG};
+			doorbell_posted_send *posted;
+
+			fill(rig, 10);
+			WORKS(doorbell_message_queue_start_send_now(messages->a, &whole, 1, &posted, SOON_MS));
+			GIVES(DOORBELL_ETIMEOUT, doorbell_message_queue_wait_send_now(messages->a, posted, 20));
+			WORKS(doorbell_message_queue_recv_now(messages->b, &into, 1, NULL, SOON_MS));
+			WORKS(doorbell_message_queue_wait_send_now(messages->a, posted, SOON_MS));
+			EXPECT(arrived(rig, LONG, 10));
+			GIVES(DOORBELL_EFOREIGN, doorbell_message_queue_wait_send_now(messages->b, posted, SOON_MS));
+			WORKS(doorbell_posted_send_destroy(posted));
+			GIVES(DOORBELL_EHANDLE, doorbell_posted_send_destroy(posted));
+		}
 		GIVES(DOORBELL_ETIMEOUT, doorbell_message_queue_recv_now(messages->b, &to, 1, &len_bytes, 20));
 		EXPECT(len_bytes == 99);
 	}
@@ -174,6 +189,7 @@ static void ends(const struct rig *rig, const struct messages *messages)
 	GIVES(DOORBELL_EHANDLE, doorbell_message_queue_abort(messages->b));
 	WORKS(doorbell_message_queue_destroy(NULL));
 	WORKS(doorbell_pending_send_destroy(NULL));
+	WORKS(doorbell_posted_send_destroy(NULL));
 	WORKS(doorbell_message_ticket_destroy(NULL));
 	WORKS(doorbell_stream_destroy(messages->sends));
 	WORKS(doorbell_stream_destroy(messages->receives));

@@ -2,6 +2,7 @@
 //! shown ([`mod@report`]).
 
 mod backend;
+mod carrier;
 mod clock;
 mod csv;
 mod graph;

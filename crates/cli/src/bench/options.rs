@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use doorbell::MessageConfig;
 use serde::{Deserialize, Serialize};
 
 use super::kinds::Loop;
@@ -15,6 +16,8 @@ use super::trigger::TriggerKind;
 
 /// Steps in flight, over all batches. Four queues of the deepest endpoint and the longest stream hold what they need.
 const IN_FLIGHT_MAX: u64 = 4096;
+/// Messages that a message queue has in flight, at most: `MessageConfig::ahead`.
+const AHEAD_MAX: u64 = 1024;
 /// Iterations of one row: each has a sample of 8 bytes.
 pub const ITERATIONS_MAX: u64 = 100_000_000;
 /// Longest measurement of one row, in milliseconds.
@@ -79,12 +82,17 @@ pub struct BenchOptions {
     #[arg(long, value_name = "N", default_value_t = 0)]
     gpu: u32,
 
-    /// Operation: RDMA write to the peer's memory, or send to a posted receive
+    /// Operation: RDMA write to the peer's memory, send to a posted receive, or message of a message queue
     ///
     /// Where the receiver must learn of a message (in a pingpong, and for --validate), a write carries immediate data and
-    /// consumes a receive too.
+    /// consumes a receive too. A message queue's messages are matched and may have any length: the receiver copies short ones and
+    /// reads long ones.
     #[arg(long, value_name = "OP", value_enum, default_value_t = MessageOp::Write)]
     op: MessageOp,
+
+    /// Longest message that the receiver copies out of a slot, in bytes, with --op message; longer ones are read [default: 8192]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
+    eager_bytes: Option<u32>,
 
     /// Which of the two loops to run
     #[arg(long = "loop", value_name = "LOOP", value_enum, default_value_t = Loops::Both)]
@@ -187,6 +195,8 @@ pub enum MessageOp {
     Write,
     /// Send to a receive that the peer posted.
     Send,
+    /// Message of a message queue.
+    Message,
 }
 
 impl fmt::Display for MessageOp {
@@ -194,6 +204,7 @@ impl fmt::Display for MessageOp {
         f.pad(match self {
             Self::Write => "write",
             Self::Send => "send",
+            Self::Message => "message",
         })
     }
 }
@@ -215,6 +226,8 @@ pub struct Plan {
     pub exchange: Exchange,
     /// The operation that carries a message.
     pub op: MessageOp,
+    /// The longest eager message, of message queues.
+    pub eager_bytes: Option<u32>,
     /// Message sizes.
     pub sizes: MessageSizes,
     /// Kernel lengths.
@@ -281,6 +294,13 @@ impl BenchOptions {
         let plan = Plan {
             exchange,
             op: self.op,
+            eager_bytes: match self.op {
+                MessageOp::Message => {
+                    let eager = self.eager_bytes;
+                    Some(eager.unwrap_or(MessageConfig::default().eager_bytes))
+                }
+                _ => self.eager_bytes,
+            },
             sizes: self.sizes.clone(),
             kernel_us: self.kernel_us.clone(),
             loops: match self.loops {
@@ -306,9 +326,21 @@ impl BenchOptions {
         if self.memory == MemoryKind::Gpu && self.validate {
             return Err("--validate needs --memory host: it checks bytes in host functions, which must not call CUDA".into());
         }
+        self.check_messages()?;
         self.check_graph(exchange)?;
         self.check_trigger()?;
         plan.check().map(|()| plan)
+    }
+
+    fn check_messages(&self) -> Result<(), String> {
+        let is_message = self.op == MessageOp::Message;
+        if self.eager_bytes.is_some() && !is_message {
+            return Err("--eager-bytes needs --op message".into());
+        }
+        if is_message && self.memory == MemoryKind::Gpu && self.loops != Loops::Async {
+            return Err("--op message with --memory gpu needs --loop async: a thread cannot receive into memory of a GPU".into());
+        }
+        Ok(())
     }
 
     /// A graph repeats identical steps in one process.
@@ -356,6 +388,10 @@ impl BenchOptions {
             (
                 self.graph,
                 "--trigger excludes --graph: a trigger runs once, a graph many times",
+            ),
+            (
+                self.op == MessageOp::Message,
+                "--trigger excludes --op message: the kernels ring for an endpoint",
             ),
             (
                 self.loops == Loops::Sync,
@@ -451,6 +487,13 @@ impl Plan {
         within("--batches", self.batches, 1, 64)?;
         let in_flight = self.in_flight();
         within("--steps times --batches", in_flight, 1, IN_FLIGHT_MAX)?;
+        if self.op == MessageOp::Message {
+            let ahead = in_flight + 2 * self.steps;
+            let what = "with --op message, --steps times --batches and two batches more";
+            within(what, ahead, 1, AHEAD_MAX)?;
+        }
+        let eager_bytes = self.eager_bytes.unwrap_or(0);
+        within("--eager-bytes", eager_bytes.into(), 0, 1 << 20)?;
         // Rounded up to whole batches, of 4096 steps at most.
         let iterations_max = ITERATIONS_MAX + 4096;
         within("--warmup", self.warmup, 0, iterations_max)?;
@@ -471,7 +514,12 @@ impl Plan {
 
     /// Whether the receiver learns of a message: a write then carries immediate data and consumes a receive, as a send does.
     pub fn announced(&self) -> bool {
-        self.op == MessageOp::Send || self.validate || self.exchange == Exchange::Pingpong
+        self.op != MessageOp::Write || self.validate || self.exchange == Exchange::Pingpong
+    }
+
+    /// The longest eager message of a message queue.
+    pub fn eager_bytes(&self) -> u32 {
+        self.eager_bytes.unwrap_or(0)
     }
 
     /// Steps in flight, at most.
@@ -498,7 +546,11 @@ impl Plan {
         };
         let validate = if self.validate { " validate=on" } else { "" };
         let kernel = if self.no_kernel { " kernel=none" } else { "" };
-        format!("steps={steps} batches={batches} warmup={warmup} {extent}{kernel}{validate}")
+        let eager = match self.eager_bytes {
+            Some(eager_bytes) => format!(" eager={eager_bytes}"),
+            None => String::new(),
+        };
+        format!("steps={steps} batches={batches} warmup={warmup} {extent}{kernel}{eager}{validate}")
     }
 
     /// The rows in order: the loops of one size and kernel stand together, so that a reader compares neighbours.
@@ -589,6 +641,42 @@ pub mod tests {
 
         let text = serde_json::to_string(&plan).unwrap();
         assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), plan);
+    }
+
+    #[test]
+    fn messages_have_a_longest_eager_one() {
+        let plan = |line: &str| options(line).unwrap().plan(Exchange::Loop);
+        let defaults = plan("--op message").unwrap();
+        assert_eq!(defaults.eager_bytes, Some(8192));
+        assert!(defaults.announced());
+        assert!(
+            defaults.describe().ends_with(" eager=8192"),
+            "{}",
+            defaults.describe()
+        );
+        let none = plan("--op message --eager-bytes 0").unwrap();
+        assert_eq!(none.eager_bytes, Some(0));
+        assert_eq!(plan("").unwrap().eager_bytes, None);
+        for (line, reason) in [
+            ("--eager-bytes 8", "needs --op message"),
+            (
+                "--op message --stream cuda --memory gpu",
+                "needs --loop async",
+            ),
+            (
+                "--op message --stream cuda --trigger kernel",
+                "excludes --op message",
+            ),
+            (
+                "--op message --steps 64 --batches 15",
+                "two batches more is 1088",
+            ),
+        ] {
+            let error = plan(line).unwrap_err();
+            assert!(error.contains(reason), "{line}: {error}");
+        }
+        assert!(plan("--op message --stream cuda --memory gpu --loop async").is_ok());
+        assert!(plan("--op message --steps 64 --batches 14").is_ok());
     }
 
     #[test]
@@ -694,6 +782,7 @@ pub mod tests {
     fn wrong_options_are_refused_by_name() {
         for (line, named) in [
             ("--sizes 0", "--sizes"),
+            ("--eager-bytes 1048577 --op message", "--eager-bytes"),
             ("--sizes 9..12", "power of two"),
             ("--kernel-us 1000001", "--kernel-us"),
             ("--steps 0", "--steps"),

@@ -1,5 +1,6 @@
-//! One peer of a benchmark: an endpoint, its stream, and the memory of its messages.
+//! One peer of a benchmark: what carries its messages, its stream, and the memory of its messages.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -7,13 +8,14 @@ use std::time::Duration;
 #[cfg(feature = "cuda")]
 use doorbell::__private::PutStep;
 use doorbell::{
-    Access, Address, Control, Endpoint, EndpointConfig, Error, Executor, ProtectionDomain,
-    QueueKind, Region, RemoteRegion, Result, StateKind, Work,
+    Access, Control, Endpoint, Error, Executor, PostedSend, ProtectionDomain, QueueKind, Region,
+    RemoteRegion, Result, StateKind, Work,
 };
 #[cfg(feature = "cuda")]
 use doorbell::{CudaStream, GraphBuilder, GraphExec, KernelQueue, stream_post_all};
 
 use super::backend::{Backend, BenchStream};
+use super::carrier::Carrier;
 use super::kinds::Loop;
 use super::message::Messages;
 use super::options::{MessageOp, Plan};
@@ -110,7 +112,7 @@ fn send_and_wait_in_one_call(
 pub struct Peer {
     /// Launches the kernels that ring, with `--trigger`. Declared first, so that it is dropped before what its kernels use.
     trigger: Option<TriggerKernels>,
-    endpoint: Endpoint,
+    carrier: Carrier,
     stream: BenchStream,
     /// The stream of the synchronous loop.
     sync_stream: BenchStream,
@@ -130,6 +132,8 @@ pub struct Peer {
     ahead: u64,
     /// Receives that are posted together.
     chunk: u64,
+    /// Messages that this thread has sent, and has not waited for.
+    posted: VecDeque<PostedSend>,
 }
 
 impl Peer {
@@ -145,17 +149,9 @@ impl Peer {
     ) -> Result<Peer> {
         let max_bytes = plan.sizes.max_bytes();
         let region = messages_region(domain, backend, Messages::region_bytes(max_bytes))?;
-        // The plan's limits keep this below the limit of endpoints.
-        let depth = (plan.in_flight() + 2 * plan.steps) as u32;
-        let config = EndpointConfig::default()
-            .send_depth(depth)
-            .recv_depth(depth)
-            .max_segments(1)
-            .max_inline_bytes(0)
-            .wait_timeout(Some(limits.timeout));
-        let endpoint = Endpoint::new(domain, &config)?;
+        let carrier = Carrier::new(domain, plan, limits.timeout)?;
         let trigger = backend.trigger(limits.timeout)?;
-        if trigger.is_some() && endpoint.path().control == Control::Sync {
+        if trigger.is_some() && carrier.path().control == Control::Sync {
             return Err(Error::state(
                 StateKind::Unsupported,
                 "--trigger",
@@ -163,7 +159,7 @@ impl Peer {
             ));
         }
         Ok(Peer {
-            endpoint,
+            carrier,
             stream: stream.clone(),
             sync_stream: sync_stream.clone(),
             trigger,
@@ -178,26 +174,28 @@ impl Peer {
             announced: plan.announced(),
             ahead: 0,
             chunk: plan.steps,
+            posted: VecDeque::new(),
         })
     }
 
-    /// The endpoint.
-    pub fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+    /// What carries the messages.
+    pub fn carrier(&self) -> &Carrier {
+        &self.carrier
     }
 
-    /// The address and the region that the other peer needs.
-    pub fn contact(&self) -> (Address, RemoteRegion) {
-        (self.endpoint.address(), self.messages.region().remote())
+    /// What the other peer needs to connect.
+    pub fn contact(&self) -> Vec<u8> {
+        self.carrier.contact(self.messages.region())
     }
 
-    /// Connects to the other peer, and posts the first receives.
-    pub fn connect(&mut self, (address, region): (Address, RemoteRegion)) -> Result<()> {
-        self.remote = region;
-        self.endpoint.connect(&address)?;
+    /// Connects to the other peer, by its contact, and posts the first receives.
+    pub fn connect(&mut self, contact: &[u8]) -> Result<()> {
+        if let Some(remote) = self.carrier.connect(contact)? {
+            self.remote = remote;
+        }
         #[cfg(feature = "cuda")]
         if let Some(trigger) = &mut self.trigger {
-            trigger.connected(&mut self.endpoint)?;
+            trigger.connected(self.carrier.endpoint()?)?;
         }
         self.keep_ahead()
     }
@@ -239,8 +237,20 @@ impl Peer {
         self.limits.wait_for_all(|slice| stream.synchronize(slice))
     }
 
-    /// Transfers `size_bytes` and waits for the completion: in this thread, or on the stream.
+    /// Transfers `size_bytes` and waits for the completion: in this thread, or on the stream. Of a message queue's message [`Peer::sent`] waits in this
+    /// thread.
     pub fn transfer(&mut self, by: Loop, step: u64, size_bytes: u64) -> Result<()> {
+        if let Carrier::Queue(queue) = &mut self.carrier {
+            let slices = [self.messages.leaving(size_bytes)?];
+            match by {
+                Loop::Sync => {
+                    let start = |slice| queue.start_send_now(&slices, slice);
+                    self.posted.push_back(self.limits.wait_for_one(start)?);
+                }
+                Loop::Async => drop(queue.send(self.stream.executor(), &slices)?),
+            }
+            return Ok(());
+        }
         match by {
             Loop::Sync => {
                 self.post(step, size_bytes, |endpoint, _, work| {
@@ -338,7 +348,7 @@ impl Peer {
     #[cfg(feature = "cuda")]
     pub fn launch_graph(&mut self, graph: &mut GraphExec) -> Result<()> {
         match &self.stream {
-            BenchStream::Cuda(stream) => graph.launch(stream, &mut [&mut self.endpoint]),
+            BenchStream::Cuda(stream) => graph.launch(stream, &mut [self.carrier.endpoint()?]),
             BenchStream::Host(_) => Ok(()),
         }
     }
@@ -352,7 +362,7 @@ impl Peer {
     ) -> Result<T> {
         let slices = [self.messages.leaving(size_bytes)?];
         let work = match self.op {
-            MessageOp::Send => Work::send(&slices),
+            MessageOp::Send | MessageOp::Message => Work::send(&slices),
             MessageOp::Write => {
                 let to = self.messages.arrival_offset();
                 let work = Work::write(&slices, self.remote.slice(to, size_bytes)?);
@@ -363,18 +373,42 @@ impl Peer {
                 }
             }
         };
-        post(&mut self.endpoint, &self.stream, &work)
+        post(self.carrier.endpoint()?, &self.stream, &work)
     }
 
-    /// Waits for a message of the other peer: in this thread, or on the stream.
-    pub fn arrive(&mut self, by: Loop) -> Result<()> {
+    /// Waits in this thread until the memory of the oldest message that it has sent may be used again.
+    pub fn sent(&mut self, by: Loop) -> Result<()> {
+        match (by, &self.carrier, self.posted.pop_front()) {
+            (Loop::Sync, Carrier::Queue(queue), Some(sent)) => self
+                .limits
+                .wait_for_one(|slice| queue.wait_send_now(&sent, slice)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for a message of the other peer, of `size_bytes`: in this thread, or on the stream.
+    pub fn arrive(&mut self, by: Loop, size_bytes: u64) -> Result<()> {
+        if let Carrier::Queue(queue) = &mut self.carrier {
+            // Of that length, so that the receive of a short message does not prepare a read.
+            let region = self.messages.region();
+            let into = [region.slice(self.messages.arrival_offset(), size_bytes)?];
+            match by {
+                Loop::Sync => {
+                    let receive = |slice| queue.recv_now(&into, slice);
+                    self.limits.wait_for_one(receive)?;
+                }
+                Loop::Async => drop(queue.recv(self.stream.executor(), &into)?),
+            }
+            return Ok(());
+        }
         self.keep_ahead()?;
         match by {
             Loop::Sync => self.complete(QueueKind::Recv)?,
-            Loop::Async => drop(
-                self.endpoint
-                    .stream_wait_cq(self.stream.executor(), QueueKind::Recv)?,
-            ),
+            Loop::Async => {
+                let stream = self.stream.executor();
+                let endpoint = self.carrier.endpoint()?;
+                drop(endpoint.stream_wait_cq(stream, QueueKind::Recv)?);
+            }
         }
         self.ahead -= 1;
         Ok(())
@@ -408,8 +442,9 @@ impl Peer {
 
     fn complete(&mut self, side: QueueKind) -> Result<()> {
         let Self {
-            limits, endpoint, ..
+            limits, carrier, ..
         } = self;
+        let endpoint = carrier.endpoint()?;
         limits
             .wait_for_one(|slice| endpoint.wait_cq(side, slice))
             .map(drop)
@@ -418,12 +453,15 @@ impl Peer {
     /// Posts receives, several at a time, before the posted ones run out. A write without immediate data consumes none: then the first
     /// ones serve all rows.
     fn keep_ahead(&mut self) -> Result<()> {
+        let Carrier::Endpoint(endpoint) = &mut self.carrier else {
+            return Ok(());
+        };
         if self.ahead >= self.chunk {
             return Ok(());
         }
         let place = [self.messages.arriving()?];
         for _ in 0..self.chunk {
-            self.endpoint.post_recv(0, &place)?;
+            endpoint.post_recv(0, &place)?;
         }
         self.ahead += self.chunk;
         Ok(())

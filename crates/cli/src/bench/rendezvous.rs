@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use doorbell::{Channel, Listener, RemoteRegion};
+use doorbell::{Channel, Listener};
 use serde::{Deserialize, Serialize};
 
 use super::machine::{self, Machine};
@@ -14,7 +14,7 @@ use super::options::{ITERATIONS_MAX, Plan};
 use super::peer::Peer;
 
 /// Changes with the messages between the two processes.
-const PROTOCOL: u32 = 2;
+const PROTOCOL: u32 = 3;
 /// The software device, which is in the memory of its host.
 const SOFTWARE_DEVICE: &str = "softcx";
 /// For waits that end when the other process ends.
@@ -180,15 +180,8 @@ impl PeerConnection {
     /// # Errors
     /// Those of either side.
     pub fn connect_peer(&mut self, peer: &mut Peer) -> Result<()> {
-        let (address, region) = peer.contact();
-        let theirs = self.control.exchange_addresses(&address, self.timeout)?;
-        let bytes = self.control.exchange(&region.to_bytes(), self.timeout)?;
-        let bytes = bytes
-            .first_chunk()
-            .filter(|_| bytes.len() == RemoteRegion::BYTES);
-        let region = RemoteRegion::from_bytes(bytes.context("the peer's region is malformed")?);
-        peer.connect((theirs, region))?;
-        Ok(())
+        let theirs = self.control.exchange(&peer.contact(), self.timeout)?;
+        Ok(peer.connect(&theirs)?)
     }
 
     /// Waits until the other process is ready, and has it run so many steps; 0 ends the row.

@@ -96,6 +96,7 @@ impl BenchRow {
             ("kernel_us", self.kernel_us.into()),
             ("no_kernel", plan.no_kernel.into()),
             ("validate", plan.validate.into()),
+            ("eager_bytes", plan.eager_bytes.into()),
             ("steps", plan.steps.into()),
             ("batches", plan.batches.into()),
             ("warmup_iterations", plan.warmup.into()),
@@ -248,7 +249,7 @@ pub mod tests {
             format!(
                 "schema=2 version=\"{version}\" host=\"host0\" cpu=\"A CPU\" cpus=8 gpu=null device=\"nic<0>\" stream=\"host\" \
                  path=\"direct\" memory=\"host\" processes=1 test=\"loop\" op=\"write\" loop=\"async\" size_bytes=64 kernel_us=10 \
-                 no_kernel=false validate=false steps=3 batches=2 warmup_iterations=6 iterations=4000 sample=\"iteration\" \
+                 no_kernel=false validate=false eager_bytes=null steps=3 batches=2 warmup_iterations=6 iterations=4000 sample=\"iteration\" \
                  time_min_us=1.0 time_p50_us=12.015625 time_avg_us=3.25 time_p99_us=1234.567 time_p999_us=2345.678 \
                  messages_per_s=123456.7 gb_per_s=0.007901 app_cpu_us=0.125"
             )

@@ -10,7 +10,7 @@ use super::backend::{Backend, BenchStream, Clock};
 use super::graph::BatchGraph;
 use super::kinds::Loop;
 use super::machine::Machine;
-use super::options::{Exchange, Plan};
+use super::options::{Exchange, MessageOp, Plan};
 use super::pass::Workload;
 use super::peer::{Peer, WaitLimits};
 use super::row::Setup;
@@ -18,6 +18,8 @@ use super::step::BenchStep;
 
 /// Entries of a stream's queue for one step, at most: fill, kernel, transfer, wait, wait for an arrival, check.
 const ENTRIES_OF_STEP: u64 = 6;
+/// The same of a message queue: fill, kernel, four for a send, nine for a receive, check.
+const ENTRIES_OF_MESSAGE: u64 = 16;
 /// Bytes of an acknowledgement.
 const ACK_BYTES: u64 = 8;
 
@@ -34,6 +36,8 @@ enum Action {
     Ack,
     /// Waits for that acknowledgement.
     Acked,
+    /// Waits until the memory of a message that the CPU has sent by a message queue may be used again.
+    Sent,
 }
 
 /// The peers that this process has.
@@ -49,14 +53,25 @@ pub enum BenchRole {
 
 /// The actions of a step, each with the index of its peer.
 fn script(plan: &Plan, role: BenchRole) -> Vec<(usize, Action)> {
-    use Action::{Ack, Acked, Arrive, Reply, Send};
+    use Action::{Ack, Acked, Arrive, Reply, Send, Sent};
+    let by_queue = plan.op == MessageOp::Message;
     let both: &[(usize, Action)] = match (plan.exchange, plan.announced()) {
+        // A long message is sent when the other peer has received it.
+        (Exchange::Loop, _) if by_queue => &[(0, Send), (1, Arrive), (0, Sent)],
+        (Exchange::Pingpong, _) if by_queue => &[
+            (0, Send),
+            (1, Arrive),
+            (0, Sent),
+            (1, Reply),
+            (0, Arrive),
+            (1, Sent),
+        ],
         (Exchange::Loop, false) => &[(0, Send)],
         (Exchange::Loop, true) => &[(0, Send), (1, Arrive)],
         (Exchange::Pingpong, _) => &[(0, Send), (1, Arrive), (1, Reply), (0, Arrive)],
     };
-    // In one process, a loop's next kernel runs after the check anyway: one thread or one stream does both.
-    let acknowledged = plan.exchange == Exchange::Loop && plan.validate;
+    // In one process, a loop's next kernel runs after the check anyway: one thread or one stream does both. A message queue keeps messages apart.
+    let acknowledged = plan.exchange == Exchange::Loop && plan.validate && !by_queue;
     match role {
         BenchRole::Both => both.to_vec(),
         BenchRole::Client | BenchRole::Server => {
@@ -94,7 +109,7 @@ impl Scenario {
         let mut scenario = Scenario::new(device, backend, plan, BenchRole::Both, None)?;
         let contacts = [scenario.peers[1].contact(), scenario.peers[0].contact()];
         for (peer, contact) in scenario.peers.iter_mut().zip(contacts) {
-            peer.connect(contact)?;
+            peer.connect(&contact)?;
         }
         Ok(scenario)
     }
@@ -115,9 +130,17 @@ impl Scenario {
             timeout: plan.timeout(),
             disconnected: disconnected.cloned(),
         };
-        let entries = plan.in_flight() * ENTRIES_OF_STEP + plan.batches + 1;
-        // A loop in one process has one stream: the check of a message is queued behind the wait for it.
-        let stream_count = if role == BenchRole::Both && plan.exchange == Exchange::Pingpong {
+        let by_queue = plan.op == MessageOp::Message;
+        let of_step = if by_queue {
+            ENTRIES_OF_MESSAGE
+        } else {
+            ENTRIES_OF_STEP
+        };
+        let entries = plan.in_flight() * of_step + plan.batches + 1;
+        // A loop in one process has one stream: the check of a message is queued behind the wait for it. Not of a message queue, where the sender's stream may
+        // wait for the receiver's.
+        let is_split = plan.exchange == Exchange::Pingpong || by_queue;
+        let stream_count = if role == BenchRole::Both && is_split {
             2
         } else {
             1
@@ -171,8 +194,8 @@ impl Scenario {
 
     /// What the rows of a run have in common.
     pub fn setup(&self, plan: &Plan) -> Setup {
-        let endpoint = self.peers[0].endpoint();
-        let path = endpoint.path();
+        let carrier = self.peers[0].carrier();
+        let path = carrier.path();
         let mut reason = path.reason;
         for (control, missing) in path.better {
             reason += &format!("; not {control}: {missing}");
@@ -181,7 +204,7 @@ impl Scenario {
             machine: Machine::this(),
             plan: plan.clone(),
             processes: if self.peers.len() == 2 { 1 } else { 2 },
-            device: endpoint.domain().device().name().into(),
+            device: carrier.device_name().into(),
             stream: self.backend.name().into(),
             path: path.control.to_string(),
             reason,
@@ -212,11 +235,12 @@ impl Scenario {
                     peer.transfer(by, index, size_bytes)?;
                 }
                 Action::Arrive => {
-                    peer.arrive(by)?;
+                    peer.arrive(by, size_bytes)?;
                     peer.inspect(by, index, size_bytes)?;
                 }
                 Action::Ack => peer.transfer(by, index, ACK_BYTES)?,
-                Action::Acked => peer.arrive(by)?,
+                Action::Acked => peer.arrive(by, ACK_BYTES)?,
+                Action::Sent => peer.sent(by)?,
             }
         }
         Ok(())
@@ -240,13 +264,13 @@ impl Scenario {
         let failures = self
             .peers
             .iter()
-            .filter_map(|peer| peer.endpoint().failure());
+            .filter_map(|peer| peer.carrier().failure());
         let cause = match error {
             Error::Asynchronous { .. } => failures.map(Error::Work).next().unwrap_or(error),
             error => error,
         };
         // Ends the waits that are still queued.
-        self.peers.iter().for_each(|peer| peer.endpoint().abort());
+        self.peers.iter().for_each(|peer| peer.carrier().abort());
         cause.into()
     }
 }
@@ -311,8 +335,8 @@ impl Workload for Scenario {
 
 #[cfg(test)]
 mod tests {
+    use super::super::options::BenchCase;
     use super::super::options::tests::sample_plan;
-    use super::super::options::{BenchCase, MessageOp};
     use super::super::pass::measure;
     use super::*;
 
@@ -340,7 +364,7 @@ mod tests {
 
     #[test]
     fn a_write_that_nobody_need_notice_is_the_senders_alone() {
-        use Action::{Ack, Acked, Arrive, Reply, Send};
+        use Action::{Ack, Acked, Arrive, Reply, Send, Sent};
         let of = |exchange, op, validate, role| {
             let script = script(&plan(exchange, op, validate), role);
             script
@@ -356,6 +380,16 @@ mod tests {
         assert_eq!(checked(BenchRole::Both), [Send, Arrive]);
         assert_eq!(checked(BenchRole::Client), [Send, Acked]);
         assert_eq!(checked(BenchRole::Server), [Arrive, Ack]);
+        let queued = |exchange, role| of(exchange, MessageOp::Message, true, role);
+        assert_eq!(
+            queued(Exchange::Loop, BenchRole::Both),
+            [Send, Arrive, Sent]
+        );
+        assert_eq!(queued(Exchange::Loop, BenchRole::Server), [Arrive]);
+        assert_eq!(
+            queued(Exchange::Pingpong, BenchRole::Server),
+            [Arrive, Reply, Sent]
+        );
         let pong = |role| of(Exchange::Pingpong, MessageOp::Send, true, role);
         assert_eq!(pong(BenchRole::Client), [Send, Arrive]);
         assert_eq!(pong(BenchRole::Server), [Arrive, Reply]);
@@ -378,10 +412,33 @@ mod tests {
     }
 
     #[test]
+    fn messages_arrive_by_either_protocol_and_wrong_bytes_are_found() {
+        for (eager_bytes, exchange) in [
+            (4096, Exchange::Loop),
+            (4096, Exchange::Pingpong),
+            (0, Exchange::Loop),
+            (0, Exchange::Pingpong),
+        ] {
+            for kind in [Loop::Sync, Loop::Async] {
+                let plan = Plan {
+                    eager_bytes: Some(eager_bytes),
+                    ..plan(exchange, MessageOp::Message, true)
+                };
+                let mut scenario = Scenario::both(&device(), &Backend::Host, &plan).unwrap();
+                run(&mut scenario, &plan, kind).unwrap();
+                scenario.peers[1].inspect(kind, 0, 64).unwrap();
+                let error = run(&mut scenario, &plan, kind).unwrap_err();
+                let text = format!("{error:#}");
+                assert!(text.contains("step 0: byte 0 of 64"), "{text}");
+            }
+        }
+    }
+
+    #[test]
     fn a_failed_endpoint_is_named_and_not_the_stream_alone() {
         let plan = plan(Exchange::Pingpong, MessageOp::Write, false);
         let mut scenario = Scenario::both(&device(), &Backend::Host, &plan).unwrap();
-        scenario.peers[1].endpoint().abort();
+        scenario.peers[1].carrier().abort();
         for kind in [Loop::Async, Loop::Sync] {
             let error = run(&mut scenario, &plan, kind).unwrap_err();
             assert!(format!("{error:#}").contains("endpoint 0x"), "{error:#}");
