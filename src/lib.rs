@@ -55,6 +55,7 @@ mod setters;
 mod bounce;
 #[cfg(feature = "verbs")]
 mod cm;
+mod collective;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod endpoint;
@@ -82,6 +83,10 @@ pub use bounce::CudaEngine;
 pub use bounce::{Bounce, BounceConfig, CopyEngine, CopyTicket, MemcpyEngine};
 #[cfg(feature = "verbs")]
 pub use cm::{CmConnection, CmListener, CmRequest};
+pub use collective::{
+    Algorithm, Collective, CollectiveCosts, CollectiveTicket, Communicator, DataType, ReduceOp,
+    Reduction,
+};
 #[cfg(feature = "cuda")]
 pub use cuda::{
     Capabilities, CudaContext, CudaStream, DeviceBuffer, Execution, KernelStream, TimingEvent,

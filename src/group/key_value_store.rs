@@ -29,7 +29,7 @@ pub(super) enum RankState {
 }
 
 /// A barrier or a gathering that is under way: the request of each rank that has come, and what it gives.
-type Collective = BTreeMap<u32, (u32, Vec<u8>)>;
+type StoreCollective = BTreeMap<u32, (u32, Vec<u8>)>;
 
 #[derive(Debug)]
 pub(super) struct KeyValueStore {
@@ -39,8 +39,8 @@ pub(super) struct KeyValueStore {
     /// The requests that wait for a value that is not there yet: rank and request.
     waiting: BTreeMap<Vec<u8>, Vec<(u32, u32)>>,
     waits: Vec<usize>,
-    barrier: Collective,
-    gathering: Collective,
+    barrier: StoreCollective,
+    gathering: StoreCollective,
     /// The request with which rank 0, where the store lives, wants to leave.
     host_leaves: Option<u32>,
     out: Vec<OutgoingMessage>,
@@ -54,8 +54,8 @@ impl KeyValueStore {
             bytes: 0,
             waiting: BTreeMap::new(),
             waits: vec![0; size as usize],
-            barrier: Collective::default(),
-            gathering: Collective::default(),
+            barrier: StoreCollective::default(),
+            gathering: StoreCollective::default(),
             host_leaves: None,
             out: Vec::new(),
         }
@@ -206,7 +206,7 @@ impl KeyValueStore {
         Ok(())
     }
 
-    fn collective(&mut self, is_barrier: bool) -> &mut Collective {
+    fn collective(&mut self, is_barrier: bool) -> &mut StoreCollective {
         if is_barrier {
             &mut self.barrier
         } else {

@@ -4,9 +4,11 @@
 //! - [`Store`] is the key-value store by which the processes exchange their addresses. Rank 0 hosts it: `key_value_store` is its
 //!   state machine, without sockets; `store_server` is the thread with the sockets, each a `connection`. `connect` and `client` are the other
 //!   end, and `rendezvous` is how it finds rank 0. [`Message`] and `handshake` are what goes over the sockets.
-//! - [`Group`] has a connected endpoint to each peer, made when the first of the two asks for it. `messages` opens queues for messages with peers.
+//! - [`Group`] has a connected endpoint to each peer, made when the first of the two asks for it. `messages` opens queues for messages with peers, and
+//!   `communicators` makes communicators of them.
 
 mod client;
+mod communicators;
 mod connect;
 mod connection;
 mod handshake;

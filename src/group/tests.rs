@@ -12,7 +12,10 @@ use crate::group::client::{StoreClient, Watcher};
 use crate::group::handshake::{self, Handshake, HandshakeResult};
 use crate::group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
 use crate::region::{Access, Device, Region};
-use crate::{Cause, EndpointConfig, Error, HostStream, MessageConfig, QueueKind, StateKind, Work};
+use crate::{
+    Cause, Communicator, DataType, EndpointConfig, Error, HostStream, MessageConfig, QueueKind,
+    ReduceOp, Reduction, StateKind, Work,
+};
 
 const SOON: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
@@ -479,6 +482,59 @@ fn message_queues_connect_in_any_order() {
         group.barrier().unwrap();
         drop(queues);
         group.leave().unwrap();
+    });
+}
+
+/// Of all ranks, and of some in another order. A rank that ends is named by an operation of the others.
+#[test]
+fn communicators_reduce_and_name_a_rank_that_has_ended() {
+    groups(3, |group| {
+        let rank = group.rank();
+        let config = MessageConfig::default();
+        let stream = HostStream::new("collective").unwrap();
+        let region = Region::alloc(group.domain(), 64, Access::ALL).unwrap();
+        let slice = region.slice(0, 8).unwrap();
+        let sum = Reduction::new(DataType::I64, ReduceOp::Sum);
+        let reduced = |communicator: &mut Communicator| {
+            region.write_values(0, &[10_i64.pow(rank)]).unwrap();
+            let reduce = communicator.all_reduce(&slice, &slice, sum, None)?;
+            communicator
+                .launch(&stream, &reduce)?
+                .wait(Some(SOON))
+                .map(|()| {
+                    let mut result = [0_i64];
+                    region.read_values(0, &mut result).unwrap();
+                    result[0]
+                })
+        };
+        let mut all = group.communicator(None, 1, &config).unwrap();
+        assert_eq!((all.rank(), all.size()), (rank, 3));
+        assert_eq!(reduced(&mut all), Ok(111));
+        let refused = |ranks: &[u32]| match group.communicator(Some(ranks), 2, &config) {
+            Err(Error::State { kind, .. }) => kind,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(refused(&[(rank + 1) % 3]), StateKind::WrongKind);
+        assert_eq!(refused(&[rank, rank]), StateKind::WrongKind);
+        let mut alone = group.communicator(Some(&[rank]), 2, &config).unwrap();
+        assert_eq!(reduced(&mut alone), Ok(10_i64.pow(rank)));
+        if rank != 1 {
+            let mut some = group.communicator(Some(&[2, 0]), 2, &config).unwrap();
+            assert_eq!((some.rank(), some.size()), (u32::from(rank == 0), 2));
+            assert_eq!(reduced(&mut some), Ok(101));
+            some.finish(Some(SOON)).unwrap();
+        }
+        group.barrier().unwrap();
+        if rank == 2 {
+            // Without having left.
+            return;
+        }
+        let ended = reduced(&mut all);
+        assert!(
+            matches!(&ended, Err(Error::Work(error)) if error.cause == Cause::Rank(2)),
+            "rank {rank}: {ended:?}"
+        );
+        assert!(matches!(all.failure(), Some((_, error)) if error.cause == Cause::Rank(2)));
     });
 }
 

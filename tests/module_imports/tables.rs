@@ -47,8 +47,13 @@ const LIBRARY: Package = Package {
         ("cm", &["endpoint", "nic"]),
         // A user of the public interface, but for reads whose source the stream finds out, and batches with programs of its own.
         ("message", &["endpoint", "region", "stream"]),
+        // A user of the public interface, but for the work of host streams.
+        ("collective", &["endpoint", "message", "region", "stream"]),
         // A user of the public interface, but for the deadlines of sockets. Its tests queue messages on streams.
-        ("group", &["endpoint", "message", "region", "stream"]),
+        (
+            "group",
+            &["collective", "endpoint", "message", "region", "stream"],
+        ),
     ],
 };
 

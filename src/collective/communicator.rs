@@ -1,0 +1,959 @@
+//! Ranks that carry out collective operations.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::algorithms::{self, Algorithm, Ranks};
+use super::costs::CollectiveCosts;
+use super::local::{LocalEnd, LocalWork, Memories, Memory};
+use super::reduction::{ReduceOp, Reduction};
+use super::schedule::{Blocks, MemoryStep, Operand, OperandSpan, Schedule, Transfer};
+use crate::endpoint::AbortHandle;
+use crate::message::{MessageQueue, MessageTicket};
+use crate::region::{Access, ProtectionDomain, Region, Slice};
+use crate::stream::Executor;
+use crate::{Cause, Error, Result, StateKind, WorkError};
+
+/// Of how many ranks the times are predicted for the choice of an algorithm.
+const RANKS_PREDICTED: u32 = 16;
+
+/// Ranks that carry out collective operations on streams, each by a message queue to each other rank.
+///
+/// An operation is prepared once, as by [`Communicator::all_reduce`], and launched any number of times ([`Communicator::launch`]). All ranks launch the same operations
+/// in the same order, each on whatever stream. Nothing is exchanged when an operation is prepared, so all ranks must give it lengths that agree, and the same
+/// root, reduction and algorithm.
+///
+/// Copies and reductions of the host's memory are done by the host stream. On a stream of a GPU only operations without them can be launched: barriers, broadcasts, and
+/// all-gathers in place by [`Algorithm::Ring`] or [`Algorithm::RecursiveDoubling`].
+///
+/// If a rank fails or comes too late, the waits of its peers end at their deadline ([`EndpointConfig::wait_timeout`](crate::EndpointConfig)), or with the group, and their
+/// streams have a fault. [`Communicator::failure`] names the rank.
+///
+/// ```
+/// use doorbell::{Access, Communicator, DataType, Device, HostStream, MessageConfig, MessageQueue, ReduceOp, Reduction, Region};
+/// use std::time::Duration;
+///
+/// // Two ranks in one process; `Group::communicator` makes them for a group of processes.
+/// let domain = Device::open("softcx")?.protection_domain();
+/// let mut queues = [(); 2].map(|()| MessageQueue::new(&domain, &MessageConfig::default()).unwrap());
+/// let addresses = queues.each_ref().map(MessageQueue::address);
+/// queues[0].connect(&addresses[1])?;
+/// queues[1].connect(&addresses[0])?;
+/// let [a, b] = queues;
+/// let mut ranks = [Communicator::new(0, vec![None, Some(a)])?, Communicator::new(1, vec![Some(b), None])?];
+/// let sum = Reduction::new(DataType::F32, ReduceOp::Sum);
+/// let (mut tickets, mut regions) = (Vec::new(), Vec::new());
+/// for (number, rank) in ranks.iter_mut().enumerate() {
+///     let stream = HostStream::new(format!("rank{number}"))?;
+///     let region = Region::alloc(&domain, 8, Access::ALL)?;
+///     region.write_values(0, &[number as f32 + 1.0, 10.0])?;
+///     // In place: input and output are the same memory.
+///     let reduce = rank.all_reduce(&region.slice(0, 8)?, &region.slice(0, 8)?, sum, None)?;
+///     tickets.push(rank.launch(&stream, &reduce)?);
+///     regions.push(region);
+/// }
+/// for (ticket, region) in tickets.iter().zip(&regions) {
+///     ticket.wait(Some(Duration::from_secs(5)))?;
+///     let mut sums = [0.0_f32; 2];
+///     region.read_values(0, &mut sums)?;
+///     assert_eq!(sums, [3.0, 20.0]);
+/// }
+/// # Ok::<(), doorbell::Error>(())
+/// ```
+pub struct Communicator {
+    /// Of its own in this process.
+    id: u64,
+    ranks: Ranks,
+    /// By rank; none for this one.
+    queues: Vec<Option<MessageQueue>>,
+    domain: ProtectionDomain,
+    costs: CollectiveCosts,
+}
+
+/// A collective operation that is prepared: what this rank sends, receives and computes, on which memory. It keeps the memory registered. Its launches use the
+/// same memory, so those on several streams need an order among them.
+#[derive(Clone)]
+pub struct Collective {
+    communicator: u64,
+    name: &'static str,
+    algorithm: Algorithm,
+    schedule: Schedule,
+    memories: Memories,
+    reduction: Option<Reduction>,
+    predicted_ns: f64,
+}
+
+/// What is asked for, before its memory is known.
+struct Wanted {
+    name: &'static str,
+    algorithm: Algorithm,
+    schedule: Schedule,
+    reduction: Option<Reduction>,
+    /// Of the slowest rank.
+    predicted_ns: Option<f64>,
+}
+
+impl Collective {
+    /// The algorithm that it is carried out by.
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// Messages that this rank sends at each launch.
+    pub fn messages(&self) -> u64 {
+        self.schedule.messages()
+    }
+
+    /// Bytes of these messages together.
+    pub fn sent_bytes(&self) -> u64 {
+        self.schedule.bytes()
+    }
+
+    /// How long the slowest rank takes by the costs of the communicator ([`CollectiveCosts`]), in nanoseconds; of an all-to-all with blocks of several lengths, this rank.
+    pub fn predicted_ns(&self) -> f64 {
+        self.predicted_ns
+    }
+}
+
+impl fmt::Debug for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Collective")
+            .field("name", &self.name)
+            .field("algorithm", &self.algorithm)
+            .field("rounds", &self.schedule.rounds.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Communicator {
+    /// A communicator of as many ranks as there are queues, of which this is `rank`. `queues` has a queue for each other rank, connected with the queue that the other
+    /// rank has for this one, and none for this rank. All are of one protection domain.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for the rank; [`Error::State`] if a queue is missing or too many; [`Error::Foreign`] for queues of several domains.
+    pub fn new(rank: u32, queues: Vec<Option<MessageQueue>>) -> Result<Communicator> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let count = queues.len() as u32;
+        if rank >= count {
+            return Err(Error::Range {
+                argument: "rank",
+                value: rank.into(),
+                min: 0,
+                max: u64::from(count.max(1)) - 1,
+            });
+        }
+        let is_wrong = |(peer, queue): &(usize, &Option<MessageQueue>)| {
+            queue.is_some() == (*peer == rank as usize)
+        };
+        if let Some((peer, _)) = queues.iter().enumerate().find(is_wrong) {
+            let reason = match peer == rank as usize {
+                true => format!("rank {peer} is this one, and has a queue"),
+                false => format!("rank {peer} has no queue"),
+            };
+            return Err(Error::state(
+                StateKind::WrongKind,
+                "make a communicator",
+                reason,
+            ));
+        }
+        let Some(domain) = queues
+            .iter()
+            .flatten()
+            .map(|queue| queue.domain().clone())
+            .next()
+        else {
+            return Err(Error::state(
+                StateKind::WrongKind,
+                "make a communicator",
+                "a single rank has no queues; give its domain to `Communicator::alone`",
+            ));
+        };
+        for queue in queues.iter().flatten() {
+            domain.check_same(queue.domain(), "queues")?;
+        }
+        Ok(Communicator {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            ranks: Ranks { rank, count },
+            queues,
+            domain,
+            costs: CollectiveCosts::default(),
+        })
+    }
+
+    /// A communicator of one rank.
+    pub fn alone(domain: &ProtectionDomain) -> Communicator {
+        Communicator {
+            id: 0,
+            ranks: Ranks { rank: 0, count: 1 },
+            queues: vec![None],
+            domain: domain.clone(),
+            costs: CollectiveCosts::default(),
+        }
+    }
+
+    /// The rank of this process.
+    pub fn rank(&self) -> u32 {
+        self.ranks.rank
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> u32 {
+        self.ranks.count
+    }
+
+    /// The protection domain, in which the memory of operations is to be registered.
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    /// Has algorithms chosen by other costs. All ranks must set the same.
+    pub fn set_costs(&mut self, costs: CollectiveCosts) {
+        self.costs = costs;
+    }
+
+    /// A rank to which the connection has failed, and why. A connection whose operations were discarded because another one had failed comes last.
+    pub fn failure(&self) -> Option<(u32, WorkError)> {
+        let failures = (0..).zip(&self.queues).filter_map(|(rank, queue)| {
+            let failure = queue.as_ref()?.failure()?;
+            Some((rank, failure))
+        });
+        failures.min_by_key(|(_, failure)| failure.cause == Cause::Discarded)
+    }
+
+    /// Ends all connections: waits on streams end, and streams that are in one have a fault.
+    pub fn abort(&self) {
+        self.abort_handles().iter().for_each(AbortHandle::abort);
+    }
+
+    /// Handles that other threads can end the connections with.
+    pub fn abort_handles(&self) -> Vec<AbortHandle> {
+        let queues = self.queues.iter().flatten();
+        queues.map(MessageQueue::abort_handle).collect()
+    }
+
+    /// Waits in this thread until the peers have everything that this rank has sent; see [`MessageQueue::finish`]. Call it before the communicator is dropped.
+    ///
+    /// # Errors
+    /// As [`MessageQueue::finish`].
+    pub fn finish(&mut self, timeout: Option<Duration>) -> Result<()> {
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        for queue in self.queues.iter_mut().flatten() {
+            queue.finish(end.map(|end| end.saturating_duration_since(Instant::now())))?;
+        }
+        Ok(())
+    }
+
+    /// Prepares a barrier: no stream passes its launch before all ranks have come to theirs.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for an algorithm other than [`Algorithm::Dissemination`].
+    pub fn barrier(&self, algorithm: Option<Algorithm>) -> Result<Collective> {
+        let name = "barrier";
+        let wanted = self.choose(
+            name,
+            algorithm,
+            None,
+            &[Algorithm::Dissemination],
+            |_, ranks| algorithms::barrier(ranks),
+        )?;
+        self.prepared(wanted, None, None)
+    }
+
+    /// Prepares a broadcast of `buffer` of the rank `root` into that of all others.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for the root, or an algorithm that is none for this; those of the memory: [`Error::Foreign`] for a region of another protection domain, [`Error::State`] for one
+    /// without the access that messages need, or that is deregistered; those of [`Region::alloc`] for the memory of the library.
+    pub fn broadcast(
+        &self,
+        buffer: &Slice<'_>,
+        root: u32,
+        algorithm: Option<Algorithm>,
+    ) -> Result<Collective> {
+        self.check_rank("root", root)?;
+        let bytes = u64::from(buffer.len_bytes);
+        let all = [Algorithm::Binomial, Algorithm::ScatterGather];
+        let make = |algorithm, ranks| match algorithm {
+            Algorithm::Binomial => algorithms::broadcast_binomial(ranks, root, bytes),
+            _ => algorithms::broadcast_scatter_gather(ranks, root, bytes),
+        };
+        let wanted = self.choose("broadcast", algorithm, None, &all, make)?;
+        self.prepared(wanted, None, Some(buffer))
+    }
+
+    /// Prepares a gather: the inputs of all ranks go into `output` of the rank `root`, one behind the other, in the order of the ranks. The inputs are of the lengths
+    /// `lens` in bytes. `output` is that long on the root; other ranks give none.
+    ///
+    /// # Errors
+    /// As [`Communicator::broadcast`], and [`Error::Range`] for lengths that do not agree.
+    pub fn gather(
+        &self,
+        input: &Slice<'_>,
+        output: Option<&Slice<'_>>,
+        lens: &[u64],
+        root: u32,
+        algorithm: Option<Algorithm>,
+    ) -> Result<Collective> {
+        self.check_rank("root", root)?;
+        let blocks = self.blocks(lens)?;
+        check_len(
+            "input.len_bytes()",
+            input,
+            blocks.span(Operand::Input, self.rank()).len,
+        )?;
+        self.check_root_memory("output", output, root, blocks.bytes())?;
+        let make = |_, ranks: Ranks| algorithms::gather_linear(ranks, root, &blocks);
+        let wanted = self.choose("gather", algorithm, None, &[Algorithm::Linear], make)?;
+        self.prepared(wanted, Some(input), output)
+    }
+
+    /// Prepares a scatter: each rank receives its block of `input` of the rank `root` into `output`. The blocks are of the lengths `lens` in bytes, in the order of the
+    /// ranks. Ranks that are not the root give no input.
+    ///
+    /// # Errors
+    /// As [`Communicator::gather`].
+    pub fn scatter(
+        &self,
+        input: Option<&Slice<'_>>,
+        output: &Slice<'_>,
+        lens: &[u64],
+        root: u32,
+        algorithm: Option<Algorithm>,
+    ) -> Result<Collective> {
+        self.check_rank("root", root)?;
+        let blocks = self.blocks(lens)?;
+        check_len(
+            "output.len_bytes()",
+            output,
+            blocks.span(Operand::Output, self.rank()).len,
+        )?;
+        self.check_root_memory("input", input, root, blocks.bytes())?;
+        let make = |_, ranks: Ranks| algorithms::scatter_linear(ranks, root, &blocks);
+        let wanted = self.choose("scatter", algorithm, None, &[Algorithm::Linear], make)?;
+        self.prepared(wanted, input, Some(output))
+    }
+
+    /// Prepares an all-gather: the inputs of all ranks go into the output of each, one behind the other, in the order of the ranks. The inputs are of the lengths `lens` in
+    /// bytes. Without an input the operation is in place: the input is this rank's block of the output.
+    ///
+    /// # Errors
+    /// As [`Communicator::gather`].
+    pub fn all_gather(
+        &self,
+        input: Option<&Slice<'_>>,
+        output: &Slice<'_>,
+        lens: &[u64],
+        algorithm: Option<Algorithm>,
+    ) -> Result<Collective> {
+        let blocks = self.blocks(lens)?;
+        check_len("output.len_bytes()", output, blocks.bytes())?;
+        let own = blocks.span(Operand::Output, self.rank());
+        let mut all = vec![Algorithm::Ring, Algorithm::Bruck];
+        all.extend(self.if_power_of_two(Algorithm::RecursiveDoubling));
+        let make = |algorithm, ranks| match algorithm {
+            Algorithm::Ring => algorithms::all_gather_ring(ranks, &blocks),
+            Algorithm::Bruck => algorithms::all_gather_bruck(ranks, &blocks),
+            _ => algorithms::all_gather_recursive_doubling(ranks, &blocks),
+        };
+        let mut wanted = self.choose("all-gather", algorithm, None, &all, make)?;
+        if let Some(input) = input {
+            check_len("input.len_bytes()", input, own.len)?;
+            let mut schedule = Schedule::default();
+            schedule.copy(OperandSpan::new(Operand::Input, 0, own.len), own);
+            let scratch_bytes = wanted.schedule.scratch_bytes;
+            schedule.rounds.append(&mut wanted.schedule.rounds);
+            wanted.schedule = Schedule {
+                scratch_bytes,
+                ..schedule
+            };
+        }
+        self.prepared(wanted, input, Some(output))
+    }
+
+    /// Prepares an all-to-all: each rank sends a block of its input to each rank, and receives one from each into its output, in the order of the ranks. All blocks are of one
+    /// length, a part of `input` and of `output` for each rank. Input and output are different memory.
+    ///
+    /// # Errors
+    /// As [`Communicator::broadcast`]; [`Error::Range`] for lengths that do not agree; [`Error::Alignment`] for a length that is no multiple of the number of ranks.
+    pub fn all_to_all(
+        &self,
+        input: &Slice<'_>,
+        output: &Slice<'_>,
+        algorithm: Option<Algorithm>,
+    ) -> Result<Collective> {
+        let (bytes, count) = (u64::from(input.len_bytes), u64::from(self.size()));
+        check_len("output.len_bytes()", output, bytes)?;
+        if !bytes.is_multiple_of(count) {
+            return Err(Error::Alignment {
+                argument: "input.len_bytes()",
+                value: bytes,
+                align: count,
+            });
+        }
+        let block = bytes / count;
+        let blocks = Blocks::of((0..count).map(|_| block));
+        let make = |algorithm, ranks| match algorithm {
+            Algorithm::Pairwise => algorithms::all_to_all_pairwise(ranks, &blocks, &blocks),
+            _ => algorithms::all_to_all_bruck(ranks, block),
+        };
+        let all = [Algorithm::Pairwise, Algorithm::Bruck];
+        let wanted = self.choose("all-to-all", algorithm, None, &all, make)?;
+        self.prepared(wanted, Some(input), Some(output))
+    }
+
+    /// As [`Communicator::all_to_all`], with blocks of the lengths `sends` and `receives` in bytes, also for this rank itself. No rank knows the lengths of all, so the algorithm is
+    /// [`Algorithm::Pairwise`].
+    ///
+    /// # Errors
+    /// As [`Communicator::all_to_all`].
+    pub fn all_to_all_v(
+        &self,
+        input: &Slice<'_>,
+        output: &Slice<'_>,
+        sends: &[u64],
+        receives: &[u64],
+    ) -> Result<Collective> {
+        let [from, into] = [self.blocks(sends)?, self.blocks(receives)?];
+        check_len("input.len_bytes()", input, from.bytes())?;
+        check_len("output.len_bytes()", output, into.bytes())?;
+        let own = from.span(Operand::Input, self.rank()).len;
+        let other = into.span(Operand::Output, self.rank()).len;
+        if own != other {
+            return Err(range("receives[rank]", other, own, own));
+        }
+        // Not by the costs, which look at all ranks.
+        let wanted = Wanted {
+            name: "all-to-all",
+            algorithm: Algorithm::Pairwise,
+            schedule: algorithms::all_to_all_pairwise(self.ranks, &from, &into),
+            reduction: None,
+            predicted_ns: None,
+        };
+        self.prepared(wanted, Some(input), Some(output))
+    }
+
+    /// Prepares a reduction of the inputs of all ranks into `output` of the rank `root`. It is as long as the input; other ranks give none.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn reduce(
+        &self,
+        input: &Slice<'_>,
+        output: Option<&Slice<'_>>,
+        reduction: Reduction,
+        root: u32,
+        algorithm: Option<Algorithm>,
+    ) -> Result<Collective> {
+        self.check_rank("root", root)?;
+        let bytes = elements(input, reduction)?;
+        self.check_root_memory("output", output, root, bytes)?;
+        let all = [Algorithm::Binomial];
+        let make = |_, ranks: Ranks| algorithms::reduce_binomial(ranks, root, bytes);
+        let mut wanted = self.choose("reduce", algorithm, Some(reduction), &all, make)?;
+        if self.rank() == root {
+            wanted.divide(OperandSpan::new(Operand::Output, 0, bytes));
+        }
+        self.prepared(wanted, Some(input), output)
+    }
+
+    /// Prepares a reduction of the inputs of all ranks, of which each rank has a block in its output. The blocks are of the lengths `lens` in bytes, in the order of the ranks.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`], and [`Error::Range`] for lengths that do not agree.
+    pub fn reduce_scatter(
+        &self,
+        input: &Slice<'_>,
+        output: &Slice<'_>,
+        lens: &[u64],
+        reduction: Reduction,
+        algorithm: Option<Algorithm>,
+    ) -> Result<Collective> {
+        elements(input, reduction)?;
+        let blocks = self.blocks(lens)?;
+        for len in lens {
+            whole("lens", *len, reduction)?;
+        }
+        check_len("input.len_bytes()", input, blocks.bytes())?;
+        check_len(
+            "output.len_bytes()",
+            output,
+            blocks.span(Operand::Input, self.rank()).len,
+        )?;
+        let result = OperandSpan::new(Operand::Output, 0, output.len_bytes.into());
+        let mut all = vec![Algorithm::Ring];
+        all.extend(self.if_power_of_two(Algorithm::RecursiveHalving));
+        let name = "reduce-scatter";
+        let make = |algorithm, ranks: Ranks| {
+            let own = blocks.span(Operand::Output, ranks.rank).len;
+            let result = OperandSpan::new(Operand::Output, 0, own);
+            match algorithm {
+                Algorithm::Ring => algorithms::reduce_scatter_ring(ranks, &blocks, result),
+                _ => algorithms::reduce_scatter_recursive_halving(ranks, &blocks, result),
+            }
+        };
+        let mut wanted = self.choose(name, algorithm, Some(reduction), &all, make)?;
+        wanted.divide(result);
+        self.prepared(wanted, Some(input), Some(output))
+    }
+
+    /// Prepares a reduction of the inputs of all ranks into the output of each. Input and output are of one length, and may be the same memory.
+    ///
+    /// Every rank has the same bits. The order in which elements are reduced depends on the algorithm and the number of ranks, and on nothing else.
+    ///
+    /// # Errors
+    /// As [`Communicator::broadcast`]; [`Error::Range`] for lengths that do not agree; [`Error::Alignment`] for a length that is not of whole elements; [`Error::State`] for memory that the
+    /// CPU cannot access.
+    pub fn all_reduce(
+        &self,
+        input: &Slice<'_>,
+        output: &Slice<'_>,
+        reduction: Reduction,
+        algorithm: Option<Algorithm>,
+    ) -> Result<Collective> {
+        let bytes = elements(input, reduction)?;
+        check_len("output.len_bytes()", output, bytes)?;
+        let blocks = Blocks::even(bytes, reduction.data.bytes(), self.size());
+        let whole = OperandSpan::new(Operand::Output, 0, bytes);
+        let divides = reduction.op == ReduceOp::Average;
+        let mut all = vec![
+            Algorithm::Ring,
+            Algorithm::RecursiveDoubling,
+            Algorithm::ParameterServer,
+        ];
+        all.extend(self.if_power_of_two(Algorithm::RecursiveHalving));
+        let name = "all-reduce";
+        let make = |algorithm, ranks: Ranks| {
+            let own = blocks.span(Operand::Output, ranks.rank);
+            let then_gather = |mut schedule: Schedule, gather: Schedule| {
+                if divides {
+                    schedule.then(MemoryStep::Divide { span: own });
+                }
+                schedule.append(gather);
+                schedule
+            };
+            match algorithm {
+                Algorithm::Ring => then_gather(
+                    algorithms::reduce_scatter_ring(ranks, &blocks, own),
+                    algorithms::all_gather_ring(ranks, &blocks),
+                ),
+                Algorithm::RecursiveHalving => then_gather(
+                    algorithms::reduce_scatter_recursive_halving(ranks, &blocks, own),
+                    algorithms::all_gather_recursive_doubling(ranks, &blocks),
+                ),
+                Algorithm::ParameterServer => {
+                    algorithms::all_reduce_parameter_server(ranks, bytes, divides)
+                }
+                _ => algorithms::all_reduce_recursive_doubling(ranks, bytes),
+            }
+        };
+        let mut wanted = self.choose(name, algorithm, Some(reduction), &all, make)?;
+        if wanted.algorithm == Algorithm::RecursiveDoubling {
+            wanted.divide(whole);
+        }
+        self.prepared(wanted, Some(input), Some(output))
+    }
+
+    /// Queues an operation on a stream.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`] for an operation of another communicator; [`Error::State`] for one with copies or reductions on a stream of a GPU; those of
+    /// [`MessageQueue::start_send`] and [`MessageQueue::recv`]. If a part of the operation was queued before, the peers could not end theirs: the communicator is
+    /// aborted then.
+    pub fn launch(
+        &mut self,
+        stream: &dyn Executor,
+        collective: &Collective,
+    ) -> Result<CollectiveTicket> {
+        // Those of one rank have no peers that they could miss.
+        if collective.communicator != self.id {
+            return Err(Error::Foreign {
+                argument: "collective",
+                found: "an operation of another communicator".into(),
+                expected: "one that was prepared by this communicator".into(),
+            });
+        }
+        if collective.schedule.has_local_steps() && !stream.executes_on_host() {
+            return Err(Error::state(
+                StateKind::Unsupported,
+                collective.name,
+                "it has copies or reductions, which only a stream of the host carries out",
+            ));
+        }
+        if let Some((_, failure)) = self.failure() {
+            return Err(Error::Work(failure));
+        }
+        let mut parts = Vec::new();
+        let queued = self.queue_rounds(stream, collective, &mut parts);
+        match queued {
+            Ok(()) => Ok(CollectiveTicket { parts }),
+            Err((error, has_begun)) => {
+                if has_begun {
+                    self.abort();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// On failure also says whether a part was queued.
+    fn queue_rounds(
+        &mut self,
+        stream: &dyn Executor,
+        collective: &Collective,
+        parts: &mut Vec<CollectivePart>,
+    ) -> std::result::Result<(), (Error, bool)> {
+        let Collective {
+            schedule,
+            memories,
+            reduction,
+            ..
+        } = collective;
+        let mut has_begun = false;
+        for round in &schedule.rounds {
+            let mut pending = Vec::with_capacity(round.sends.len());
+            let mut give = |queued: Result<()>| {
+                queued.map_err(|error| (error, has_begun))?;
+                has_begun = true;
+                Ok::<(), (Error, bool)>(())
+            };
+            for send in &round.sends {
+                let sent = self.queue(send.peer).and_then(|queue| {
+                    with_slice(memories, send, |slices| queue.start_send(stream, slices))
+                });
+                give(sent.map(|sent| pending.push((send.peer, sent))))?;
+            }
+            for receive in &round.receives {
+                let received = self.queue(receive.peer).and_then(|queue| {
+                    with_slice(memories, receive, |slices| queue.recv(stream, slices))
+                });
+                give(
+                    received
+                        .map(|ticket| parts.push(CollectivePart::Message(receive.peer, ticket))),
+                )?;
+            }
+            for (peer, sent) in pending {
+                let waited = self
+                    .queue(peer)
+                    .and_then(|queue| queue.wait_send(stream, sent));
+                give(waited.map(|ticket| parts.push(CollectivePart::Message(peer, ticket))))?;
+            }
+            if !round.then.is_empty() {
+                let count = self.ranks.count;
+                let work = LocalWork::new(&round.then, memories, *reduction, count);
+                let given = work.and_then(|work| {
+                    let end = work.end();
+                    let given = stream.submit_one(work.submission());
+                    given.map(|()| end).map_err(|(_, error)| error)
+                });
+                give(given.map(|end| parts.push(CollectivePart::Local(end))))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn queue(&mut self, peer: u32) -> Result<&mut MessageQueue> {
+        let queue = self.queues.get_mut(peer as usize).and_then(Option::as_mut);
+        queue.ok_or_else(|| {
+            let reason = format!("rank {peer} has no queue");
+            Error::state(StateKind::WrongKind, "a collective operation", reason)
+        })
+    }
+
+    fn check_rank(&self, argument: &'static str, rank: u32) -> Result<()> {
+        if rank < self.size() {
+            return Ok(());
+        }
+        Err(range(argument, rank.into(), 0, u64::from(self.size()) - 1))
+    }
+
+    /// The memory that only the root has.
+    fn check_root_memory(
+        &self,
+        argument: &'static str,
+        memory: Option<&Slice<'_>>,
+        root: u32,
+        bytes: u64,
+    ) -> Result<()> {
+        match (memory, self.rank() == root) {
+            (Some(memory), true) => check_len(argument, memory, bytes),
+            (None, false) => Ok(()),
+            (memory, _) => {
+                let reason = match memory {
+                    None => format!("rank {root} is the root, and needs it"),
+                    Some(_) => format!("rank {root} is the root, and this is another one"),
+                };
+                Err(Error::state(StateKind::WrongKind, argument, reason))
+            }
+        }
+    }
+
+    fn blocks(&self, lens: &[u64]) -> Result<Blocks> {
+        let count = u64::from(self.size());
+        if lens.len() as u64 != count {
+            return Err(range("lens.len()", lens.len() as u64, count, count));
+        }
+        let total = lens
+            .iter()
+            .try_fold(0_u64, |sum, len| sum.checked_add(*len));
+        if total.is_none() {
+            return Err(range("the sum of lens", u64::MAX, 0, u64::MAX));
+        }
+        Ok(Blocks::of(lens.iter().copied()))
+    }
+
+    fn if_power_of_two(&self, algorithm: Algorithm) -> Option<Algorithm> {
+        self.ranks.is_power_of_two().then_some(algorithm)
+    }
+
+    /// The schedule of that algorithm, or of the one of `all` with the least predicted time. Every rank must choose the same, so this looks at the slowest rank and not at this one.
+    fn choose(
+        &self,
+        name: &'static str,
+        forced: Option<Algorithm>,
+        reduction: Option<Reduction>,
+        all: &[Algorithm],
+        make: impl Fn(Algorithm, Ranks) -> Schedule,
+    ) -> Result<Wanted> {
+        if let Some(forced) = forced.filter(|forced| !all.contains(forced)) {
+            let names: Vec<&str> = all.iter().map(|it| it.name()).collect();
+            let reason = format!(
+                "`{forced}` is no algorithm for it and {} ranks; there are: {}",
+                self.size(),
+                names.join(", ")
+            );
+            return Err(Error::state(StateKind::Unsupported, name, reason));
+        }
+        let candidates = all
+            .iter()
+            .filter(|it| forced.is_none_or(|forced| forced == **it));
+        let predicted = candidates.map(|algorithm| {
+            let of_rank = |rank| {
+                let count = self.ranks.count;
+                self.costs
+                    .predicted_ns(&make(*algorithm, Ranks { rank, count }))
+            };
+            let slowest = self.some_ranks().map(of_rank).fold(0.0, f64::max);
+            (slowest, *algorithm)
+        });
+        let best = predicted.min_by(|a, b| a.0.total_cmp(&b.0));
+        let (predicted_ns, algorithm) = best.ok_or_else(|| {
+            Error::state(StateKind::Unsupported, name, "there is no algorithm for it")
+        })?;
+        Ok(Wanted {
+            name,
+            algorithm,
+            schedule: make(algorithm, self.ranks),
+            reduction,
+            predicted_ns: Some(predicted_ns),
+        })
+    }
+
+    /// The ranks whose times are predicted: all, or of many those at the ends and in the middle.
+    fn some_ranks(&self) -> impl Iterator<Item = u32> {
+        let count = self.size();
+        let step = (count / RANKS_PREDICTED).max(1);
+        (0..count).filter(move |rank| rank % step == 0 || *rank == 1 || rank + 1 == count)
+    }
+
+    fn prepared(
+        &self,
+        wanted: Wanted,
+        input: Option<&Slice<'_>>,
+        output: Option<&Slice<'_>>,
+    ) -> Result<Collective> {
+        let Wanted {
+            name,
+            algorithm,
+            schedule,
+            reduction,
+            predicted_ns,
+        } = wanted;
+        let needed = Access::LOCAL_WRITE | Access::REMOTE_READ;
+        for (slice, needed) in [(input, Access::REMOTE_READ), (output, needed)] {
+            let Some(slice) = slice else { continue };
+            self.domain.check_same(slice.region.domain(), "memory")?;
+            if !slice.region.is_registered() || !slice.region.access().contains(needed) {
+                let reason = format!("its memory is deregistered, or does not have {needed:?}");
+                return Err(Error::state(StateKind::NoAccess, name, reason));
+            }
+            if schedule.has_local_steps() {
+                slice.region.check_host()?;
+            }
+        }
+        let scratch = match schedule.scratch_bytes {
+            0 => None,
+            bytes => {
+                let region = Region::alloc(&self.domain, bytes, needed)?;
+                Some(Memory {
+                    region,
+                    offset: 0,
+                    len: bytes,
+                })
+            }
+        };
+        Ok(Collective {
+            communicator: self.id,
+            name,
+            algorithm,
+            predicted_ns: predicted_ns.unwrap_or_else(|| self.costs.predicted_ns(&schedule)),
+            schedule,
+            memories: Memories {
+                input: input.map(Memory::of),
+                output: output.map(Memory::of),
+                scratch,
+            },
+            reduction,
+        })
+    }
+}
+
+impl Wanted {
+    /// Ends an average.
+    fn divide(&mut self, span: OperandSpan) {
+        if self.reduction.is_some_and(|it| it.op == ReduceOp::Average) {
+            self.schedule.then(MemoryStep::Divide { span });
+        }
+    }
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicator")
+            .field("rank", &self.rank())
+            .field("size", &self.size())
+            .field("failure", &self.failure())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Calls with the slice of a message; with none if it has no bytes.
+fn with_slice<R>(
+    memories: &Memories,
+    transfer: &Transfer,
+    call: impl FnOnce(&[Slice<'_>]) -> Result<R>,
+) -> Result<R> {
+    if transfer.span.len == 0 {
+        return call(&[]);
+    }
+    call(&[memories.slice(transfer.span)?])
+}
+
+fn range(argument: &'static str, value: u64, min: u64, max: u64) -> Error {
+    Error::Range {
+        argument,
+        value,
+        min,
+        max,
+    }
+}
+
+fn check_len(argument: &'static str, slice: &Slice<'_>, bytes: u64) -> Result<()> {
+    match u64::from(slice.len_bytes) == bytes {
+        true => Ok(()),
+        false => Err(range(argument, slice.len_bytes.into(), bytes, bytes)),
+    }
+}
+
+fn whole(argument: &'static str, value: u64, reduction: Reduction) -> Result<()> {
+    let align = reduction.data.bytes();
+    match value.is_multiple_of(align) {
+        true => Ok(()),
+        false => Err(Error::Alignment {
+            argument,
+            value,
+            align,
+        }),
+    }
+}
+
+/// The length of whole elements.
+fn elements(input: &Slice<'_>, reduction: Reduction) -> Result<u64> {
+    let bytes = u64::from(input.len_bytes);
+    whole("input.len_bytes()", bytes, reduction).map(|()| bytes)
+}
+
+#[derive(Debug, Clone)]
+enum CollectivePart {
+    /// With the peer.
+    Message(u32, MessageTicket),
+    Local(Arc<LocalEnd>),
+}
+
+/// Reports how an operation that was launched fares on this rank.
+#[derive(Debug, Clone)]
+pub struct CollectiveTicket {
+    /// In the order in which the stream executes them.
+    parts: Vec<CollectivePart>,
+}
+
+/// What a wait for a ticket is called in errors.
+const WAIT: &str = "the wait for a collective operation";
+
+impl CollectiveTicket {
+    /// Whether the operation is over on this rank: its memory has the result, and may be changed.
+    ///
+    /// # Errors
+    /// As [`MessageTicket::check`], of the first message that has failed.
+    pub fn check(&self) -> Result<bool> {
+        for part in &self.parts {
+            let is_over = match part {
+                CollectivePart::Message(_, ticket) => ticket.check()?.is_some(),
+                CollectivePart::Local(end) => end.check()?,
+            };
+            if !is_over {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Waits in this thread until the operation is over on this rank. `None` waits for ever.
+    ///
+    /// # Errors
+    /// As [`CollectiveTicket::check`], and [`Error::Timeout`]; the operation goes on then.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let late = || Error::Timeout {
+            operation: WAIT,
+            timeout: timeout.unwrap_or_default(),
+        };
+        for part in &self.parts {
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            match part {
+                CollectivePart::Message(_, ticket) => {
+                    let waited = ticket.wait(left);
+                    waited.map_err(|error| match error {
+                        Error::Timeout { .. } => late(),
+                        error => error,
+                    })?;
+                }
+                CollectivePart::Local(local) => {
+                    let look = || Ok(local.check()?.then_some(()));
+                    let waited = crate::endpoint::poll_until(WAIT, left, || false, look);
+                    waited.map_err(|error| match error {
+                        Error::Timeout { .. } => late(),
+                        error => error,
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The peer of the first message that has failed, and not only been discarded behind another failure.
+    pub fn failed_peer(&self) -> Option<u32> {
+        let failures = self.parts.iter().filter_map(|part| match part {
+            CollectivePart::Message(peer, ticket) => Some((*peer, ticket.check().err()?)),
+            CollectivePart::Local(_) => None,
+        });
+        let is_behind = |error: &Error| match error {
+            Error::Work(failure) => failure.cause == Cause::Discarded,
+            Error::State { kind, .. } => *kind == StateKind::Discarded,
+            _ => false,
+        };
+        let first = failures.min_by_key(|(_, error)| is_behind(error));
+        first.map(|(peer, _)| peer)
+    }
+}

@@ -1,0 +1,22 @@
+//! Collective operations on streams: all ranks of a communicator exchange messages, and have a common result.
+//!
+//! - `communicator`: [`Communicator`], which prepares operations and queues them on streams.
+//! - `algorithms`: what a rank does for each operation, by the textbook's algorithms.
+//! - `schedule`: rounds of messages, which algorithms make.
+//! - `reduction`: types of numbers, and what two of them become.
+//! - `local`: copies and reductions, which a host stream carries out.
+//! - `costs`: by which algorithms are chosen.
+
+mod algorithms;
+mod communicator;
+mod costs;
+mod local;
+mod reduction;
+mod schedule;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub use algorithms::Algorithm;
+pub use communicator::{Collective, CollectiveTicket, Communicator};
+pub use costs::CollectiveCosts;
+pub use reduction::{DataType, ReduceOp, Reduction};

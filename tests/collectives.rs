@@ -1,0 +1,762 @@
+//! Collective operations between the ranks of a process, over message queues of the device under test: random ones against a sequential computation, and failures.
+#![cfg(all(feature = "softcx", not(loom)))]
+
+mod rig;
+mod waived;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use doorbell::softcx::Faults;
+use doorbell::{
+    Access, Algorithm, Cause, Collective, Communicator, DataType, Device, Error, Executor,
+    HostStream, MessageConfig, MessageQueue, ReduceOp, Reduction, Region, StateKind,
+};
+use rig::{Limit, Random, SOON, from_env, has_no_queue, strict, strict_device};
+
+const STEP: Duration = Duration::from_secs(120);
+/// Messages of more bytes are read by their receiver.
+const EAGER: u32 = 64;
+
+/// Communicators of all ranks, on one device.
+fn communicators(device: &Device, count: u32, timeout: Option<Duration>) -> Vec<Communicator> {
+    let domain = device.protection_domain();
+    let mut config = MessageConfig::default()
+        .eager_bytes(EAGER)
+        .slots(2)
+        .ahead(64);
+    config.endpoint = config.endpoint.wait_timeout(timeout).room_timeout(SOON);
+    let mut queues: Vec<Vec<Option<MessageQueue>>> = (0..count)
+        .map(|_| (0..count).map(|_| None).collect())
+        .collect();
+    for (a, b) in (0..count as usize).flat_map(|a| (0..a).map(move |b| (a, b))) {
+        let mut pair = [(); 2].map(|()| MessageQueue::new(&domain, &config).unwrap());
+        let addresses = pair.each_ref().map(MessageQueue::address);
+        pair[0].connect(&addresses[1]).unwrap();
+        pair[1].connect(&addresses[0]).unwrap();
+        let [of_a, of_b] = pair;
+        queues[a][b] = Some(of_a);
+        queues[b][a] = Some(of_b);
+    }
+    (0..)
+        .zip(queues)
+        .map(|(rank, queues)| match count {
+            1 => Communicator::alone(&domain),
+            _ => Communicator::new(rank, queues).unwrap(),
+        })
+        .collect()
+}
+
+/// A random operation, which all ranks derive from the same numbers.
+#[derive(Debug, Clone)]
+enum Call {
+    Barrier,
+    Broadcast {
+        root: u32,
+        bytes: u64,
+    },
+    Gather {
+        root: u32,
+        lens: Vec<u64>,
+    },
+    Scatter {
+        root: u32,
+        lens: Vec<u64>,
+    },
+    AllGather {
+        lens: Vec<u64>,
+        in_place: bool,
+    },
+    AllToAll {
+        block: u64,
+    },
+    /// By rows: what each rank sends to each.
+    AllToAllV {
+        lens: Vec<Vec<u64>>,
+    },
+    Reduce {
+        root: u32,
+        elements: u64,
+        op: ReduceOp,
+    },
+    ReduceScatter {
+        lens: Vec<u64>,
+        op: ReduceOp,
+    },
+    AllReduce {
+        elements: u64,
+        op: ReduceOp,
+        in_place: bool,
+    },
+}
+
+fn algorithms(call: &Call, count: u32) -> Vec<Algorithm> {
+    let halves = count.is_power_of_two();
+    let mut all = match call {
+        Call::Barrier => vec![Algorithm::Dissemination],
+        Call::Broadcast { .. } => vec![Algorithm::Binomial, Algorithm::ScatterGather],
+        Call::Gather { .. } | Call::Scatter { .. } => vec![Algorithm::Linear],
+        Call::AllGather { .. } => vec![Algorithm::Ring, Algorithm::Bruck],
+        Call::AllToAll { .. } => vec![Algorithm::Pairwise, Algorithm::Bruck],
+        Call::AllToAllV { .. } => vec![],
+        Call::Reduce { .. } => vec![Algorithm::Binomial],
+        Call::ReduceScatter { .. } => vec![Algorithm::Ring],
+        Call::AllReduce { .. } => vec![
+            Algorithm::Ring,
+            Algorithm::RecursiveDoubling,
+            Algorithm::ParameterServer,
+        ],
+    };
+    match call {
+        Call::AllGather { .. } if halves => all.push(Algorithm::RecursiveDoubling),
+        Call::ReduceScatter { .. } | Call::AllReduce { .. } if halves => {
+            all.push(Algorithm::RecursiveHalving);
+        }
+        _ => {}
+    }
+    all
+}
+
+fn random_call(random: &mut Random, count: u32) -> Call {
+    let root = random.below(count.into()) as u32;
+    let mut len = |unit: u64| match random.below(4) {
+        0 => 0,
+        1 => random.below(12) * unit,
+        2 => random.below(100) * unit,
+        _ => random.below(700) * unit,
+    };
+    let lens: Vec<u64> = (0..count).map(|_| len(4)).collect();
+    let rows = (0..count)
+        .map(|_| (0..count).map(|_| len(1)).collect())
+        .collect();
+    let (bytes, elements) = (len(1), len(1));
+    let op = *random.pick(&[
+        ReduceOp::Sum,
+        ReduceOp::Min,
+        ReduceOp::Max,
+        ReduceOp::Average,
+    ]);
+    let in_place = random.below(2) == 0;
+    match random.below(10) {
+        0 => Call::Barrier,
+        1 => Call::Broadcast { root, bytes },
+        2 => Call::Gather { root, lens },
+        3 => Call::Scatter { root, lens },
+        4 => Call::AllGather { lens, in_place },
+        5 => Call::AllToAll { block: bytes },
+        6 => Call::AllToAllV { lens: rows },
+        7 => Call::Reduce { root, elements, op },
+        8 => Call::ReduceScatter { lens, op },
+        _ => Call::AllReduce {
+            elements,
+            op,
+            in_place,
+        },
+    }
+}
+
+/// What a rank gives: bytes, which for reductions are elements of 4 bytes.
+fn data(seed: u64, rank: u32, len: u64) -> Vec<u8> {
+    let mut random = Random(seed ^ u64::from(rank + 1) << 40);
+    let mut bytes = Vec::with_capacity(len as usize + 8);
+    while (bytes.len() as u64) < len {
+        bytes.extend(random.next().to_le_bytes());
+    }
+    bytes.truncate(len as usize);
+    bytes
+}
+
+fn reduced(seed: u64, count: u32, len: u64, op: ReduceOp) -> Vec<u8> {
+    let numbers = |rank| -> Vec<i32> {
+        let bytes = data(seed, rank, len);
+        let (words, _) = bytes.as_chunks();
+        words.iter().map(|word| i32::from_ne_bytes(*word)).collect()
+    };
+    let mut result = numbers(0);
+    for rank in 1..count {
+        for (own, other) in result.iter_mut().zip(numbers(rank)) {
+            *own = match op {
+                ReduceOp::Min => other.min(*own),
+                ReduceOp::Max => other.max(*own),
+                _ => own.wrapping_add(other),
+            };
+        }
+    }
+    if op == ReduceOp::Average {
+        result
+            .iter_mut()
+            .for_each(|it| *it = (i64::from(*it) / i64::from(count)) as i32);
+    }
+    result.iter().flat_map(|it| it.to_ne_bytes()).collect()
+}
+
+/// Memory of one rank for a call: its input, and its output with what is to be there at the end.
+struct Memory {
+    input: Vec<u8>,
+    /// At the beginning.
+    output: Vec<u8>,
+    expected: Vec<u8>,
+    in_place: bool,
+}
+
+fn memory(call: &Call, seed: u64, rank: u32, count: u32) -> Memory {
+    let of = |rank: u32, len: u64| data(seed, rank, len);
+    let sum = |lens: &[u64]| lens.iter().sum::<u64>();
+    let all = |lens: &[u64]| -> Vec<u8> {
+        (0..count)
+            .flat_map(|rank| of(rank, lens[rank as usize]))
+            .collect()
+    };
+    let apart = |input: Vec<u8>, expected: Vec<u8>| Memory {
+        input,
+        output: vec![0xee; expected.len()],
+        expected,
+        in_place: false,
+    };
+    let start = |lens: &[u64]| sum(&lens[..rank as usize]) as usize;
+    let mine = rank as usize;
+    match call {
+        Call::Barrier => apart(Vec::new(), Vec::new()),
+        Call::Broadcast { root, bytes } => Memory {
+            input: Vec::new(),
+            output: if rank == *root {
+                of(rank, *bytes)
+            } else {
+                vec![0; *bytes as usize]
+            },
+            expected: of(*root, *bytes),
+            in_place: true,
+        },
+        Call::Gather { root, lens } => {
+            let expected = if rank == *root { all(lens) } else { Vec::new() };
+            apart(of(rank, lens[mine]), expected)
+        }
+        Call::Scatter { root, lens } => {
+            let whole = of(*root, sum(lens));
+            let own = whole[start(lens)..start(lens) + lens[mine] as usize].to_vec();
+            apart(if rank == *root { whole } else { Vec::new() }, own)
+        }
+        Call::AllGather {
+            lens,
+            in_place: false,
+        } => apart(of(rank, lens[mine]), all(lens)),
+        Call::AllGather { lens, .. } => {
+            let expected = all(lens);
+            let mut output = vec![0; expected.len()];
+            let own = start(lens)..start(lens) + lens[mine] as usize;
+            output[own.clone()].copy_from_slice(&expected[own]);
+            Memory {
+                input: Vec::new(),
+                output,
+                expected,
+                in_place: true,
+            }
+        }
+        Call::AllToAll { block } => {
+            let input = of(rank, block * u64::from(count));
+            let from = mine * *block as usize..(mine + 1) * *block as usize;
+            let expected = (0..count)
+                .flat_map(|peer| of(peer, block * u64::from(count))[from.clone()].to_vec());
+            apart(input, expected.collect())
+        }
+        Call::AllToAllV { lens } => {
+            let expected = (0..count).flat_map(|peer| {
+                let row = &lens[peer as usize];
+                let from = start(row);
+                of(peer, sum(row))[from..from + row[mine] as usize].to_vec()
+            });
+            apart(of(rank, sum(&lens[mine])), expected.collect())
+        }
+        Call::Reduce { root, elements, op } => {
+            let expected = match rank == *root {
+                true => reduced(seed, count, elements * 4, *op),
+                false => Vec::new(),
+            };
+            apart(of(rank, elements * 4), expected)
+        }
+        Call::ReduceScatter { lens, op } => {
+            let whole = reduced(seed, count, sum(lens), *op);
+            let own = whole[start(lens)..start(lens) + lens[mine] as usize].to_vec();
+            apart(of(rank, sum(lens)), own)
+        }
+        Call::AllReduce {
+            elements,
+            op,
+            in_place,
+        } => {
+            let expected = reduced(seed, count, elements * 4, *op);
+            let input = of(rank, elements * 4);
+            match in_place {
+                false => apart(input, expected),
+                true => Memory {
+                    input: Vec::new(),
+                    output: input,
+                    expected,
+                    in_place: true,
+                },
+            }
+        }
+    }
+}
+
+/// The operation of a rank, on the memory in two regions.
+fn prepared(
+    rank: &Communicator,
+    call: &Call,
+    algorithm: Option<Algorithm>,
+    regions: [&Region; 2],
+    memory: &Memory,
+) -> doorbell::Result<Collective> {
+    let input = regions[0].slice(0, memory.input.len() as u64)?;
+    let output = regions[1].slice(0, memory.output.len() as u64)?;
+    let reduction = |op| Reduction::new(DataType::I32, op);
+    let is_root = |root: &u32| rank.rank() == *root;
+    match call {
+        Call::Barrier => rank.barrier(algorithm),
+        Call::Broadcast { root, .. } => rank.broadcast(&output, *root, algorithm),
+        Call::Gather { root, lens } => rank.gather(
+            &input,
+            is_root(root).then_some(&output),
+            lens,
+            *root,
+            algorithm,
+        ),
+        Call::Scatter { root, lens } => rank.scatter(
+            is_root(root).then_some(&input),
+            &output,
+            lens,
+            *root,
+            algorithm,
+        ),
+        Call::AllGather { lens, in_place } => {
+            rank.all_gather((!in_place).then_some(&input), &output, lens, algorithm)
+        }
+        Call::AllToAll { .. } => rank.all_to_all(&input, &output, algorithm),
+        Call::AllToAllV { lens } => {
+            let own = rank.rank() as usize;
+            let receives: Vec<u64> = lens.iter().map(|row| row[own]).collect();
+            rank.all_to_all_v(&input, &output, &lens[own], &receives)
+        }
+        Call::Reduce { root, op, .. } => {
+            let output = is_root(root).then_some(&output);
+            rank.reduce(&input, output, reduction(*op), *root, algorithm)
+        }
+        Call::ReduceScatter { lens, op } => {
+            rank.reduce_scatter(&input, &output, lens, reduction(*op), algorithm)
+        }
+        Call::AllReduce { op, in_place, .. } => {
+            let input = if *in_place { &output } else { &input };
+            rank.all_reduce(input, &output, reduction(*op), algorithm)
+        }
+    }
+}
+
+/// All ranks carry out the same random operations, each of them twice from one preparation, queued on a stream without a wait between.
+fn random_operations(device: &Device, seed: u64, calls: usize) {
+    let mut random = Random(seed);
+    let count = 1 + random.below(5) as u32;
+    let calls: Vec<(Call, Option<Algorithm>, u64)> = (0..calls)
+        .map(|_| {
+            let call = random_call(&mut random, count);
+            let algorithms = algorithms(&call, count);
+            let forced = match algorithms.is_empty() || random.below(3) == 0 {
+                true => None,
+                false => Some(*random.pick(&algorithms)),
+            };
+            (call, forced, random.next())
+        })
+        .collect();
+    let ranks = communicators(device, count, SOON);
+    let calls = &calls;
+    let carry_out = |mut rank: Communicator| {
+        let stream = HostStream::new(format!("rank{}", rank.rank())).unwrap();
+        let domain = rank.domain().clone();
+        let mut launched = Vec::new();
+        let number = rank.rank();
+        for (call, algorithm, seed) in calls {
+            let memory = memory(call, *seed, rank.rank(), count);
+            let regions = [&memory.input, &memory.output].map(|bytes| {
+                let len = (bytes.len() as u64).max(1);
+                let region = Region::alloc(&domain, len, Access::ALL).unwrap();
+                region.write(0, bytes).unwrap();
+                region
+            });
+            let collective = prepared(&rank, call, *algorithm, regions.each_ref(), &memory);
+            let collective = collective.unwrap_or_else(|error| panic!("{call:?}: {error}"));
+            let ticket = rank.launch(&stream, &collective).unwrap();
+            launched.push((call, collective, ticket, regions, memory));
+        }
+        let check = |launched: &[(
+            &Call,
+            Collective,
+            doorbell::CollectiveTicket,
+            [Region; 2],
+            Memory,
+        )]| {
+            for (call, collective, ticket, regions, memory) in launched {
+                ticket
+                    .wait(SOON)
+                    .unwrap_or_else(|error| panic!("{call:?}: {error}"));
+                assert_eq!(ticket.check(), Ok(true));
+                let mut bytes = vec![0; memory.expected.len()];
+                regions[1].read(0, &mut bytes).unwrap();
+                let at = (0..bytes.len()).find(|at| bytes[*at] != memory.expected[*at]);
+                let algorithm = collective.algorithm();
+                assert_eq!(
+                    at, None,
+                    "rank {number} of {count}, {call:?} by {algorithm}, seed {seed}"
+                );
+            }
+        };
+        check(&launched);
+        // Again, from the same preparation.
+        for (_, collective, ticket, regions, memory) in &mut launched {
+            let fresh = if memory.in_place {
+                memory.output.clone()
+            } else {
+                vec![0xdd; memory.output.len()]
+            };
+            regions[1].write(0, &fresh).unwrap();
+            *ticket = rank.launch(&stream, collective).unwrap();
+        }
+        check(&launched);
+        rank.finish(SOON).unwrap();
+        rank
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = ranks
+            .into_iter()
+            .map(|rank| scope.spawn(move || carry_out(rank)))
+            .collect();
+        // The queues stay until all ranks are done.
+        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        assert!(ended.iter().all(Result::is_ok), "DOORBELL_SEED={seed}");
+    });
+}
+
+#[test]
+fn random_operations_are_those_of_a_sequential_computation() {
+    let limit = Limit::new(
+        "random_operations_are_those_of_a_sequential_computation",
+        STEP,
+    );
+    let device = strict_device();
+    let first = from_env("DOORBELL_SEED", 1);
+    let rounds = from_env("DOORBELL_COLLECTIVES", 120) / 12;
+    for seed in first..first + rounds.max(1) {
+        limit.step(seed, STEP);
+        random_operations(&device, seed, 12);
+    }
+}
+
+#[test]
+fn random_operations_survive_loss_duplicates_and_reordering() {
+    let test = "random_operations_survive_loss_duplicates_and_reordering";
+    let limit = Limit::new(test, STEP);
+    let device = strict_device();
+    let first = from_env("DOORBELL_SEED", 1000);
+    let rounds = from_env("DOORBELL_COLLECTIVES", 120) / 24;
+    for seed in first..first + rounds.max(1) {
+        limit.step(seed, STEP);
+        let faults = Faults {
+            loss: 0.01,
+            duplicate: 0.02,
+            reorder: 0.05,
+            seed,
+            ..strict()
+        };
+        if !device.set_faults(faults) {
+            return waived::waived(test, "the device injects no faults here");
+        }
+        random_operations(&device, seed, 12);
+    }
+}
+
+/// On streams of the column's own kind, without copies and reductions.
+#[test]
+fn operations_without_local_work_run_on_every_stream() {
+    let test = "operations_without_local_work_run_on_every_stream";
+    let limit = Limit::new(test, STEP);
+    let device = rig::device();
+    for count in [2_u32, 3, 4] {
+        limit.step(count.into(), STEP);
+        let len = 40;
+        let lens = vec![len; count as usize];
+        let ranks = communicators(&device, count, SOON);
+        let carry_out = |mut rank: Communicator| {
+            let stream = rig::stream(&format!("rank{}", rank.rank()));
+            let region = Region::alloc(rank.domain(), len * u64::from(count), Access::ALL).unwrap();
+            let whole = region.slice(0, len * u64::from(count)).unwrap();
+            let barrier = rank.barrier(None).unwrap();
+            let gather = rank
+                .all_gather(None, &whole, &lens, Some(Algorithm::Ring))
+                .unwrap();
+            let broadcast = rank.broadcast(&whole, count - 1, None).unwrap();
+            for round in 0..10_u8 {
+                let own = u64::from(rank.rank()) * len;
+                region
+                    .fill(own, len, round * 16 + rank.rank() as u8 + 1)
+                    .unwrap();
+                let ticket = rank.launch(&stream, &gather).unwrap();
+                ticket.wait(SOON).unwrap();
+                for peer in 0..count {
+                    let byte = round * 16 + peer as u8 + 1;
+                    assert!(
+                        region
+                            .is_filled_with(u64::from(peer) * len, len, byte)
+                            .unwrap()
+                    );
+                }
+                if rank.rank() == count - 1 {
+                    region
+                        .fill(0, len * u64::from(count), round ^ 0xa5)
+                        .unwrap();
+                }
+                rank.launch(&stream, &barrier).unwrap();
+                let ticket = rank.launch(&stream, &broadcast).unwrap();
+                ticket.wait(SOON).unwrap();
+                assert!(
+                    region
+                        .is_filled_with(0, len * u64::from(count), round ^ 0xa5)
+                        .unwrap()
+                );
+                rank.launch(&stream, &barrier).unwrap().wait(SOON).unwrap();
+            }
+            let sum = Reduction::new(DataType::U8, ReduceOp::Sum);
+            let reduce = rank.all_reduce(&whole, &whole, sum, None).unwrap();
+            let refused = !stream.executes_on_host();
+            let launched = rank.launch(&stream, &reduce);
+            match launched {
+                Err(Error::State { kind, .. }) if refused => {
+                    assert_eq!(kind, StateKind::Unsupported)
+                }
+                launched => launched.unwrap().wait(SOON).unwrap(),
+            }
+            rank.finish(SOON).unwrap();
+            rank
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> = ranks
+                .into_iter()
+                .map(|rank| scope.spawn(|| carry_out(rank)))
+                .collect();
+            let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+            assert!(ended.iter().all(Result::is_ok));
+        });
+    }
+}
+
+/// The streams of all ranks go on behind a rank that does not come: by the deadline of their waits, or when the communicator is aborted. Tickets and the communicator name a peer.
+#[test]
+fn every_rank_is_released_if_one_does_not_come() {
+    let test = "every_rank_is_released_if_one_does_not_come";
+    let limit = Limit::new(test, STEP);
+    let device = rig::device();
+    if has_no_queue(&device, test) {
+        return;
+    }
+    for aborts in [false, true] {
+        limit.step(aborts.into(), STEP);
+        let timeout = if aborts {
+            SOON
+        } else {
+            Some(Duration::from_millis(100))
+        };
+        let mut ranks = communicators(&device, 3, timeout);
+        let absent = ranks.pop();
+        let streams = [0, 1].map(|rank| HostStream::new(format!("rank{rank}")).unwrap());
+        let region = Region::alloc(ranks[0].domain(), 64, Access::ALL).unwrap();
+        let slice = region.slice(0, 64).unwrap();
+        let sum = Reduction::new(DataType::F64, ReduceOp::Sum);
+        let began = Instant::now();
+        let tickets: Vec<_> = (ranks.iter_mut().zip(&streams))
+            .map(|(rank, stream)| {
+                let reduce = rank
+                    .all_reduce(&slice, &slice, sum, Some(Algorithm::Ring))
+                    .unwrap();
+                rank.launch(stream, &reduce).unwrap()
+            })
+            .collect();
+        if aborts {
+            thread::sleep(Duration::from_millis(20));
+            assert!(tickets.iter().all(|ticket| ticket.check() == Ok(false)));
+            ranks.iter().for_each(Communicator::abort);
+        }
+        for ((ticket, stream), rank) in tickets.iter().zip(&streams).zip(&ranks) {
+            let ended = ticket.wait(SOON);
+            let is_right = |cause| match aborts {
+                true => cause == Cause::Aborted,
+                false => matches!(cause, Cause::Deadline(_)),
+            };
+            match &ended {
+                // Or behind another connection that has failed.
+                Err(Error::Work(failure)) if failure.cause == Cause::Discarded => {}
+                Err(Error::Work(failure)) => assert!(is_right(failure.cause), "{failure}"),
+                // The stream was given up before it came to it.
+                Err(Error::State {
+                    kind: StateKind::Discarded,
+                    ..
+                }) => {}
+                ended => panic!("{ended:?}"),
+            }
+            assert!(matches!(
+                stream.synchronize(SOON),
+                Err(Error::Asynchronous { .. })
+            ));
+            let (peer, failure) = rank.failure().unwrap();
+            assert!(is_right(failure.cause) && peer != rank.rank(), "{failure}");
+            assert!(ticket.failed_peer().is_some_and(|peer| peer != rank.rank()));
+        }
+        assert!(
+            began.elapsed() < Duration::from_secs(20),
+            "{:?}",
+            began.elapsed()
+        );
+        // What comes later is refused, and queues nothing.
+        streams[0].take_fault();
+        let barrier = ranks[0].barrier(None).unwrap();
+        let late = ranks[0].launch(&streams[0], &barrier);
+        assert!(matches!(late, Err(Error::Work(_))), "{late:?}");
+        streams[0].synchronize(SOON).unwrap();
+        drop(absent);
+    }
+}
+
+#[test]
+fn refused_operations_name_the_argument() {
+    let device = rig::device();
+    let mut ranks = communicators(&device, 2, SOON);
+    let other = communicators(&device, 2, SOON);
+    let domain = ranks[0].domain().clone();
+    let region = Region::alloc(&domain, 128, Access::ALL).unwrap();
+    let read_only = Region::alloc(&domain, 64, Access::REMOTE_READ).unwrap();
+    let [short, long] = [8, 16].map(|len| region.slice(0, len).unwrap());
+    let rank = &ranks[0];
+    let sum = Reduction::new(DataType::F64, ReduceOp::Sum);
+    let named = |refused: doorbell::Result<Collective>, name: &str| match refused {
+        Err(Error::Range { argument, .. } | Error::Alignment { argument, .. }) => {
+            assert_eq!(argument, name)
+        }
+        Err(Error::State { operation, .. }) => assert_eq!(operation, name),
+        other => panic!("{other:?}"),
+    };
+    named(rank.broadcast(&short, 2, None), "root");
+    named(
+        rank.all_reduce(&short, &long, sum, None),
+        "output.len_bytes()",
+    );
+    named(
+        rank.all_reduce(&region.slice(0, 9).unwrap(), &long, sum, None),
+        "input.len_bytes()",
+    );
+    named(rank.all_gather(None, &long, &[8], None), "lens.len()");
+    named(
+        rank.all_gather(None, &long, &[8, 9], None),
+        "output.len_bytes()",
+    );
+    named(
+        rank.all_gather(Some(&long), &long, &[8, 8], None),
+        "input.len_bytes()",
+    );
+    named(rank.gather(&short, None, &[8, 8], 0, None), "output");
+    named(rank.gather(&short, Some(&long), &[8, 8], 1, None), "output");
+    named(
+        rank.reduce_scatter(&long, &short, &[8, 8], sum, Some(Algorithm::Bruck)),
+        "reduce-scatter",
+    );
+    named(
+        rank.reduce_scatter(&region.slice(0, 24).unwrap(), &long, &[12, 12], sum, None),
+        "lens",
+    );
+    named(
+        rank.all_to_all(
+            &region.slice(0, 9).unwrap(),
+            &region.slice(16, 9).unwrap(),
+            None,
+        ),
+        "input.len_bytes()",
+    );
+    named(
+        rank.all_to_all_v(&long, &long, &[8, 8], &[9, 7]),
+        "receives[rank]",
+    );
+    named(
+        rank.broadcast(&read_only.slice(0, 8).unwrap(), 0, None),
+        "broadcast",
+    );
+    let foreign = device.protection_domain();
+    let elsewhere = Region::alloc(&foreign, 64, Access::ALL).unwrap();
+    let refused = rank.broadcast(&elsewhere.slice(0, 8).unwrap(), 0, None);
+    assert!(matches!(refused, Err(Error::Foreign { .. })), "{refused:?}");
+    let stream = HostStream::new("s").unwrap();
+    let foreign = other[0].barrier(None).unwrap();
+    let refused = ranks[0].launch(&stream, &foreign);
+    assert!(matches!(refused, Err(Error::Foreign { .. })), "{refused:?}");
+    assert!(ranks.iter().all(|rank| rank.failure().is_none()));
+    for (rank, queues) in [(2, 2), (0, 0)] {
+        let queues = (0..queues).map(|_| None).collect();
+        assert!(matches!(
+            Communicator::new(rank, queues),
+            Err(Error::Range { .. })
+        ));
+    }
+    assert!(matches!(
+        Communicator::new(0, vec![None, None]),
+        Err(Error::State { .. })
+    ));
+    assert!(matches!(
+        Communicator::new(0, vec![None]),
+        Err(Error::State { .. })
+    ));
+}
+
+/// Floats are reduced in an order that depends on the algorithm and the number of ranks alone, and every rank has the same bits.
+#[test]
+fn floats_are_the_same_bits_on_every_rank_and_in_every_run() {
+    let device = rig::device();
+    for algorithm in [
+        Algorithm::Ring,
+        Algorithm::RecursiveDoubling,
+        Algorithm::RecursiveHalving,
+        Algorithm::ParameterServer,
+    ] {
+        let mut results: Vec<Vec<u8>> = Vec::new();
+        for _ in 0..3 {
+            let ranks = communicators(&device, 4, SOON);
+            let carry_out = |mut rank: Communicator| {
+                let stream = HostStream::new("s").unwrap();
+                let region = Region::alloc(rank.domain(), 4000, Access::ALL).unwrap();
+                let mut random = Random(u64::from(rank.rank()) + 5);
+                let mut number =
+                    |_| (random.below(1 << 24) as f32 - 8e6) / (1.0 + random.below(1000) as f32);
+                let numbers: Vec<f32> = (0..1000).map(&mut number).collect();
+                region.write_values(0, &numbers).unwrap();
+                let slice = region.slice(0, 4000).unwrap();
+                let sum = Reduction::new(DataType::F32, ReduceOp::Sum);
+                let reduce = rank
+                    .all_reduce(&slice, &slice, sum, Some(algorithm))
+                    .unwrap();
+                rank.launch(&stream, &reduce).unwrap().wait(SOON).unwrap();
+                let mut bytes = vec![0; 4000];
+                region.read(0, &mut bytes).unwrap();
+                rank.finish(SOON).unwrap();
+                (rank, bytes)
+            };
+            let ended: Vec<_> = thread::scope(|scope| {
+                let threads: Vec<_> = ranks
+                    .into_iter()
+                    .map(|rank| scope.spawn(|| carry_out(rank)))
+                    .collect();
+                threads
+                    .into_iter()
+                    .map(|thread| thread.join().unwrap())
+                    .collect()
+            });
+            results.extend(ended.into_iter().map(|(_, bytes)| bytes));
+        }
+        assert!(
+            results.windows(2).all(|pair| pair[0] == pair[1]),
+            "{algorithm}"
+        );
+    }
+}
