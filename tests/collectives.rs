@@ -629,6 +629,7 @@ fn refused_operations_name_the_argument() {
     let other = communicators(&device, 2, SOON);
     let domain = ranks[0].domain().clone();
     let region = Region::alloc(&domain, 128, Access::ALL).unwrap();
+    let apart = Region::alloc(&domain, 128, Access::ALL).unwrap();
     let read_only = Region::alloc(&domain, 64, Access::REMOTE_READ).unwrap();
     let [short, long] = [8, 16].map(|len| region.slice(0, len).unwrap());
     let rank = &ranks[0];
@@ -640,15 +641,13 @@ fn refused_operations_name_the_argument() {
         Err(Error::State { operation, .. }) => assert_eq!(operation, name),
         other => panic!("{other:?}"),
     };
+    let [odd, even] = [9, 24].map(|len| apart.slice(0, len).unwrap());
     named(rank.broadcast(&short, 2, None), "root");
     named(
         rank.all_reduce(&short, &long, sum, None),
         "output.len_bytes()",
     );
-    named(
-        rank.all_reduce(&region.slice(0, 9).unwrap(), &long, sum, None),
-        "input.len_bytes()",
-    );
+    named(rank.all_reduce(&odd, &long, sum, None), "input.len_bytes()");
     named(rank.all_gather(None, &long, &[8], None), "lens.len()");
     named(
         rank.all_gather(None, &long, &[8, 9], None),
@@ -660,22 +659,16 @@ fn refused_operations_name_the_argument() {
     );
     named(rank.gather(&short, None, &[8, 8], 0, None), "output");
     named(rank.gather(&short, Some(&long), &[8, 8], 1, None), "output");
+    let bruck = Some(Algorithm::Bruck);
     named(
-        rank.reduce_scatter(&long, &short, &[8, 8], sum, Some(Algorithm::Bruck)),
+        rank.reduce_scatter(&long, &short, &[8, 8], sum, bruck),
         "reduce-scatter",
     );
     named(
-        rank.reduce_scatter(&region.slice(0, 24).unwrap(), &long, &[12, 12], sum, None),
+        rank.reduce_scatter(&even, &long, &[12, 12], sum, None),
         "lens",
     );
-    named(
-        rank.all_to_all(
-            &region.slice(0, 9).unwrap(),
-            &region.slice(16, 9).unwrap(),
-            None,
-        ),
-        "input.len_bytes()",
-    );
+    named(rank.all_to_all(&odd, &odd, None), "input.len_bytes()");
     named(
         rank.all_to_all_v(&long, &long, &[8, 8], &[9, 7]),
         "receives[rank]",
@@ -684,6 +677,15 @@ fn refused_operations_name_the_argument() {
         rank.broadcast(&read_only.slice(0, 8).unwrap(), 0, None),
         "broadcast",
     );
+    // Memory that overlaps; that of an all-reduce may be the same.
+    let behind = region.slice(8, 16).unwrap();
+    named(rank.all_to_all(&long, &long, None), "all-to-all");
+    named(
+        rank.all_gather(Some(&short), &long, &[8, 8], None),
+        "all-gather",
+    );
+    named(rank.all_reduce(&long, &behind, sum, None), "all-reduce");
+    rank.all_reduce(&long, &long, sum, None).unwrap();
     let foreign = device.protection_domain();
     let elsewhere = Region::alloc(&foreign, 64, Access::ALL).unwrap();
     let refused = rank.broadcast(&elsewhere.slice(0, 8).unwrap(), 0, None);

@@ -16,6 +16,8 @@ use crate::region::{Access, ProtectionDomain, Region, Slice};
 use crate::stream::Executor;
 use crate::{Cause, Error, Result, StateKind, WorkError};
 
+const ALL_REDUCE: &str = "all-reduce";
+
 /// Of how many ranks the times are predicted for the choice of an algorithm.
 const RANKS_PREDICTED: u32 = 16;
 
@@ -25,7 +27,7 @@ const RANKS_PREDICTED: u32 = 16;
 /// in the same order, each on whatever stream. Nothing is exchanged when an operation is prepared, so all ranks must give it lengths that agree, and the same
 /// root, reduction and algorithm.
 ///
-/// Copies and reductions of the host's memory are done by the host stream. On a stream of a GPU only operations without them can be launched: barriers, broadcasts, and
+/// Input and output of an operation must not overlap, but those of an all-reduce may be the same memory. Copies and reductions of the host's memory are done by the host stream. On a stream of a GPU only operations without them can be launched: barriers, broadcasts, and
 /// all-gathers in place by [`Algorithm::Ring`] or [`Algorithm::RecursiveDoubling`].
 ///
 /// If a rank fails or comes too late, the waits of its peers end at their deadline ([`EndpointConfig::wait_timeout`](crate::EndpointConfig)), or with the group, and their
@@ -373,7 +375,7 @@ impl Communicator {
     }
 
     /// Prepares an all-to-all: each rank sends a block of its input to each rank, and receives one from each into its output, in the order of the ranks. All blocks are of one
-    /// length, a part of `input` and of `output` for each rank. Input and output are different memory.
+    /// length, a part of `input` and of `output` for each rank.
     ///
     /// # Errors
     /// As [`Communicator::broadcast`]; [`Error::Range`] for lengths that do not agree; [`Error::Alignment`] for a length that is no multiple of the number of ranks.
@@ -523,7 +525,7 @@ impl Communicator {
             Algorithm::ParameterServer,
         ];
         all.extend(self.if_power_of_two(Algorithm::RecursiveHalving));
-        let name = "all-reduce";
+        let name = ALL_REDUCE;
         let make = |algorithm, ranks: Ranks| {
             let own = blocks.span(Operand::Output, ranks.rank);
             let then_gather = |mut schedule: Schedule, gather: Schedule| {
@@ -770,6 +772,9 @@ impl Communicator {
             reduction,
             predicted_ns,
         } = wanted;
+        if let (Some(input), Some(output)) = (input, output) {
+            check_apart(name, input, output)?;
+        }
         let needed = Access::LOCAL_WRITE | Access::REMOTE_READ;
         for (slice, needed) in [(input, Access::REMOTE_READ), (output, needed)] {
             let Some(slice) = slice else { continue };
@@ -847,6 +852,20 @@ fn range(argument: &'static str, value: u64, min: u64, max: u64) -> Error {
         min,
         max,
     }
+}
+
+/// Fails for memory that overlaps. That of an all-reduce may be the same.
+fn check_apart(name: &'static str, input: &Slice<'_>, output: &Slice<'_>) -> Result<()> {
+    let [from, to] = [input, output].map(|slice| {
+        let start = slice.region.remote().addr + slice.offset;
+        (start, start + u64::from(slice.len_bytes))
+    });
+    let overlaps = from.0.max(to.0) < from.1.min(to.1);
+    if overlaps && !(name == ALL_REDUCE && from == to) {
+        let reason = "input and output overlap";
+        return Err(Error::state(StateKind::WrongKind, name, reason));
+    }
+    Ok(())
 }
 
 fn check_len(argument: &'static str, slice: &Slice<'_>, bytes: u64) -> Result<()> {
@@ -955,5 +974,69 @@ impl CollectiveTicket {
         };
         let first = failures.min_by_key(|(_, error)| is_behind(error));
         first.map(|(peer, _)| peer)
+    }
+}
+
+#[cfg(all(test, feature = "softcx", not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{DataType, Device};
+
+    /// Otherwise they would wait for messages that nobody sends.
+    #[test]
+    fn every_rank_chooses_the_same_algorithm() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let [region, other] =
+            [(); 2].map(|()| Region::alloc(&domain, 1 << 20, Access::ALL).unwrap());
+        let mut chosen = std::collections::BTreeSet::new();
+        for count in 2..=9_u32 {
+            let of_rank = |rank| Communicator {
+                id: 0,
+                ranks: Ranks { rank, count },
+                queues: (0..count).map(|_| None).collect(),
+                domain: domain.clone(),
+                costs: CollectiveCosts::default(),
+            };
+            for share in [0, 8, 1 << 10, 1 << 13, 100_000] {
+                let bytes = share / 8 * 8;
+                let whole = region.slice(0, bytes).unwrap();
+                // Blocks that differ from rank to rank.
+                let lens = Blocks::even(bytes, 8, count);
+                let mut lens: Vec<u64> = (0..count)
+                    .map(|rank| lens.span(Operand::Input, rank).len)
+                    .collect();
+                let moved = lens[0];
+                lens[0] -= moved;
+                lens[count as usize - 1] += moved;
+                let [equal, into] =
+                    [&region, &other].map(|it| it.slice(0, share * u64::from(count)).unwrap());
+                let sum = Reduction::new(DataType::I64, ReduceOp::Average);
+                let algorithms = |rank: u32| {
+                    let ranks = of_rank(rank);
+                    let own = other.slice(0, lens[rank as usize]).unwrap();
+                    [
+                        ranks.broadcast(&whole, count - 1, None).unwrap(),
+                        ranks.all_gather(None, &whole, &lens, None).unwrap(),
+                        ranks.all_to_all(&equal, &into, None).unwrap(),
+                        ranks
+                            .reduce_scatter(&whole, &own, &lens, sum, None)
+                            .unwrap(),
+                        ranks.all_reduce(&whole, &whole, sum, None).unwrap(),
+                    ]
+                    .map(|it| (it.name, it.algorithm()))
+                };
+                let first = algorithms(0);
+                chosen.extend(first.map(|(name, algorithm)| (name, algorithm.name())));
+                for rank in 1..count {
+                    assert_eq!(algorithms(rank), first, "{rank} of {count}, {bytes} bytes");
+                }
+            }
+        }
+        // Short and long data have different ones.
+        let of = |name| chosen.iter().filter(|it| it.0 == name).count();
+        assert!(
+            of("broadcast") > 1 && of("all-to-all") > 1 && of("all-reduce") > 1,
+            "{chosen:?}"
+        );
     }
 }

@@ -219,12 +219,9 @@ fn random_calls_report_only_possible_outcomes() {
     assert!(operations < 10_000 || launched > 0 && (put > 0 || !can_put()) || !means().cuda);
 }
 
-/// Whatever a plan did, nothing keeps a software device open: its thread ends. Other threads drop the last handles, of streams and of plans. A sanitizer that
-/// looks for leaks takes what a thread has while it ends for lost.
+/// Threads drop the last handles of streams and of plans later, which ends the threads of devices. A sanitizer that looks for leaks takes what a thread has while
+/// it ends for lost. Waits until none has ended for a while. Some stay: a device that does not stop may still write its memory, which is kept.
 fn await_engines() {
-    if !device().name().starts_with("softcx") {
-        return;
-    }
     let engines = || {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap();
         let names =
@@ -233,14 +230,13 @@ fn await_engines() {
             .filter(|name| name.trim_end() == "softcx-engine")
             .count()
     };
-    let began = Instant::now();
-    while engines() > 0 {
-        assert!(
-            began.elapsed() < PATIENCE,
-            "{} devices are still open",
-            engines()
-        );
+    let (mut last, mut since) = (engines(), Instant::now());
+    while last > 0 && since.elapsed() < Duration::from_millis(500) {
         std::thread::sleep(Duration::from_millis(10));
+        let now = engines();
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
     }
 }
 
