@@ -562,7 +562,8 @@ pub fn queued(short: bool) -> Result<Value> {
     let mut beside = Vec::new();
     for (name, call) in calls {
         let running = gated.call(call);
-        blocked.insert(name.into(), json!(is_blocked && !ends(&running, MEANWHILE)));
+        let is_late = !ends(&running, MEANWHILE);
+        blocked.insert(name.into(), json!(is_blocked.then_some(is_late)));
         beside.push(running);
     }
     gated.open();
