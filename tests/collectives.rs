@@ -366,8 +366,12 @@ fn random_operations(device: &Device, seed: u64, calls: usize) {
             (call, forced, random.next())
         })
         .collect();
+    carry_out_all(device, seed, count, &calls);
+}
+
+/// All ranks carry these out, each twice from one preparation.
+fn carry_out_all(device: &Device, seed: u64, count: u32, calls: &[(Call, Option<Algorithm>, u64)]) {
     let ranks = communicators(device, count, SOON);
-    let calls = &calls;
     let carry_out = |mut rank: Communicator| {
         let stream = HostStream::new(format!("rank{}", rank.rank())).unwrap();
         let domain = rank.domain().clone();
@@ -446,6 +450,69 @@ fn random_operations_are_those_of_a_sequential_computation() {
     for seed in first..first + rounds.max(1) {
         limit.step(seed, STEP);
         random_operations(&device, seed, 12);
+    }
+}
+
+/// Each operation by each algorithm, with each reduction.
+#[test]
+fn every_algorithm_gives_the_result_of_a_sequential_computation() {
+    let limit = Limit::new(
+        "every_algorithm_gives_the_result_of_a_sequential_computation",
+        STEP,
+    );
+    let device = strict_device();
+    for count in 1..=5_u32 {
+        limit.step(count.into(), STEP);
+        let lens: Vec<u64> = (0..u64::from(count)).map(|rank| rank * 36).collect();
+        let rows = (0..count).map(|_| lens.clone()).collect();
+        let root = count - 1;
+        let mut all = vec![
+            Call::Barrier,
+            Call::Broadcast { root, bytes: 333 },
+            Call::Gather {
+                root,
+                lens: lens.clone(),
+            },
+            Call::Scatter {
+                root,
+                lens: lens.clone(),
+            },
+            Call::AllToAll { block: 50 },
+            Call::AllToAllV { lens: rows },
+        ];
+        for in_place in [false, true] {
+            all.push(Call::AllGather {
+                lens: lens.clone(),
+                in_place,
+            });
+        }
+        for op in ReduceOp::ALL {
+            all.push(Call::Reduce {
+                root,
+                elements: 77,
+                op,
+            });
+            all.push(Call::ReduceScatter {
+                lens: lens.clone(),
+                op,
+            });
+            for in_place in [false, true] {
+                all.push(Call::AllReduce {
+                    elements: 77,
+                    op,
+                    in_place,
+                });
+            }
+        }
+        let mut calls = Vec::new();
+        for call in all {
+            let forced = algorithms(&call, count).into_iter().map(Some).chain([None]);
+            calls.extend(forced.map(|algorithm| (call.clone(), algorithm, 7)));
+        }
+        // In parts, so that memory stays small.
+        for part in calls.chunks(16) {
+            carry_out_all(&device, 7, count, part);
+        }
     }
 }
 

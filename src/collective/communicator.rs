@@ -1,17 +1,17 @@
 //! Ranks that carry out collective operations.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::algorithms::{self, Algorithm, Ranks};
 use super::costs::CollectiveCosts;
-use super::local::{LocalEnd, LocalWork, Memories, Memory};
+use super::local::{LocalWork, Memories, Memory};
 use super::reduction::{ReduceOp, Reduction};
 use super::schedule::{Blocks, MemoryStep, Operand, OperandSpan, Schedule, Transfer};
+use super::ticket::{CollectivePart, CollectiveTicket};
 use crate::endpoint::AbortHandle;
-use crate::message::{MessageQueue, MessageTicket};
+use crate::message::MessageQueue;
 use crate::region::{Access, ProtectionDomain, Region, Slice};
 use crate::stream::Executor;
 use crate::{Cause, Error, Result, StateKind, WorkError};
@@ -250,7 +250,7 @@ impl Communicator {
     /// Prepares a barrier: no stream passes its launch before all ranks have come to theirs.
     ///
     /// # Errors
-    /// [`Error::Range`] for an algorithm other than [`Algorithm::Dissemination`].
+    /// [`Error::State`] for an algorithm other than [`Algorithm::Dissemination`].
     pub fn barrier(&self, algorithm: Option<Algorithm>) -> Result<Collective> {
         let name = "barrier";
         let wanted = self.choose(
@@ -266,8 +266,8 @@ impl Communicator {
     /// Prepares a broadcast of `buffer` of the rank `root` into that of all others.
     ///
     /// # Errors
-    /// [`Error::Range`] for the root, or an algorithm that is none for this; those of the memory: [`Error::Foreign`] for a region of another protection domain, [`Error::State`] for one
-    /// without the access that messages need, or that is deregistered; those of [`Region::alloc`] for the memory of the library.
+    /// [`Error::Range`] for the root. [`Error::State`] for an algorithm that does not apply, for a region that is deregistered, and for one that lacks the access that messages need.
+    /// [`Error::Foreign`] for a region of another protection domain. Those of [`Region::alloc`], for the memory of the library.
     pub fn broadcast(
         &self,
         buffer: &Slice<'_>,
@@ -891,90 +891,6 @@ fn whole(argument: &'static str, value: u64, reduction: Reduction) -> Result<()>
 fn elements(input: &Slice<'_>, reduction: Reduction) -> Result<u64> {
     let bytes = u64::from(input.len_bytes);
     whole("input.len_bytes()", bytes, reduction).map(|()| bytes)
-}
-
-#[derive(Debug, Clone)]
-enum CollectivePart {
-    /// With the peer.
-    Message(u32, MessageTicket),
-    Local(Arc<LocalEnd>),
-}
-
-/// Reports how an operation that was launched fares on this rank.
-#[derive(Debug, Clone)]
-pub struct CollectiveTicket {
-    /// In the order in which the stream executes them.
-    parts: Vec<CollectivePart>,
-}
-
-/// What a wait for a ticket is called in errors.
-const WAIT: &str = "the wait for a collective operation";
-
-impl CollectiveTicket {
-    /// Whether the operation is over on this rank: its memory has the result, and may be changed.
-    ///
-    /// # Errors
-    /// As [`MessageTicket::check`], of the first message that has failed.
-    pub fn check(&self) -> Result<bool> {
-        for part in &self.parts {
-            let is_over = match part {
-                CollectivePart::Message(_, ticket) => ticket.check()?.is_some(),
-                CollectivePart::Local(end) => end.check()?,
-            };
-            if !is_over {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Waits in this thread until the operation is over on this rank. `None` waits for ever.
-    ///
-    /// # Errors
-    /// As [`CollectiveTicket::check`], and [`Error::Timeout`]; the operation goes on then.
-    pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
-        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let late = || Error::Timeout {
-            operation: WAIT,
-            timeout: timeout.unwrap_or_default(),
-        };
-        for part in &self.parts {
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            match part {
-                CollectivePart::Message(_, ticket) => {
-                    let waited = ticket.wait(left);
-                    waited.map_err(|error| match error {
-                        Error::Timeout { .. } => late(),
-                        error => error,
-                    })?;
-                }
-                CollectivePart::Local(local) => {
-                    let look = || Ok(local.check()?.then_some(()));
-                    let waited = crate::endpoint::poll_until(WAIT, left, || false, look);
-                    waited.map_err(|error| match error {
-                        Error::Timeout { .. } => late(),
-                        error => error,
-                    })?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The peer of the first message that has failed, and not only been discarded behind another failure.
-    pub fn failed_peer(&self) -> Option<u32> {
-        let failures = self.parts.iter().filter_map(|part| match part {
-            CollectivePart::Message(peer, ticket) => Some((*peer, ticket.check().err()?)),
-            CollectivePart::Local(_) => None,
-        });
-        let is_behind = |error: &Error| match error {
-            Error::Work(failure) => failure.cause == Cause::Discarded,
-            Error::State { kind, .. } => *kind == StateKind::Discarded,
-            _ => false,
-        };
-        let first = failures.min_by_key(|(_, error)| is_behind(error));
-        first.map(|(peer, _)| peer)
-    }
 }
 
 #[cfg(all(test, feature = "softcx", not(loom)))]

@@ -5,6 +5,7 @@
 //! - `schedule`: rounds of messages, which algorithms make.
 //! - `reduction`: types of numbers, and what two of them become.
 //! - `local`: copies and reductions, which a host stream carries out.
+//! - `ticket`: [`CollectiveTicket`], which reports how a launch fares.
 //! - `costs`: by which algorithms are chosen.
 
 mod algorithms;
@@ -15,8 +16,10 @@ mod reduction;
 mod schedule;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod ticket;
 
 pub use algorithms::Algorithm;
-pub use communicator::{Collective, CollectiveTicket, Communicator};
+pub use communicator::{Collective, Communicator};
 pub use costs::CollectiveCosts;
 pub use reduction::{DataType, ReduceOp, Reduction};
+pub use ticket::CollectiveTicket;
