@@ -10,7 +10,7 @@ use super::local::{LocalWork, Memories, Memory};
 use super::reduction::{ReduceOp, Reduction};
 use super::schedule::{Blocks, MemoryStep, Operand, OperandSpan, Schedule, Transfer};
 use super::ticket::{CollectivePart, CollectiveTicket};
-use crate::endpoint::AbortHandle;
+use crate::endpoint::{AbortHandle, PathReport};
 use crate::message::MessageQueue;
 use crate::region::{Access, ProtectionDomain, Region, Slice};
 use crate::stream::Executor;
@@ -113,6 +113,11 @@ impl Collective {
         self.schedule.bytes()
     }
 
+    /// Whether a stream can carry it out: copies and reductions of host memory are done by streams of the host only.
+    pub fn runs_on(&self, stream: &dyn Executor) -> bool {
+        stream.executes_on_host() || !self.schedule.has_local_steps()
+    }
+
     /// How long the slowest rank takes by the costs of the communicator ([`CollectiveCosts`]), in nanoseconds; of an all-to-all with blocks of several lengths, this rank.
     pub fn predicted_ns(&self) -> f64 {
         self.predicted_ns
@@ -208,6 +213,12 @@ impl Communicator {
     /// The protection domain, in which the memory of operations is to be registered.
     pub fn domain(&self) -> &ProtectionDomain {
         &self.domain
+    }
+
+    /// Which component rings the NIC for its queues, and why no better one; `None` for a single rank.
+    pub fn path(&self) -> Option<PathReport> {
+        let queue = self.queues.iter().flatten().next();
+        queue.map(MessageQueue::path)
     }
 
     /// Has algorithms chosen by other costs. All ranks must set the same.
@@ -576,7 +587,7 @@ impl Communicator {
                 expected: "one that was prepared by this communicator".into(),
             });
         }
-        if collective.schedule.has_local_steps() && !stream.executes_on_host() {
+        if !collective.runs_on(stream) {
             return Err(Error::state(
                 StateKind::Unsupported,
                 collective.name,

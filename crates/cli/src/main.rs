@@ -47,6 +47,8 @@ enum BenchCommand {
     Loop(bench::BenchOptions),
     /// Round trips: each side runs a kernel and then sends; driven by the CPU (sync) or queued on streams (async)
     Pingpong(bench::BenchOptions),
+    /// Collective operations of several ranks: launched one at a time (sync), or several on a stream (async)
+    Collective(bench::CollectiveOptions),
 }
 
 /// Exit status for a wrong command line.
@@ -59,12 +61,19 @@ fn main() -> ExitCode {
     };
     let done = match cli.command {
         CliCommand::Bench(bench) => {
-            let (exchange, options) = match bench {
-                BenchCommand::Loop(options) => (bench::Exchange::Loop, options),
-                BenchCommand::Pingpong(options) => (bench::Exchange::Pingpong, options),
+            let planned = match &bench {
+                BenchCommand::Loop(options) => options
+                    .plan(bench::Exchange::Loop)
+                    .map(|plan| bench::run(&plan, options)),
+                BenchCommand::Pingpong(options) => options
+                    .plan(bench::Exchange::Pingpong)
+                    .map(|plan| bench::run(&plan, options)),
+                BenchCommand::Collective(options) => options
+                    .plan()
+                    .map(|plan| bench::run_collective(&plan, options)),
             };
-            match options.plan(exchange) {
-                Ok(plan) => bench::run(&plan, &options),
+            match planned {
+                Ok(done) => done,
                 Err(refused) => return usage(&format!("error: {refused}")),
             }
         }

@@ -3,7 +3,9 @@
 
 mod backend;
 mod carrier;
+mod chart;
 mod clock;
+mod collective;
 mod csv;
 mod graph;
 mod kinds;
@@ -30,6 +32,7 @@ use doorbell::{Device, Listener};
 
 use crate::stdout;
 use backend::Backend;
+pub use collective::{CollectiveOptions, run as run_collective};
 use options::{BenchCase, Mode, ReportOutput};
 pub use options::{BenchOptions, Exchange, Plan};
 use pass::{follow, measure};
@@ -132,7 +135,12 @@ fn report(
     let out = std::io::stdout().lock();
     let mut report = BenchReport::begin(out, output, setup, cases.len())?;
     for case in cases {
-        report.announce(case);
+        let BenchCase {
+            kind,
+            size_bytes,
+            kernel_us,
+        } = case;
+        report.announce(format!("{kind}, {size_bytes} B, kernel {kernel_us} us"));
         let row = measure(case).with_context(|| name(case))?;
         report.row(row)?;
     }

@@ -110,17 +110,8 @@ pub struct BenchOptions {
     #[arg(long)]
     no_kernel: bool,
 
-    /// Print the rows as one JSON list, instead of a table
-    #[arg(long, conflicts_with = "csv")]
-    json: bool,
-
-    /// Print the rows as CSV with the columns of --json, instead of a table
-    #[arg(long)]
-    csv: bool,
-
-    /// Plot time, bandwidth and CPU time against the message size
-    #[arg(long, value_name = "FILE.svg", value_parser = svg_path)]
-    plot: Option<PathBuf>,
+    #[command(flatten)]
+    output: OutputOptions,
 
     /// Timeout in seconds for the connection and for each transfer; --listen waits for its peer without a limit
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -133,6 +124,36 @@ pub struct BenchOptions {
     /// Measure against the process that listens at ADDR
     #[arg(long, value_name = "ADDR")]
     connect: Option<String>,
+}
+
+/// Where the rows of a benchmark go.
+#[derive(Args, Clone, Debug)]
+pub struct OutputOptions {
+    /// Print the rows as one JSON list, instead of a table
+    #[arg(long, conflicts_with = "csv")]
+    json: bool,
+
+    /// Print the rows as CSV with the columns of --json, instead of a table
+    #[arg(long)]
+    csv: bool,
+
+    /// Plot time, bandwidth and CPU time against the message size
+    #[arg(long, value_name = "FILE.svg", value_parser = svg_path)]
+    plot: Option<PathBuf>,
+}
+
+impl OutputOptions {
+    /// Where the rows go.
+    pub fn output(&self) -> ReportOutput {
+        ReportOutput {
+            format: match (self.json, self.csv) {
+                (true, _) => Format::Json,
+                (_, true) => Format::Csv,
+                _ => Format::Table,
+            },
+            plot: self.plot.clone(),
+        }
+    }
 }
 
 /// Seconds as whole milliseconds.
@@ -159,13 +180,24 @@ fn svg_path(text: &str) -> Result<PathBuf, String> {
 
 /// Which loops to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Loops {
+pub enum Loops {
     /// The CPU waits for the stream, posts, and polls for the completion
     Sync,
     /// Kernel, transfer and wait are queued on the stream; the CPU is free
     Async,
     /// One after the other
     Both,
+}
+
+impl Loops {
+    /// They, in the order of the rows.
+    pub fn list(self) -> Vec<Loop> {
+        match self {
+            Self::Sync => vec![Loop::Sync],
+            Self::Async => vec![Loop::Async],
+            Self::Both => vec![Loop::Sync, Loop::Async],
+        }
+    }
 }
 
 /// The exchange of one step.
@@ -303,11 +335,7 @@ impl BenchOptions {
             },
             sizes: self.sizes.clone(),
             kernel_us: self.kernel_us.clone(),
-            loops: match self.loops {
-                Loops::Sync => vec![Loop::Sync],
-                Loops::Async => vec![Loop::Async],
-                Loops::Both => vec![Loop::Sync, Loop::Async],
-            },
+            loops: self.loops.list(),
             steps: self.steps,
             batches: self.batches,
             warmup: whole_batches(self.warmup.unwrap_or(in_flight)),
@@ -442,14 +470,7 @@ impl BenchOptions {
 
     /// Where the rows go.
     pub fn output(&self) -> ReportOutput {
-        ReportOutput {
-            format: match (self.json, self.csv) {
-                (true, _) => Format::Json,
-                (_, true) => Format::Csv,
-                _ => Format::Table,
-            },
-            plot: self.plot.clone(),
-        }
+        self.output.output()
     }
 }
 

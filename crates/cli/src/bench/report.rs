@@ -9,27 +9,52 @@ use indicatif::ProgressBar;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use super::options::{BenchCase, Format, ReportOutput};
-use super::row::{BenchRow, Setup};
-use super::{csv, plot, progress, table};
+use super::options::{Format, ReportOutput};
+use super::{csv, progress};
+
+/// A measurement that can be reported.
+pub trait ReportRow: Sized {
+    /// What all rows of a run have in common.
+    type Setup;
+
+    /// The lines above the rows of a table.
+    fn table_head(setup: &Self::Setup) -> String;
+
+    /// The line in a table.
+    fn table_line(&self, setup: &Self::Setup) -> String;
+
+    /// The row as JSON and CSV have it.
+    fn columns(&self, setup: &Self::Setup) -> Vec<(&'static str, Value)>;
+
+    /// The plot of all rows, as an SVG.
+    ///
+    /// # Errors
+    /// No rows, and those of the plotting library.
+    fn plot(setup: &Self::Setup, rows: &[Self]) -> Result<String>;
+}
 
 /// The rows of one run on their way out.
-pub struct BenchReport<W> {
+pub struct BenchReport<W, R: ReportRow> {
     out: W,
     output: ReportOutput,
-    setup: Setup,
-    rows: Vec<BenchRow>,
+    setup: R::Setup,
+    rows: Vec<R>,
     bar: ProgressBar,
 }
 
-impl<W: Write> BenchReport<W> {
+impl<W: Write, R: ReportRow> BenchReport<W, R> {
     /// Begins a report of `expected` rows; a table shows its head at once.
     ///
     /// # Errors
     /// Those of `out`.
-    pub fn begin(mut out: W, output: ReportOutput, setup: Setup, expected: usize) -> Result<Self> {
+    pub fn begin(
+        mut out: W,
+        output: ReportOutput,
+        setup: R::Setup,
+        expected: usize,
+    ) -> Result<Self> {
         if output.format == Format::Table {
-            writeln!(out, "{}", table::TableHead(&setup))?;
+            writeln!(out, "{}", R::table_head(&setup))?;
             out.flush()?;
         }
         Ok(Self {
@@ -42,23 +67,17 @@ impl<W: Write> BenchReport<W> {
     }
 
     /// Shows on the progress bar what is being measured.
-    pub fn announce(&self, case: BenchCase) {
-        let BenchCase {
-            kind,
-            size_bytes,
-            kernel_us,
-        } = case;
-        self.bar
-            .set_message(format!("{kind}, {size_bytes} B, kernel {kernel_us} us"));
+    pub fn announce(&self, what: String) {
+        self.bar.set_message(what);
     }
 
     /// Takes a row; a table and CSV show it at once.
     ///
     /// # Errors
     /// Those of `out`.
-    pub fn row(&mut self, row: BenchRow) -> Result<()> {
+    pub fn row(&mut self, row: R) -> Result<()> {
         let text = match self.output.format {
-            Format::Table => format!("{}\n", table::TableRow(&row)),
+            Format::Table => row.table_line(&self.setup) + "\n",
             Format::Csv => {
                 let columns = row.columns(&self.setup);
                 let is_first = self.rows.is_empty();
@@ -88,7 +107,7 @@ impl<W: Write> BenchReport<W> {
             self.out.flush()?;
         }
         if let Some(path) = &self.output.plot {
-            let svg = plot::svg(&self.setup, &self.rows)?;
+            let svg = R::plot(&self.setup, &self.rows)?;
             std::fs::write(path, svg).with_context(|| format!("--plot {}", path.display()))?;
         }
         Ok(())

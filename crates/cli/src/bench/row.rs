@@ -1,12 +1,16 @@
 //! One measurement: what was measured, and its figures.
 
+use anyhow::Result;
 use serde_json::Value;
 
 use super::kinds::Loop;
 use super::machine::Machine;
 use super::options::Plan;
+use super::plot;
+use super::report::ReportRow;
+use super::table::{TableHead, TableRow};
 
-/// Version of the columns of [`BenchRow::columns`]. It changes when a column is renamed, removed, or means something else.
+/// Version of the columns of [`BenchRow`]. It changes when a column is renamed, removed, or means something else.
 pub const SCHEMA: u32 = 2;
 
 /// What all rows of a run have in common.
@@ -69,9 +73,21 @@ impl BenchRow {
     pub fn gb_per_s(&self) -> f64 {
         (self.size_bytes as f64 * self.messages_per_s / 1e3).round() / 1e6
     }
+}
 
-    /// The row as JSON and CSV have it: names and values. The names are an interface (see [`SCHEMA`]).
-    pub fn columns(&self, setup: &Setup) -> Vec<(&'static str, Value)> {
+impl ReportRow for BenchRow {
+    type Setup = Setup;
+
+    fn table_head(setup: &Setup) -> String {
+        TableHead(setup).to_string()
+    }
+
+    fn table_line(&self, _: &Setup) -> String {
+        TableRow(self).to_string()
+    }
+
+    /// The names are an interface (see [`SCHEMA`]).
+    fn columns(&self, setup: &Setup) -> Vec<(&'static str, Value)> {
         let Setup { machine, plan, .. } = setup;
         let sample = match self.sample {
             Sample::Iteration => "iteration",
@@ -111,6 +127,10 @@ impl BenchRow {
             ("gb_per_s", self.gb_per_s().into()),
             ("app_cpu_us", self.app_cpu_us.into()),
         ]
+    }
+
+    fn plot(setup: &Setup, rows: &[BenchRow]) -> Result<String> {
+        plot::svg(setup, rows)
     }
 }
 
