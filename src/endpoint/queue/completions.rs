@@ -176,8 +176,10 @@ impl QueueState {
                         outcome.set_state(state.after_later(evidence));
                         return;
                     }
-                    // A request that was cancelled is a no-operation in the ring, which is flushed with what is behind it. It has not failed.
-                    wr_id = (state != RequestState::Cancelled).then_some(work.wr_id);
+                    // A request that was cancelled is a no-operation in the ring. It completes under its number, or is flushed with what is
+                    // behind it: it has not failed then.
+                    let is_named = !error || state != RequestState::Cancelled;
+                    wr_id = is_named.then_some(work.wr_id);
                     outcome.note(match (cqe.transferred(), cqe.opcode) {
                         (None, _) => Details::None,
                         (Some(len_bytes), opcode) => {
@@ -260,12 +262,31 @@ mod tests {
     use crate::endpoint::queue::{HeldRegions, WorkInFlight};
     use crate::{Device, Endpoint, EndpointConfig, QueueKind};
 
-    #[test]
-    fn failure_names_no_request_that_was_cancelled() {
-        let domain = Device::open("softcx").unwrap().protection_domain();
-        let endpoint = Endpoint::new(&domain, &EndpointConfig::default()).unwrap();
-        let queue = endpoint.shared.queue(QueueKind::Send);
-        let named = RefCell::new(Vec::new());
+    /// The completion of a request at that place of the ring.
+    fn completion(index: u16, opcode: CqeOpcode, syndrome: u8) -> Cqe {
+        Cqe {
+            opcode,
+            qpn: 1,
+            wqe_counter: index,
+            byte_count: 0,
+            imm: 0,
+            source_qpn: 0,
+            source_lid: 0,
+            sl: 0,
+            grh: 0,
+            srqn_uidx: 0,
+            syndrome,
+            vendor_syndrome: 0,
+            timestamp: 0,
+            send_opcode: 0,
+            signature: 0,
+            solicited: false,
+            owner: false,
+        }
+    }
+
+    /// Two requests, 7 and 8, of which the first is cancelled.
+    fn first_is_cancelled(queue: &QueueState) {
         for (index, is_cancelled) in [(0, true), (1, false)] {
             let work = WorkInFlight {
                 wr_id: 7 + u64::from(index),
@@ -278,29 +299,36 @@ mod tests {
                 queue.cancel(seq);
             }
         }
+    }
+
+    #[test]
+    fn failure_names_no_request_that_was_cancelled() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let endpoint = Endpoint::new(&domain, &EndpointConfig::default()).unwrap();
+        let queue = endpoint.shared.queue(QueueKind::Send);
+        first_is_cancelled(queue);
+        let named = RefCell::new(Vec::new());
         for index in 0..2 {
-            let flushed = Cqe {
-                opcode: CqeOpcode::ReqErr,
-                qpn: 1,
-                wqe_counter: index,
-                byte_count: 0,
-                imm: 0,
-                source_qpn: 0,
-                source_lid: 0,
-                sl: 0,
-                grh: 0,
-                srqn_uidx: 0,
-                syndrome: Syndrome::WrFlush as u8,
-                vendor_syndrome: 0,
-                timestamp: 0,
-                send_opcode: 0,
-                signature: 0,
-                solicited: false,
-                owner: false,
-            };
+            let flushed = completion(index, CqeOpcode::ReqErr, Syndrome::WrFlush as u8);
             let note = |error: ErrorCompletion| named.borrow_mut().push(error.wr_id);
             queue.process(index.into(), &flushed, &note);
         }
         assert_eq!(named.into_inner(), [None, Some(8)]);
+    }
+
+    #[test]
+    fn the_completion_of_a_request_that_was_cancelled_has_its_number() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let endpoint = Endpoint::new(&domain, &EndpointConfig::default()).unwrap();
+        let queue = endpoint.shared.queue(QueueKind::Send);
+        first_is_cancelled(queue);
+        for index in 0..2 {
+            let done = completion(index, CqeOpcode::Req, 0);
+            queue.process(index.into(), &done, &|error| panic!("{error:?}"));
+            let index = u32::from(index);
+            assert!(queue.known(index).load(Ordering::Relaxed));
+            let wr_id = queue.record(index).wr_id.load(Ordering::Relaxed);
+            assert_eq!(wr_id, 7 + u64::from(index));
+        }
     }
 }
