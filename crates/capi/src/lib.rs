@@ -7,7 +7,7 @@
 //!   writes what pointers point to.
 //! - `exchange` is what `group` and `store` have in common. Each other file implements one section of a header in `include/doorbell`: `version`, `error`, `device`, `region`, `endpoint`,
 //!   `rendezvous`, `group`, `store`, `cuda`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `graph`, `cache`,
-//!   `bounce`, `cm`, `kernel_queue`, `kernel_stream`, `message`.
+//!   `bounce`, `cm`, `kernel_queue`, `kernel_stream`, `message`, `communicator`.
 
 mod argument;
 mod bounce;
@@ -15,6 +15,7 @@ mod boundary;
 mod cache;
 mod cm;
 mod code;
+mod communicator;
 mod cpu;
 mod cuda;
 mod device;

@@ -50,8 +50,14 @@ impl doorbell_message_queue {
         }
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, MessageQueue>, Failure> {
+    pub(super) fn lock(&self) -> Result<MutexGuard<'_, MessageQueue>, Failure> {
         try_lock(&self.inner, "queue")
+    }
+
+    pub(super) fn into_inner(self) -> Result<MessageQueue, Failure> {
+        self.inner.into_inner().map_err(|_| Failure::Panic {
+            reason: "an earlier call with the queue panicked".into(),
+        })
     }
 }
 
@@ -119,7 +125,9 @@ const _: () = assert!(size_of::<doorbell_message_config>() == doorbell_message_c
 ///
 /// # Safety
 /// As [`read_struct`], and of the pointer in it.
-unsafe fn message_config(config: *const doorbell_message_config) -> Result<MessageConfig, Failure> {
+pub(super) unsafe fn message_config(
+    config: *const doorbell_message_config,
+) -> Result<MessageConfig, Failure> {
     if config.is_null() {
         return Ok(MessageConfig::default());
     }

@@ -51,6 +51,13 @@ fn messages_go_by_streams_and_by_the_thread() {
 }
 
 #[test]
+fn collective_operations_work_between_ranks() {
+    let source = root().join("crates/capi/tests/c/collectives.c");
+    let program = build(&source, "collectives", &[]);
+    assert_eq!(run(&mut Command::new(program)), "done\n");
+}
+
+#[test]
 fn groups_connect_and_fail_as_a_whole() {
     let program = build(&root().join("crates/capi/tests/c/groups.c"), "groups", &[]);
     let mut command = Command::new(program);

@@ -131,6 +131,53 @@ static void messages(doorbell_group *group)
 	free(queues);
 }
 
+/* The ranks, in another order, add up their numbers; the tag of the communicator is its own. */
+static void adds_up(doorbell_group *group)
+{
+	const uint32_t rank = (uint32_t)doorbell_group_rank(group), size = (uint32_t)doorbell_group_size(group);
+	uint32_t *order = calloc(size, sizeof *order), *words, i;
+	doorbell_communicator *communicator, *again;
+	doorbell_collective *sum;
+	doorbell_collective_ticket *ticket;
+	doorbell_domain *domain;
+	doorbell_region *region;
+	doorbell_stream *stream;
+	doorbell_slice in, out;
+
+	EXPECT(order);
+	for (i = 0; i < size; i++)
+		order[i] = size - 1 - i;
+	WORKS(doorbell_group_communicator(group, order, size, 5, NULL, &communicator));
+	GIVES((int)(size - 1 - rank), doorbell_communicator_rank(communicator));
+	FAILS(DOORBELL_ESTATE, "was opened before", doorbell_group_communicator(group, NULL, 0, 5, NULL, &again));
+	EXPECT(again == NULL);
+	order[0] = order[1];
+	FAILS(DOORBELL_ESTATE, "", doorbell_group_communicator(group, order, size, 6, NULL, &again));
+	WORKS(doorbell_group_domain(group, &domain));
+	WORKS(doorbell_region_alloc(domain, 16, DOORBELL_ACCESS_ALL, &region));
+	WORKS(doorbell_stream_create_host("sum", 0, &stream));
+	words = doorbell_region_pointer(region);
+	words[0] = rank + 1;
+	in.region = out.region = region;
+	in.offset = 0;
+	out.offset = 8;
+	in.len_bytes = out.len_bytes = 4;
+	WORKS(doorbell_communicator_all_reduce(communicator, &in, &out, DOORBELL_TYPE_I32, DOORBELL_REDUCE_SUM,
+					       DOORBELL_ALGORITHM_AUTO, &sum));
+	WORKS(doorbell_communicator_launch(communicator, stream, sum, &ticket));
+	WORKS(doorbell_collective_ticket_wait(ticket, SOON_MS));
+	EXPECT(words[2] == size * (size + 1) / 2);
+	WORKS(doorbell_communicator_finish(communicator, SOON_MS));
+	WORKS(doorbell_group_barrier(group, SOON_MS));
+	WORKS(doorbell_collective_ticket_destroy(ticket));
+	WORKS(doorbell_collective_destroy(sum));
+	WORKS(doorbell_communicator_destroy(communicator));
+	WORKS(doorbell_stream_destroy(stream));
+	WORKS(doorbell_region_destroy(region));
+	WORKS(doorbell_domain_destroy(domain));
+	free(order);
+}
+
 /* What the group has opened for itself is to be asked like any other device. */
 static void device_comes_from_the_environment(doorbell_group *group)
 {
@@ -179,6 +226,7 @@ static void *member(void *argument)
 	if (!rank->fails) {
 		goes_round(group);
 		messages(group);
+		adds_up(group);
 		WORKS(doorbell_group_leave(group));
 		return NULL;
 	}
