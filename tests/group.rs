@@ -7,15 +7,15 @@
 mod ring;
 mod waived;
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    Access, Cause, Device, Error, Executor, Group, GroupConfig, HostStream, LaunchEnvironment,
-    QueueKind, Region, Token, Work,
+    Access, Cause, DataType, Device, Error, Executor, Group, GroupConfig, HostStream,
+    LaunchEnvironment, MessageConfig, QueueKind, ReduceOp, Reduction, Region, Token, Work,
 };
 
 /// Set for a rank: the number of rounds.
@@ -52,20 +52,118 @@ fn member() {
     }
 }
 
+/// Set for a rank that goes on with the survivors: how many ranks are left at the end.
+const LEFT: &str = "DOORBELL_TEST_LEFT";
+/// Operations of the last group.
+const LAST_ROUNDS: u32 = 50;
+
+/// A rank: does nothing unless the process was started as one.
+#[test]
+fn survivor() {
+    let Ok(left) = std::env::var(LEFT) else {
+        return;
+    };
+    let domain = Device::open("softcx").unwrap().protection_domain();
+    let config = GroupConfig::default().timeout(Duration::from_secs(10));
+    let environment = LaunchEnvironment::from_env().unwrap();
+    let mut group = Group::join(&environment, &domain, &config).unwrap();
+    group.barrier().unwrap();
+    tell("joined\n");
+    let left = left.parse().unwrap();
+    let mut shrunk = 0;
+    while let Err(error) = reduce(&group, left) {
+        // A rank may be killed while the others agree.
+        while let Err(error) = group.shrink().map(|(smaller, _)| group = smaller) {
+            assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        }
+        shrunk += 1;
+        assert!(shrunk < 4, "{error}");
+    }
+    group.barrier().unwrap();
+    let size = group.size();
+    group.leave().unwrap();
+    tell(&format!("ended with {size} ranks\n"));
+    std::process::exit(0);
+}
+
+/// Says something to the test that has started this process, at once.
+fn tell(what: &str) {
+    let mut out = std::io::stdout().lock();
+    out.write_all(what.as_bytes())
+        .and_then(|()| out.flush())
+        .unwrap();
+}
+
+/// Counts the ranks by collective operations: until one fails, or some times if there are only so many.
+fn reduce(group: &Group, left: u32) -> doorbell::Result<()> {
+    let size = group.size();
+    let stream = HostStream::new("survivor")?;
+    let region = Region::alloc(group.domain(), 16, Access::ALL)?;
+    let (one, count) = (region.slice(0, 8)?, region.slice(8, 8)?);
+    region.write_values(0, &[1_i64])?;
+    let mut communicator = group.communicator(None, 1, &MessageConfig::default())?;
+    let sum = Reduction::new(DataType::I64, ReduceOp::Sum);
+    let reduce = communicator.all_reduce(&one, &count, sum, None)?;
+    for round in 0_u32.. {
+        if size == left && round == LAST_ROUNDS {
+            break;
+        }
+        let launched = communicator.launch(&stream, &reduce)?;
+        launched.wait(Some(LIMIT))?;
+        let mut found = [0_i64];
+        region.read_values(8, &mut found)?;
+        assert_eq!(found, [i64::from(size)]);
+    }
+    communicator.finish(Some(LIMIT))
+}
+
+/// Kills two of five processes, at moments that differ from run to run.
+#[test]
+fn survivors_of_killed_processes_go_on() {
+    let mut job = job_of(5, |command| {
+        command.args(SURVIVOR).env(LEFT, "3");
+    });
+    let mut nanos = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |now| u64::from(now.subsec_nanos()));
+    job[0].wait_for("joined");
+    for killed in [3, 1] {
+        thread::sleep(Duration::from_millis(nanos % 500));
+        nanos /= 500;
+        drop(job.remove(killed));
+    }
+    for process in job {
+        let output = process.end(LIMIT);
+        let said = text(&output);
+        assert!(output.status.success(), "{said}");
+        assert!(said.contains("ended with 3 ranks"), "{said}");
+    }
+}
+
 const MEMBER: [&str; 3] = ["--exact", "member", "--nocapture"];
+const SURVIVOR: [&str; 3] = ["--exact", "survivor", "--nocapture"];
 
 /// A child process that is killed when the test ends.
 struct Rank(Option<Child>);
 
 impl Rank {
-    fn start(command: &mut Command, rounds: u64) -> Rank {
+    fn start(command: &mut Command) -> Rank {
         let child = command
-            .env(ROUNDS, rounds.to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
         Rank(Some(child.unwrap()))
+    }
+
+    /// Reads what it prints up to the end of a line with that text. Byte by byte, so that the rest stays for the next reader.
+    fn wait_for(&mut self, text: &str) {
+        let stdout = self.0.as_mut().unwrap().stdout.as_mut().unwrap();
+        let mut lines = BufReader::with_capacity(1, stdout).lines();
+        assert!(
+            lines.any(|line| line.unwrap().contains(text)),
+            "no `{text}`"
+        );
     }
 
     fn end(mut self, within: Duration) -> Output {
@@ -90,6 +188,13 @@ impl Drop for Rank {
 
 /// A job that is described by torchrun's variables.
 fn torchrun(size: u32, rounds: u64, killed: Option<u32>) -> Vec<Rank> {
+    job_of(size, |command| {
+        command.args(MEMBER).env(ROUNDS, rounds.to_string());
+        killed.map(|killed| command.env(KILLED, killed.to_string()));
+    })
+}
+
+fn job_of(size: u32, prepare: impl Fn(&mut Command)) -> Vec<Rank> {
     // This process's own address, and ports of this call's. None that was bound to find out that it is free: a child that another test
     // forks just then would keep it.
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
@@ -100,14 +205,13 @@ fn torchrun(size: u32, rounds: u64, killed: Option<u32>) -> Vec<Rank> {
     let start = |rank: u32| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
-            .args(MEMBER)
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", size.to_string())
             .env("MASTER_ADDR", &address)
             .env("MASTER_PORT", port.to_string())
             .env("DOORBELL_TOKEN", "of this test");
-        killed.map(|killed| command.env(KILLED, killed.to_string()));
-        Rank::start(&mut command, rounds)
+        prepare(&mut command);
+        Rank::start(&mut command)
     };
     (0..size).map(start).collect()
 }
@@ -172,7 +276,7 @@ fn mpirun(rounds: u64, more: &[&str], killed: Option<u32>) -> Output {
         command.env_remove(name);
     }
     killed.map(|killed| command.env(KILLED, killed.to_string()));
-    Rank::start(&mut command, rounds).end(LIMIT)
+    Rank::start(command.env(ROUNDS, rounds.to_string())).end(LIMIT)
 }
 
 fn has_mpirun(test: &str) -> bool {

@@ -130,6 +130,18 @@ int doorbell_group_from_env(doorbell_group **group);
 int doorbell_group_leave(doorbell_group *group);
 
 /*
+ * Makes a group of the ranks that are still here, once all of them have made this call, for instance after another rank has
+ * ended. `ranks`, which may be NULL, has room for `capacity` numbers, at least the size of `group`; it receives the ranks
+ * that the members have in `group`, ordered by their ranks in the new group. The new group has the domain, the
+ * configuration and the timeout of `group`, and nothing else: endpoints, message queues and communicators are made again.
+ * A rank that has not joined `group` yet is waited for. `group` stays as it is; destroy it when the new one is there. After a failure the call can be made again. Returns
+ * DOORBELL_ERANK if rank 0, which hosts the group, has ended; DOORBELL_ETIMEOUT if a rank that is here does not make the
+ * call, or ends before it has come to the new group; DOORBELL_ESTATE while another thread is in this call.
+ */
+int doorbell_group_shrink(const doorbell_group *group, uint32_t *ranks, uint32_t capacity,
+			  doorbell_group **survivors);
+
+/*
  * Destroys the handle. If the group was not left, the other ranks see a failure, and the endpoints of this rank are
  * aborted. NULL is allowed.
  * Threads: alone with group.

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{ErrorKind, Read};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use crate::endpoint::Deadline;
+use crate::endpoint::{Deadline, system};
 use crate::group::message::Message;
 use crate::{Error, Result, StateKind};
 
@@ -47,12 +47,33 @@ struct ClientState {
     has_left: bool,
     /// It has ended the connection.
     has_hung_up: bool,
+    /// Why the connection has ended.
+    ended: Option<String>,
+}
+
+/// Which failures end a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Failing {
+    /// That of any rank.
+    AnyRank,
+    /// That of the store, in which others can be survived.
+    Store,
 }
 
 impl ClientState {
     fn failure(&self) -> Option<Error> {
         let (rank, reason) = self.failure.clone()?;
         Some(Error::Rank { rank, reason })
+    }
+
+    fn failure_for(&self, failing: Failing) -> Option<Error> {
+        match failing {
+            Failing::AnyRank => self.failure(),
+            Failing::Store => {
+                let reason = self.ended.clone()?;
+                Some(Error::Rank { rank: 0, reason })
+            }
+        }
     }
 }
 
@@ -87,6 +108,12 @@ impl StoreClient {
         self.state().failure()
     }
 
+    /// The address at which the store was reached.
+    pub(super) fn store_address(&self) -> Result<SocketAddr> {
+        let address = self.stream.peer_addr();
+        address.map_err(|error| system("getpeername", &error))
+    }
+
     fn state(&self) -> MutexGuard<'_, ClientState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -116,9 +143,27 @@ impl StoreClient {
         deadline: &Deadline,
         message: impl FnOnce(u32) -> Message<'a>,
     ) -> Result<Vec<u8>> {
+        self.exchange(deadline, Failing::AnyRank, message)
+    }
+
+    /// The same in a group that has failed, as long as the store is there.
+    pub(super) fn request_of_survivor<'a>(
+        &self,
+        deadline: &Deadline,
+        message: impl FnOnce(u32) -> Message<'a>,
+    ) -> Result<Vec<u8>> {
+        self.exchange(deadline, Failing::Store, message)
+    }
+
+    fn exchange<'a>(
+        &self,
+        deadline: &Deadline,
+        failing: Failing,
+        message: impl FnOnce(u32) -> Message<'a>,
+    ) -> Result<Vec<u8>> {
         let id = {
             let mut state = self.state();
-            if let Some(failure) = state.failure() {
+            if let Some(failure) = state.failure_for(failing) {
                 return Err(failure);
             }
             let id = state.next_id;
@@ -128,7 +173,7 @@ impl StoreClient {
         let bytes = message(id).to_bytes()?;
         self.state().requests.insert(id, None);
         let sent = self.send(&bytes, deadline);
-        let answer = sent.and_then(|()| self.wait(id, deadline));
+        let answer = sent.and_then(|()| self.wait(id, failing, deadline));
         self.state().requests.remove(&id);
         if matches!(answer, Err(Error::Timeout { .. })) {
             let bytes = Message::Cancel { id }.to_bytes()?;
@@ -146,13 +191,13 @@ impl StoreClient {
         self.request(deadline, message).map(drop)
     }
 
-    fn wait(&self, id: u32, deadline: &Deadline) -> Result<Vec<u8>> {
+    fn wait(&self, id: u32, failing: Failing, deadline: &Deadline) -> Result<Vec<u8>> {
         let mut state = self.state();
         loop {
             if let Some(answer) = state.requests.get_mut(&id).and_then(Option::take) {
                 return answer;
             }
-            if let Some(failure) = state.failure() {
+            if let Some(failure) = state.failure_for(failing) {
                 return Err(failure);
             }
             (state, _) = self
@@ -223,7 +268,9 @@ impl StoreClient {
             input.drain(..at);
         };
         let (has_hung_up, leaves) = {
-            let state = self.state();
+            let mut state = self.state();
+            state.ended = Some(reason.clone());
+            self.changed.notify_all();
             (state.has_hung_up, state.leave.is_some())
         };
         if has_hung_up && leaves {

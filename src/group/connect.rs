@@ -14,8 +14,11 @@ use crate::{Error, Result, StateKind};
 const ATTEMPT: Duration = Duration::from_secs(5);
 const HANDSHAKE: &str = "handshake of the group's store";
 
-/// Tries to reach the store until the deadline.
-pub(super) fn connect(environment: &LaunchEnvironment, deadline: &Deadline) -> Result<TcpStream> {
+/// Tries to reach the store until the deadline. Also returns the token that counts.
+pub(super) fn connect(
+    environment: &LaunchEnvironment,
+    deadline: &Deadline,
+) -> Result<(TcpStream, Token)> {
     // The error to return at the deadline: that nobody answered, unless a more specific one
     // is known.
     let mut last = None;
@@ -28,7 +31,7 @@ pub(super) fn connect(environment: &LaunchEnvironment, deadline: &Deadline) -> R
         });
         for address in addresses {
             match attempt(environment, address, &token, deadline) {
-                Ok(stream) => return Ok(stream),
+                Ok(stream) => return Ok((stream, token)),
                 // It does not listen yet, or went before it had answered.
                 Err(Error::System { .. } | Error::Timeout { .. }) => {}
                 Err(

@@ -41,6 +41,8 @@ pub(super) struct KeyValueStore {
     waits: Vec<usize>,
     barrier: StoreCollective,
     gathering: StoreCollective,
+    /// The ranks that have asked for a group of those that are here.
+    shrinking: StoreCollective,
     /// The request with which rank 0, where the store lives, wants to leave.
     host_leaves: Option<u32>,
     out: Vec<OutgoingMessage>,
@@ -56,6 +58,7 @@ impl KeyValueStore {
             waits: vec![0; size as usize],
             barrier: StoreCollective::default(),
             gathering: StoreCollective::default(),
+            shrinking: StoreCollective::default(),
             host_leaves: None,
             out: Vec::new(),
         }
@@ -97,6 +100,7 @@ impl KeyValueStore {
             }
         }
         self.forget_requests(rank);
+        self.shrink_if_all_have_asked();
         self.let_host_go();
         failed
     }
@@ -117,6 +121,13 @@ impl KeyValueStore {
             Message::Get { id, key } => return self.get(rank, id, key),
             Message::Barrier { id } => return self.collect(rank, id, None),
             Message::Gather { id, value } => return self.collect(rank, id, Some(value)),
+            Message::Shrink { id, value } => {
+                if self.shrinking.contains_key(&rank) {
+                    return Err("a shrink was started before the previous one finished");
+                }
+                self.shrinking.insert(rank, (id, value.to_vec()));
+                self.shrink_if_all_have_asked();
+            }
             Message::Cancel { id } => self.cancel(rank, id),
             Message::Forward { to, bytes } => match self.rank_state(to) {
                 Some(RankState::Absent | RankState::Here) => {
@@ -206,6 +217,34 @@ impl KeyValueStore {
         Ok(())
     }
 
+    /// Answers those that have asked for a group of the ranks that are here, once all of these have and none is still to come. Without rank 0 there is no answer:
+    /// the store is about to end, and nobody hosts the next one.
+    fn shrink_if_all_have_asked(&mut self) {
+        let is_here = |rank: &u32| self.rank_states[*rank as usize] == RankState::Here;
+        let here: Vec<u32> = (0..self.size()).filter(is_here).collect();
+        let all_have = here.iter().all(|rank| self.shrinking.contains_key(rank));
+        let is_to_come = self.rank_states.contains(&RankState::Absent);
+        if here.first() != Some(&0) || !all_have || is_to_come {
+            return;
+        }
+        let asked = std::mem::take(&mut self.shrinking);
+        let numbers: Vec<u8> = here.iter().flat_map(|rank| rank.to_le_bytes()).collect();
+        let given = asked.get(&0).map_or(&[][..], |(_, value)| value);
+        let mut values = Vec::new();
+        for value in [&numbers, given] {
+            values.extend((value.len() as u32).to_le_bytes());
+            values.extend(value);
+        }
+        for (&rank, &(id, _)) in &asked {
+            let values = &values;
+            let answer = match values.len() > LIST_BYTES_MAX {
+                true => Message::Full { id },
+                false => Message::List { id, values },
+            };
+            self.send(rank, &answer);
+        }
+    }
+
     fn collective(&mut self, is_barrier: bool) -> &mut StoreCollective {
         if is_barrier {
             &mut self.barrier
@@ -221,6 +260,8 @@ impl KeyValueStore {
 
     fn cancel(&mut self, rank: u32, id: u32) {
         self.drop_requests(rank, |request| request == id);
+        self.shrinking
+            .retain(|other, (request, _)| *other != rank || *request != id);
         for is_barrier in [true, false] {
             let collective = self.collective(is_barrier);
             if collective
@@ -239,6 +280,7 @@ impl KeyValueStore {
         } else {
             self.rank_states[rank as usize] = RankState::Left;
             self.send(rank, &Message::Done { id });
+            self.shrink_if_all_have_asked();
             for is_barrier in [true, false] {
                 for (other, (id, _)) in std::mem::take(self.collective(is_barrier)) {
                     self.send(other, &Message::Left { id, rank });
@@ -253,6 +295,7 @@ impl KeyValueStore {
         self.drop_requests(rank, |_| true);
         self.barrier.remove(&rank);
         self.gathering.remove(&rank);
+        self.shrinking.remove(&rank);
     }
 
     fn drop_requests(&mut self, rank: u32, is_one: impl Fn(u32) -> bool) {
@@ -404,6 +447,59 @@ mod tests {
         answers(&mut store, 0, &Message::Barrier { id: 1 });
         answers(&mut store, 0, &Message::Cancel { id: 1 });
         assert_eq!(answers(&mut store, 1, &Message::Barrier { id: 2 }), []);
+    }
+
+    #[test]
+    fn ranks_that_are_here_shrink_together_whoever_ends_meanwhile() {
+        let mut store = KeyValueStore::new(4);
+        (0..3).for_each(|rank| store.join(rank));
+        let shrink = |id, value| Message::Shrink { id, value };
+        let none: &[u8] = b"";
+        // One rank has not come yet, which is no reason to go on without it.
+        store.end(1);
+        sent(&mut store);
+        assert_eq!(answers(&mut store, 2, &shrink(5, none)), []);
+        assert_eq!(answers(&mut store, 0, &shrink(6, none)), []);
+        for (rank, id) in [(0, 6), (2, 5)] {
+            assert_eq!(answers(&mut store, rank, &Message::Cancel { id }), []);
+        }
+        store.join(3);
+        sent(&mut store);
+        assert_eq!(answers(&mut store, 3, &shrink(7, none)), []);
+        assert!(store.take(3, &shrink(8, none)).is_err());
+        assert_eq!(answers(&mut store, 3, &Message::Cancel { id: 7 }), []);
+        assert_eq!(answers(&mut store, 0, &shrink(1, b"port")), []);
+        assert_eq!(answers(&mut store, 3, &shrink(9, none)), []);
+        // The last one that has not asked ends.
+        store.end(2);
+        let values = b"\x08\0\0\0\0\0\0\0\x03\0\0\0\x04\0\0\0port";
+        let list = |id| Message::List { id, values };
+        let lost = Message::Lost { rank: 2 };
+        assert_eq!(
+            sent(&mut store),
+            [
+                text(0, lost),
+                text(3, lost),
+                text(0, list(1)),
+                text(3, list(9))
+            ]
+        );
+        // And again.
+        assert_eq!(answers(&mut store, 3, &shrink(10, none)), []);
+        assert_eq!(
+            answers(&mut store, 0, &shrink(2, b"port")),
+            [text(0, list(2)), text(3, list(10))]
+        );
+        // A rank that has left is no survivor.
+        assert_eq!(answers(&mut store, 0, &shrink(3, b"")), []);
+        let alone = Message::List {
+            id: 3,
+            values: b"\x04\0\0\0\0\0\0\0\0\0\0\0",
+        };
+        assert_eq!(
+            answers(&mut store, 3, &Message::Leave { id: 11 }),
+            [text(3, Message::Done { id: 11 }), text(0, alone)]
+        );
     }
 
     #[test]

@@ -198,6 +198,28 @@ impl Group {
         self.store.failure().map_or(Ok(()), Err)
     }
 
+    /// A group of the ranks that are still here, once all of them have called this, for instance after another one has ended; and the ranks that they have in
+    /// this group, by their new ones, in the same order. Ranks that have left or have ended have no part in it, nor has one that ends while others call. A rank that has not come yet is waited for.
+    ///
+    /// The new group has the domain, the configuration and the time limit of this one, and nothing else of it: endpoints, message queues and communicators are made
+    /// again. This group stays as it is; drop it when the new one is there. After an error of this call the survivors can call it again.
+    ///
+    /// # Errors
+    /// [`Error::Rank`] if rank 0, which hosts the store, has ended: no other rank could find out who is left; [`Error::Timeout`] if a rank that is
+    /// here does not call, or ends before it has come to the new group; [`Error::State`] if another thread of this rank is in this call.
+    pub fn shrink(&self) -> Result<(Group, Vec<u32>)> {
+        let mesh = Arc::new(self.mesh.emptied());
+        let watch = MeshWatcher(Arc::clone(&mesh));
+        let (store, ranks) = self.store.shrink_with(self.timeout, Box::new(watch))?;
+        let group = Group {
+            endpoints: Mutex::default(),
+            mesh,
+            store,
+            timeout: self.timeout,
+        };
+        Ok((group, ranks))
+    }
+
     /// The cause of an error: if an operation failed or took too long because a rank has ended, this returns the error that names the rank. An
     /// endpoint may notice that before the store does, so this waits up to two seconds for the store.
     pub fn cause_of(&self, error: Error) -> Error {

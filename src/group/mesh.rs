@@ -100,6 +100,11 @@ impl Mesh {
         }
     }
 
+    /// One of the same domain and configuration.
+    pub(super) fn emptied(&self) -> Mesh {
+        Mesh::new(&self.domain, &self.config)
+    }
+
     pub(super) fn domain(&self) -> &ProtectionDomain {
         &self.domain
     }

@@ -59,6 +59,14 @@ pub enum Message<'a> {
         /// The request.
         id: u32,
     },
+    /// To the store: make a group of the ranks that are here. Answered by the `List` of their numbers, each in four bytes, and of what the first of them
+    /// gave, once every rank that is here has said this.
+    Shrink {
+        /// The request.
+        id: u32,
+        /// What this rank gives.
+        value: &'a [u8],
+    },
     /// From the store: it is done.
     Done {
         /// The request.
@@ -121,7 +129,7 @@ impl<'a> Message<'a> {
             1 => 4 + 2 + KEY_BYTES_MAX + VALUE_BYTES_MAX,
             2 => 4 + 2 + KEY_BYTES_MAX,
             3 | 5 | 7 | 8 | 12 | 14 => 4,
-            4 | 6 | 9 | 13 => 4 + VALUE_BYTES_MAX,
+            4 | 6 | 9 | 13 | 15 => 4 + VALUE_BYTES_MAX,
             10 => 4 + LIST_BYTES_MAX,
             11 => 8,
             _ => return Err(bad(format!("no message has kind {kind}"))),
@@ -178,7 +186,11 @@ impl<'a> Message<'a> {
                 from: number,
                 bytes: fields.rest(VALUE_BYTES_MAX)?,
             },
-            _ => Message::Lost { rank: number },
+            14 => Message::Lost { rank: number },
+            _ => Message::Shrink {
+                id: number,
+                value: fields.rest(VALUE_BYTES_MAX)?,
+            },
         };
         fields.end()?;
         Ok(Some((message, 4 + len)))
@@ -227,6 +239,7 @@ impl<'a> Message<'a> {
             Message::Full { id } => (12, id),
             Message::Delivery { from, .. } => (13, from),
             Message::Lost { rank } => (14, rank),
+            Message::Shrink { id, .. } => (15, id),
         };
         let mut bytes = vec![0; 4];
         bytes.push(kind);
@@ -239,6 +252,7 @@ impl<'a> Message<'a> {
         match *self {
             Message::Set { value, .. }
             | Message::Gather { value, .. }
+            | Message::Shrink { value, .. }
             | Message::Value { value, .. } => {
                 within("value", value, VALUE_BYTES_MAX)?;
                 bytes.extend(value);
@@ -351,6 +365,7 @@ mod tests {
                 bytes: value,
             },
             Message::Lost { rank: 3 },
+            Message::Shrink { id, value },
         ]
     }
 
@@ -441,7 +456,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_read_is_written_the_same(bytes in proptest::collection::vec(any::<u8>(), 0..64), kind in 1u8..15, trim in 0u32..60) {
+        fn whatever_is_read_is_written_the_same(bytes in proptest::collection::vec(any::<u8>(), 0..64), kind in 1u8..16, trim in 0u32..60) {
             let mut bytes = bytes;
             if let Some(head) = bytes.first_chunk_mut::<5>() {
                 let [a, b, c, d] = trim.to_le_bytes();

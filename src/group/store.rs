@@ -1,15 +1,17 @@
 //! A rank's connection to the store.
 
+use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::endpoint::{Deadline, system};
-use crate::group::LaunchEnvironment;
 use crate::group::client::{StoreClient, Watcher};
 use crate::group::connect::{attempt, connect};
 use crate::group::message::Message;
+use crate::group::rendezvous::Rendezvous;
 use crate::group::store_server::Host;
+use crate::group::{LaunchEnvironment, Token};
 use crate::{Error, Result, StateKind};
 
 /// The store by which the processes of a group exchange data: values under keys, barriers, gatherings. Rank 0 hosts it, in a thread of its
@@ -23,10 +25,13 @@ use crate::{Error, Result, StateKind};
 pub struct Store {
     in_barrier: Mutex<()>,
     in_gather: Mutex<()>,
+    in_shrink: Mutex<()>,
+    /// The token that counts.
+    token: Token,
     client: Arc<StoreClient>,
     reader: Option<JoinHandle<()>>,
     /// Dropped after the connection of this rank: the host's thread sees which connections end.
-    _host: Option<Host>,
+    host: Option<Host>,
 }
 
 impl Store {
@@ -56,20 +61,33 @@ impl Store {
                 )
             })
             .transpose()?;
-        let stream = match &host {
+        let (stream, token) = match &host {
             Some(host) => {
                 let (address, token) = host.store_address();
-                attempt(environment, address, &token, &deadline)?
+                let stream = attempt(environment, address, &token, &deadline)?;
+                (stream, token)
             }
             None => connect(environment, &deadline)?,
         };
+        let (rank, size) = (environment.rank, environment.size);
+        Store::over(stream, (rank, size), token, host, watcher)
+    }
+
+    /// Over a connection that has been let in.
+    fn over(
+        stream: TcpStream,
+        (rank, size): (u32, u32),
+        token: Token,
+        host: Option<Host>,
+        watcher: Box<dyn Watcher>,
+    ) -> Result<Store> {
         stream
             .set_read_timeout(None)
             .map_err(|error| system("setsockopt", &error))?;
         let from = stream
             .try_clone()
             .map_err(|error| system("dup of a socket", &error))?;
-        let client = Arc::new(StoreClient::new(environment.rank, environment.size, stream));
+        let client = Arc::new(StoreClient::new(rank, size, stream));
         let reading = Arc::clone(&client);
         let reader = std::thread::Builder::new()
             .name("doorbell-group".into())
@@ -79,9 +97,11 @@ impl Store {
         Ok(Store {
             in_barrier: Mutex::default(),
             in_gather: Mutex::default(),
+            in_shrink: Mutex::default(),
+            token,
             client,
             reader: Some(reader),
-            _host: host,
+            host,
         })
     }
 
@@ -142,6 +162,58 @@ impl Store {
         Message::split_list(&list, self.size())
     }
 
+    /// A store of the ranks that are still here, once all of them have called this; and the numbers that they have in this store, by their new ones. Rank 0
+    /// hosts the new store, too.
+    ///
+    /// # Errors
+    /// [`Error::Rank`] if rank 0 has ended; [`Error::Timeout`] if a rank that is here does not call, or ends before it has come to the new store; [`Error::State`]
+    /// if another thread of this rank is in it.
+    pub(super) fn shrink_with(
+        &self,
+        timeout: Duration,
+        watcher: Box<dyn Watcher>,
+    ) -> Result<(Store, Vec<u32>)> {
+        let _turn = turn(&self.in_shrink, "shrink of the group")?;
+        let deadline = Deadline::new("shrink of the group", timeout);
+        // The socket comes first, so that it is there when the others hear of it.
+        let host = self.host.as_ref();
+        let listener = host.map(Host::listen_for_another).transpose()?;
+        let port = match &listener {
+            Some(listener) => {
+                let address = listener.local_addr();
+                address
+                    .map_err(|error| system("getsockname", &error))?
+                    .port()
+            }
+            None => 0,
+        };
+        let value = port.to_le_bytes();
+        let request = |id| Message::Shrink { id, value: &value };
+        let list = self.client.request_of_survivor(&deadline, request)?;
+        let (survivors, port) = parse_survivors(&list)?;
+        let own = survivors.iter().position(|rank| *rank == self.rank());
+        let rank = own.ok_or_else(|| malformed("this rank is not among its ranks"))? as u32;
+        let size = survivors.len() as u32;
+        let host = listener
+            .map(|listener| Host::serve(size, listener, self.token.clone(), None))
+            .transpose()?;
+        let address = match &host {
+            Some(host) => host.store_address().0,
+            None => SocketAddr::new(self.client.store_address()?.ip(), port),
+        };
+        let environment = LaunchEnvironment {
+            rank,
+            size,
+            rendezvous: Rendezvous::address(address.to_string())?,
+            token: self.token.clone(),
+        };
+        let stream = attempt(&environment, address, &self.token, &deadline)?;
+        let store = Store::over(stream, (rank, size), self.token.clone(), host, watcher)?;
+        // A rank that ended before it had come would never be missed.
+        store.barrier(deadline.left()?)?;
+        Ok((store, survivors))
+    }
+
     /// Which rank has failed the group, if one has.
     pub fn failure(&self) -> Option<Error> {
         self.client.failure()
@@ -155,6 +227,27 @@ impl Store {
     pub fn leave(self, timeout: Duration) -> Result<()> {
         self.client
             .leave(&Deadline::new("leave of the group", timeout))
+    }
+}
+
+fn malformed(reason: &str) -> Error {
+    Error::Malformed {
+        what: "answer of the group's store",
+        reason: reason.into(),
+    }
+}
+
+/// The ranks of a [`Message::Shrink`]'s answer, and the port of their store.
+fn parse_survivors(list: &[u8]) -> Result<(Vec<u32>, u16)> {
+    let values = Message::split_list(list, 2)?;
+    let (ranks, rest) = values[0].as_chunks::<4>();
+    let port = <[u8; 2]>::try_from(&values[1][..]);
+    match port {
+        Ok(port) if rest.is_empty() => {
+            let ranks = ranks.iter().map(|rank| u32::from_le_bytes(*rank));
+            Ok((ranks.collect(), u16::from_le_bytes(port)))
+        }
+        _ => Err(malformed("it has neither ranks nor a port")),
     }
 }
 
@@ -179,7 +272,7 @@ impl Drop for Store {
     }
 }
 
-struct IgnoreEvents;
+pub(super) struct IgnoreEvents;
 
 impl Watcher for IgnoreEvents {
     fn message(&self, _: &StoreClient, _: u32, _: &[u8]) {}

@@ -44,6 +44,28 @@ impl Host {
     /// [`Error::System`](crate::Error::System) if the address is taken; those of [`Rendezvous::listen`].
     pub(super) fn start(size: u32, rendezvous: &Rendezvous, token: &Token) -> Result<Host> {
         let (listener, token, file) = rendezvous.listen(token)?;
+        Host::serve(size, listener, token, file)
+    }
+
+    /// A socket at the address of this store, with a port of its own, for the store of a further group.
+    ///
+    /// # Errors
+    /// [`Error::System`](crate::Error::System).
+    pub(super) fn listen_for_another(&self) -> Result<TcpListener> {
+        let bound = TcpListener::bind((self.address.ip(), 0));
+        bound.map_err(|error| system("bind for the group's store", &error))
+    }
+
+    /// Starts the store at a socket.
+    ///
+    /// # Errors
+    /// [`Error::System`](crate::Error::System).
+    pub(super) fn serve(
+        size: u32,
+        listener: TcpListener,
+        token: Token,
+        file: Option<RendezvousFile>,
+    ) -> Result<Host> {
         let set = |error: std::io::Error| system("set-up of the group's store", &error);
         listener.set_nonblocking(true).map_err(set)?;
         make_room(&listener)?;

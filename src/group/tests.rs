@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crate::endpoint::Deadline;
 use crate::group::client::{StoreClient, Watcher};
 use crate::group::handshake::{self, Handshake, HandshakeResult};
+use crate::group::store::IgnoreEvents;
 use crate::group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
 use crate::region::{Access, Device, Region};
 use crate::{
@@ -535,6 +536,94 @@ fn communicators_reduce_and_name_a_rank_that_has_ended() {
             "rank {rank}: {ended:?}"
         );
         assert!(matches!(all.failure(), Some((_, error)) if error.cause == Cause::Rank(2)));
+    });
+}
+
+/// The sum of 2 to the power of each rank, by a collective operation of all ranks.
+fn sum_of_powers(group: &Group, power: u32) -> i64 {
+    let stream = HostStream::new("collective").unwrap();
+    let region = Region::alloc(group.domain(), 8, Access::ALL).unwrap();
+    region.write_values(0, &[1_i64 << power]).unwrap();
+    let slice = region.slice(0, 8).unwrap();
+    let config = MessageConfig::default();
+    let mut communicator = group.communicator(None, 1, &config).unwrap();
+    let sum = Reduction::new(DataType::I64, ReduceOp::Sum);
+    let reduce = communicator.all_reduce(&slice, &slice, sum, None).unwrap();
+    let launched = communicator.launch(&stream, &reduce).unwrap();
+    launched.wait(Some(SOON)).unwrap();
+    communicator.finish(Some(SOON)).unwrap();
+    group.barrier().unwrap();
+    let mut result = [0_i64];
+    region.read_values(0, &mut result).unwrap();
+    result[0]
+}
+
+/// Twice, and the second time out of a group that was made so.
+#[test]
+fn survivors_shrink_and_their_next_collective_works() {
+    groups(5, |group| {
+        let first = group.rank();
+        assert_eq!(sum_of_powers(&group, first), 0b11111);
+        if first == 3 {
+            // Without having left.
+            return;
+        }
+        let named = group.cause_of(group.barrier().unwrap_err());
+        assert!(matches!(named, Error::Rank { rank: 3, .. }), "{named}");
+        let (smaller, ranks) = group.shrink().unwrap();
+        assert_eq!(ranks, [0, 1, 2, 4]);
+        assert_eq!(ranks[smaller.rank() as usize], first);
+        assert_eq!((smaller.size(), smaller.check()), (4, Ok(())));
+        assert_eq!(sum_of_powers(&smaller, first), 0b10111);
+        // What is left of the old group does no harm.
+        drop(group);
+        if first == 1 {
+            return;
+        }
+        // Some ask before they have heard of the end.
+        let (smallest, ranks) = smaller.shrink().unwrap();
+        assert_eq!(ranks, [0, 2, 3]);
+        assert_eq!(sum_of_powers(&smallest, first), 0b10101);
+        smallest.barrier().unwrap();
+        smallest.leave().unwrap();
+    });
+}
+
+#[test]
+fn without_the_rank_of_the_store_there_is_no_shrinking() {
+    groups(3, |group| {
+        group.barrier().unwrap();
+        if group.rank() == 0 {
+            return;
+        }
+        let refused = group.shrink().map(|(_, ranks)| ranks);
+        assert!(
+            matches!(refused, Err(Error::Rank { rank: 0, .. })),
+            "{refused:?}"
+        );
+    });
+}
+
+/// The one that called gets a timeout, and nothing is lost: the next time all call.
+#[test]
+fn a_rank_that_does_not_call_ends_a_shrinking_by_its_time_limit() {
+    ranks(3, |store| {
+        let ignore = || Box::new(IgnoreEvents);
+        if store.rank() != 1 {
+            let late = store.shrink_with(SHORT, ignore()).map(|(_, ranks)| ranks);
+            assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+        }
+        store.barrier(SOON).unwrap();
+        if store.rank() == 2 {
+            store.leave(SOON).unwrap();
+            return;
+        }
+        let (smaller, ranks) = store.shrink_with(SOON, ignore()).unwrap();
+        assert_eq!((ranks, smaller.size()), (vec![0, 1], 2));
+        smaller.barrier(SOON).unwrap();
+        // Of the old store, which is no longer needed.
+        drop(store);
+        smaller.leave(SOON).unwrap();
     });
 }
 

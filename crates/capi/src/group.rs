@@ -209,6 +209,38 @@ pub unsafe extern "C" fn doorbell_group_leave(group: *mut doorbell_group) -> c_i
     })
 }
 
+/// A group of the ranks that are still here.
+///
+/// # Safety
+/// As the header says of pointers; `ranks` has room for `capacity` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_group_shrink(
+    group: *const doorbell_group,
+    ranks: *mut u32,
+    capacity: u32,
+    survivors: *mut *mut doorbell_group,
+) -> c_int {
+    call!(place = out_handle(survivors), group = get(group), || {
+        let size = group.inner.size();
+        if !ranks.is_null() && capacity < size {
+            return Err(Failure::Library(Error::Range {
+                argument: "capacity",
+                value: capacity.into(),
+                min: size.into(),
+                max: u32::MAX.into(),
+            }));
+        }
+        let (inner, old) = group.inner.shrink()?;
+        if !ranks.is_null() {
+            for (at, rank) in old.into_iter().enumerate() {
+                // SAFETY: the caller's promise; there are no more than the size.
+                unsafe { ranks.add(at).write(rank) };
+            }
+        }
+        Ok(place.set(doorbell_group::new(inner, group.terms.timeout)))
+    })
+}
+
 /// Ends the handle of a group that was not left.
 ///
 /// # Safety

@@ -251,6 +251,18 @@ static void *member(void *argument)
 	FAILS(DOORBELL_ERANK, "rank 2", doorbell_group_barrier(group, SOON_MS));
 	GIVES(DOORBELL_ERANK, doorbell_group_check(group, 0, NULL));
 	FAILS(DOORBELL_ERANK, "rank 2", doorbell_group_endpoint(group, RANKS - 1, &endpoint));
+	{
+		uint32_t ranks[RANKS] = {9, 9, 9};
+		doorbell_group *smaller;
+		FAILS(DOORBELL_ERANGE, "`capacity`", doorbell_group_shrink(group, ranks, RANKS - 1, &smaller));
+		EXPECT(smaller == NULL);
+		WORKS(doorbell_group_shrink(group, ranks, RANKS, &smaller));
+		EXPECT(ranks[0] == 0 && ranks[1] == 1 && ranks[2] == 9);
+		GIVES(RANKS - 1, doorbell_group_size(smaller));
+		GIVES((int)rank->number, doorbell_group_rank(smaller));
+		adds_up(smaller);
+		WORKS(doorbell_group_leave(smaller));
+	}
 	FAILS(DOORBELL_ERANK, "rank 2", doorbell_group_leave(group));
 	return NULL;
 }
