@@ -134,6 +134,12 @@ const CAPI: Package = Package {
             "message",
             &["device", "endpoint", "error", "group", "stream", "work"],
         ),
+        (
+            "communicator",
+            &[
+                "device", "endpoint", "error", "group", "message", "stream", "work",
+            ],
+        ),
         ("cm", &["endpoint"]),
     ],
 };

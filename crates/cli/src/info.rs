@@ -17,6 +17,11 @@ fn purpose(feature: &str) -> &'static str {
     }
 }
 
+/// The streams for which the path of an endpoint is chosen.
+const HOST: &str = "host stream";
+#[cfg(feature = "cuda")]
+const HOST_AND_CUDA: &str = "host and CUDA streams";
+
 /// The options of `doorbell info`.
 #[derive(Args, Clone, Debug)]
 pub struct InfoOptions {
@@ -53,8 +58,11 @@ pub fn run(options: &InfoOptions) -> Result<()> {
         out,
         "  host     thread of this process; kernels are closures"
     )?;
+    // Kept until the devices are shown: whether a GPU can ring a card is tried in a context that is there.
     #[cfg(feature = "cuda")]
-    match doorbell::CudaContext::primary(0) {
+    let context = doorbell::CudaContext::primary(0);
+    #[cfg(feature = "cuda")]
+    match &context {
         Ok(context) => {
             writeln!(out, "  cuda     {}", context.device_name())?;
             writeln!(out, "    {:?}", context.capabilities())?;
@@ -64,13 +72,17 @@ pub fn run(options: &InfoOptions) -> Result<()> {
         }
         Err(error) => writeln!(out, "  cuda     none: {error}")?,
     }
+    #[cfg(feature = "cuda")]
+    let streams = if context.is_ok() { HOST_AND_CUDA } else { HOST };
+    #[cfg(not(feature = "cuda"))]
+    let streams = HOST;
     writeln!(out, "devices")?;
     let names = match &options.device {
         Some(name) => vec![name.clone()],
         None => Device::list(),
     };
     for name in &names {
-        match show(&mut out, name, options) {
+        match show(&mut out, name, streams, options) {
             Ok(()) => {}
             Err(error) if error.is::<std::io::Error>() => return Err(error),
             // A device that the user has named has to work. Of those that are found, a port may be down.
@@ -84,7 +96,7 @@ pub fn run(options: &InfoOptions) -> Result<()> {
 }
 
 /// Shows a device, and the control paths that its endpoints may take.
-fn show(out: &mut impl Write, name: &str, options: &InfoOptions) -> Result<()> {
+fn show(out: &mut impl Write, name: &str, streams: &str, options: &InfoOptions) -> Result<()> {
     let device = Device::open(name)?;
     let endpoint = Endpoint::new(&device.protection_domain(), &EndpointConfig::default())?;
     let name = device.name();
@@ -105,7 +117,7 @@ fn show(out: &mut impl Write, name: &str, options: &InfoOptions) -> Result<()> {
         endpoint.memory_bytes().div_ceil(1024),
         config.mtu_bytes,
     )?;
-    writeln!(out, "    path      host stream: {}", endpoint.path())?;
+    writeln!(out, "    path      {streams}: {}", endpoint.path())?;
     for control in Control::ALL {
         if control == endpoint.path().control {
             continue;

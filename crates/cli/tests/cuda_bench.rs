@@ -325,3 +325,38 @@ fn conflicting_cuda_options_are_refused() {
     let output = run("bench loop --stream cuda --gpu 10000");
     assert_eq!(output.status.code(), Some(1));
 }
+
+/// A process without privilege cannot have a GPU ring a card: `doorbell info` shows the path that is taken instead, and what it would take.
+#[cfg(feature = "verbs")]
+#[test]
+fn info_shows_the_path_of_a_process_without_privilege() {
+    let test = "info_shows_the_path_of_a_process_without_privilege";
+    if !is_standin() || device() != "softcx" {
+        return waived(test, "no stand-in for the driver, or a device of its own");
+    }
+    let info = |has: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_doorbell"))
+            .args(["softcx", "run", "--door", "preload", "--fabric"])
+            .arg(format!("info-{}", std::process::id()))
+            .args(["--", env!("CARGO_BIN_EXE_doorbell")])
+            .args(["info", "--device", "mlx5_0"])
+            .env("DOORBELL_CUDA_STANDIN_HAS", has)
+            .output()
+            .unwrap();
+        let said = text(&output.stdout);
+        assert!(output.status.success(), "{said}{}", text(&output.stderr));
+        let path = said.lines().find(|line| line.trim().starts_with("path"));
+        path.unwrap_or_else(|| panic!("{said}")).to_owned()
+    };
+    let without = info("");
+    assert!(
+        without.contains("host and CUDA streams: proxy (a thread"),
+        "{without}"
+    );
+    assert!(
+        without.contains("not direct: ") && without.contains("CAP_SYS_ADMIN"),
+        "{without}"
+    );
+    let with = info("iomemory");
+    assert!(with.contains("host and CUDA streams: direct ("), "{with}");
+}
