@@ -205,8 +205,8 @@ impl Group {
     /// again. This group stays as it is; drop it when the new one is there. After an error of this call the survivors can call it again.
     ///
     /// # Errors
-    /// [`Error::Rank`] if rank 0, which hosts the store, has ended: no other rank could find out who is left; [`Error::Timeout`] if a rank that is
-    /// here does not call, or ends before it has come to the new group; [`Error::State`] if another thread of this rank is in this call.
+    /// [`Error::Rank`] if rank 0 has ended, because rank 0 hosts the store. [`Error::Timeout`] if a rank that is here does not call, or if a rank ends before it has
+    /// come to the new group. [`Error::State`] if another thread of this rank is in this call.
     pub fn shrink(&self) -> Result<(Group, Vec<u32>)> {
         let mesh = Arc::new(self.mesh.emptied());
         let watch = MeshWatcher(Arc::clone(&mesh));

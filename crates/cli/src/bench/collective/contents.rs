@@ -23,9 +23,9 @@ pub struct BufferLens {
     pub whole: u64,
     /// Of the block of each rank.
     pub blocks: Vec<u64>,
-    /// Of this rank's input. 0: there is none.
+    /// Of this rank's input; 0 if the rank has no input.
     pub input: u64,
-    /// Of this rank's output.
+    /// Of this rank's output; 0 if the rank has no output.
     pub output: u64,
 }
 
