@@ -26,7 +26,7 @@ const OLDER: &str = "DOORBELL_NVCC_12";
 /// has the reason. `kernels12.image` is that of [`OLDER`], and empty without it.
 fn kernels() {
     // The kernels include every header.
-    for path in ["cuda/kernels.cu", "cuda/step.h", "include"] {
+    for path in ["cuda/kernels.cu", "cuda/reduce.h", "cuda/step.h", "include"] {
         println!("cargo::rerun-if-changed={path}");
     }
     // Appended by nvcc itself.

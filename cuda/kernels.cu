@@ -1,8 +1,9 @@
 /*
  * The kernels of the feature `cuda`. build.rs compiles them, where there is nvcc, and src/cuda/module.rs holds what comes of it. Each has
- * one thread. None may loop without a bound: a kernel that does not end takes its context with it.
+ * one thread, but for the reduction. None may loop without a bound: a kernel that does not end takes its context with it.
  */
 #include <doorbell/device.cuh>
+#include "reduce.h"
 #include "step.h"
 
 static __device__ void spin(uint64_t ns)
@@ -55,4 +56,10 @@ extern "C" __global__ void doorbell_execute_short(const __grid_constant__ batch<
 extern "C" __global__ void doorbell_execute_long(const __grid_constant__ batch<DBL_BATCH_LONG_WORDS> batch)
 {
 	dbl_execute(batch.words, (uint32_t)batch.word_count, (struct dbl_control *)batch.control);
+}
+
+/* Reduces numbers in memory, with as many threads as it is launched with. */
+extern "C" __global__ void doorbell_reduce(const __grid_constant__ dbl_reduce reduce)
+{
+	dbl_reduce_share(&reduce, (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, (uint64_t)gridDim.x * blockDim.x);
 }

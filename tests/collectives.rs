@@ -4,14 +4,19 @@
 mod rig;
 mod waived;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "cuda")]
+use doorbell::CudaContext;
 use doorbell::softcx::Faults;
 use doorbell::{
-    Access, Algorithm, Cause, Collective, Communicator, DataType, Device, Error, Executor,
-    HostStream, MessageConfig, MessageQueue, ReduceOp, Reduction, Region, StateKind,
+    Access, Algorithm, Cause, Collective, Communicator, Condition, Control, DataType, Device,
+    Error, Executor, HostStream, MessageConfig, MessageQueue, ProtectionDomain, ReduceOp,
+    Reduction, Region, StateKind, stream_wait_value32,
 };
+use rig::frozen::Frozen;
 use rig::{Limit, Random, SOON, from_env, has_no_queue, strict, strict_device};
 
 const STEP: Duration = Duration::from_secs(120);
@@ -369,41 +374,105 @@ fn random_operations(device: &Device, seed: u64, calls: usize) {
     carry_out_all(device, seed, count, &calls);
 }
 
+/// Memory of the host or of a GPU.
+struct Place {
+    region: Region,
+    #[cfg(feature = "cuda")]
+    buffer: Option<doorbell::DeviceBuffer>,
+}
+
+impl Place {
+    fn of(domain: &ProtectionDomain, len: u64, of_gpu: bool) -> Place {
+        #[cfg(feature = "cuda")]
+        if of_gpu {
+            let buffer = CudaContext::primary(0).unwrap().alloc(len).unwrap();
+            let region = Region::register_device(domain, &buffer, Access::ALL);
+            // What no NIC reaches here is left to the host.
+            if let Ok(region) = region {
+                return Place {
+                    region,
+                    buffer: Some(buffer),
+                };
+            }
+        }
+        let _ = of_gpu;
+        Place {
+            region: Region::alloc(domain, len, Access::ALL).unwrap(),
+            #[cfg(feature = "cuda")]
+            buffer: None,
+        }
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        #[cfg(feature = "cuda")]
+        if let Some(buffer) = &self.buffer {
+            return buffer.copy_from_host(offset, bytes).unwrap();
+        }
+        self.region.write(offset, bytes).unwrap();
+    }
+
+    fn read(&self, offset: u64, bytes: &mut [u8]) {
+        #[cfg(feature = "cuda")]
+        if let Some(buffer) = &self.buffer {
+            return buffer.copy_to_host(offset, bytes).unwrap();
+        }
+        self.region.read(offset, bytes).unwrap();
+    }
+}
+
+/// Streams of a GPU that wait share its work queues, 8 by default: more of them stop the copies of the GPU's memory. So tests whose ranks have such streams take turns.
+fn turn() -> Option<MutexGuard<'static, ()>> {
+    static TURN: Mutex<()> = Mutex::new(());
+    rig::is_cuda().then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// A stream of the column's own kind. Kernels of an application cannot copy and reduce, so there it is one of the host.
+fn stream_of(rank: &Communicator) -> Box<dyn Executor> {
+    let name = format!("rank{}", rank.rank());
+    match rig::by_trigger() {
+        true => Box::new(HostStream::new(name).unwrap()),
+        false => Box::new(rig::stream(&name)),
+    }
+}
+
 /// All ranks carry these out, each twice from one preparation.
 fn carry_out_all(device: &Device, seed: u64, count: u32, calls: &[(Call, Option<Algorithm>, u64)]) {
     let ranks = communicators(device, count, SOON);
     let carry_out = |mut rank: Communicator| {
-        let stream = HostStream::new(format!("rank{}", rank.rank())).unwrap();
+        let stream = stream_of(&rank);
+        let by_gpu = !stream.executes_on_host();
         let domain = rank.domain().clone();
         let mut launched = Vec::new();
         let number = rank.rank();
         for (call, algorithm, seed) in calls {
             let memory = memory(call, *seed, rank.rank(), count);
-            let regions = [&memory.input, &memory.output].map(|bytes| {
+            let of_gpu = Random(*seed ^ u64::from(number)).below(3) > 0;
+            let places = [&memory.input, &memory.output].map(|bytes| {
                 let len = (bytes.len() as u64).max(1);
-                let region = Region::alloc(&domain, len, Access::ALL).unwrap();
-                region.write(0, bytes).unwrap();
-                region
+                let place = Place::of(&domain, len, by_gpu && of_gpu);
+                place.write(0, bytes);
+                place
             });
-            let collective = prepared(&rank, call, *algorithm, regions.each_ref(), &memory);
+            let regions = places.each_ref().map(|place| &place.region);
+            let collective = prepared(&rank, call, *algorithm, regions, &memory);
             let collective = collective.unwrap_or_else(|error| panic!("{call:?}: {error}"));
-            let ticket = rank.launch(&stream, &collective).unwrap();
-            launched.push((call, collective, ticket, regions, memory));
+            let ticket = rank.launch(&*stream, &collective).unwrap();
+            launched.push((call, collective, ticket, places, memory));
         }
         let check = |launched: &[(
             &Call,
             Collective,
             doorbell::CollectiveTicket,
-            [Region; 2],
+            [Place; 2],
             Memory,
         )]| {
-            for (call, collective, ticket, regions, memory) in launched {
+            for (call, collective, ticket, places, memory) in launched {
                 ticket
                     .wait(SOON)
                     .unwrap_or_else(|error| panic!("{call:?}: {error}"));
                 assert_eq!(ticket.check(), Ok(true));
                 let mut bytes = vec![0; memory.expected.len()];
-                regions[1].read(0, &mut bytes).unwrap();
+                places[1].read(0, &mut bytes);
                 let at = (0..bytes.len()).find(|at| bytes[*at] != memory.expected[*at]);
                 let algorithm = collective.algorithm();
                 assert_eq!(
@@ -414,14 +483,14 @@ fn carry_out_all(device: &Device, seed: u64, count: u32, calls: &[(Call, Option<
         };
         check(&launched);
         // Again, from the same preparation.
-        for (_, collective, ticket, regions, memory) in &mut launched {
+        for (_, collective, ticket, places, memory) in &mut launched {
             let fresh = if memory.in_place {
                 memory.output.clone()
             } else {
                 vec![0xdd; memory.output.len()]
             };
-            regions[1].write(0, &fresh).unwrap();
-            *ticket = rank.launch(&stream, collective).unwrap();
+            places[1].write(0, &fresh);
+            *ticket = rank.launch(&*stream, collective).unwrap();
         }
         check(&launched);
         rank.finish(SOON).unwrap();
@@ -440,6 +509,7 @@ fn carry_out_all(device: &Device, seed: u64, count: u32, calls: &[(Call, Option<
 
 #[test]
 fn random_operations_are_those_of_a_sequential_computation() {
+    let _turn = turn();
     let limit = Limit::new(
         "random_operations_are_those_of_a_sequential_computation",
         STEP,
@@ -456,6 +526,7 @@ fn random_operations_are_those_of_a_sequential_computation() {
 /// Each operation by each algorithm, with each reduction.
 #[test]
 fn every_algorithm_gives_the_result_of_a_sequential_computation() {
+    let _turn = turn();
     let limit = Limit::new(
         "every_algorithm_gives_the_result_of_a_sequential_computation",
         STEP,
@@ -518,6 +589,7 @@ fn every_algorithm_gives_the_result_of_a_sequential_computation() {
 
 #[test]
 fn random_operations_survive_loss_duplicates_and_reordering() {
+    let _turn = turn();
     let test = "random_operations_survive_loss_duplicates_and_reordering";
     let limit = Limit::new(test, STEP);
     let device = strict_device();
@@ -539,9 +611,87 @@ fn random_operations_survive_loss_duplicates_and_reordering() {
     }
 }
 
+/// What is computed for a type: all patterns of bits are numbers, and a NaN is any NaN.
+fn same(data: DataType, a: &[u8], b: &[u8]) -> bool {
+    let number = |bytes: &[u8]| -> f64 {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        let bits = u64::from_le_bytes(word);
+        match data {
+            DataType::F16 => half::f16::from_bits(bits as u16).to_f64(),
+            DataType::Bf16 => half::bf16::from_bits(bits as u16).to_f64(),
+            DataType::F32 => f32::from_bits(bits as u32).into(),
+            _ => f64::from_bits(bits),
+        }
+    };
+    let is_float = !matches!(data, DataType::I32 | DataType::I64 | DataType::U8);
+    // Of two zeros min and max may take either.
+    a == b
+        || is_float
+            && (number(a).is_nan() && number(b).is_nan() || number(a) == 0.0 && number(b) == 0.0)
+}
+
+/// All types and reductions, of random patterns of bits, at aligned and other places: streams of a GPU have the result of those of the host.
+#[test]
+fn every_stream_computes_the_same() {
+    let _turn = turn();
+    let test = "every_stream_computes_the_same";
+    let limit = Limit::new(test, STEP);
+    let device = rig::device();
+    let elements = 300;
+    for (number, data) in DataType::ALL.into_iter().enumerate() {
+        limit.step(number as u64, STEP);
+        let len = elements * data.bytes();
+        let ranks = communicators(&device, 2, SOON);
+        let carry_out = |mut rank: Communicator| {
+            let streams: [Box<dyn Executor>; 2] =
+                [Box::new(HostStream::new("host").unwrap()), stream_of(&rank)];
+            let by_gpu = !streams[1].executes_on_host();
+            let domain = rank.domain().clone();
+            for (op, shift) in ReduceOp::ALL.into_iter().zip([0, 16, 1, 24]) {
+                let results = [0, 1].map(|at| {
+                    let place = Place::of(&domain, len + 64, at == 1 && by_gpu);
+                    let mut bytes = self::data(number as u64, rank.rank(), len);
+                    // Numbers of the same magnitude are rarer than those of others.
+                    let same = self::data(number as u64, 0, len / 2);
+                    bytes[..same.len()].copy_from_slice(&same);
+                    place.write(shift, &bytes);
+                    let slice = place.region.slice(shift, len).unwrap();
+                    let sum = Reduction::new(data, op);
+                    let algorithm = Some(Algorithm::RecursiveDoubling);
+                    let reduce = rank.all_reduce(&slice, &slice, sum, algorithm).unwrap();
+                    let launched = rank.launch(&*streams[at], &reduce);
+                    launched.unwrap().wait(SOON).unwrap();
+                    place.read(shift, &mut bytes);
+                    bytes
+                });
+                let unit = data.bytes() as usize;
+                let pairs = results[0].chunks(unit).zip(results[1].chunks(unit));
+                for (at, (host, other)) in pairs.enumerate() {
+                    assert!(
+                        same(data, host, other),
+                        "{data} {op} {at}: {host:?} {other:?}"
+                    );
+                }
+            }
+            rank.finish(SOON).unwrap();
+            rank
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> = ranks
+                .into_iter()
+                .map(|rank| scope.spawn(|| carry_out(rank)))
+                .collect();
+            let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+            assert!(ended.iter().all(Result::is_ok));
+        });
+    }
+}
+
 /// On streams of the column's own kind, without copies and reductions.
 #[test]
 fn operations_without_local_work_run_on_every_stream() {
+    let _turn = turn();
     let test = "operations_without_local_work_run_on_every_stream";
     let limit = Limit::new(test, STEP);
     let device = rig::device();
@@ -591,7 +741,8 @@ fn operations_without_local_work_run_on_every_stream() {
             }
             let sum = Reduction::new(DataType::U8, ReduceOp::Sum);
             let reduce = rank.all_reduce(&whole, &whole, sum, None).unwrap();
-            let refused = !stream.executes_on_host();
+            let refused = !reduce.runs_on(&stream);
+            assert_eq!(refused, rig::by_trigger());
             let launched = rank.launch(&stream, &reduce);
             match launched {
                 Err(Error::State { kind, .. }) if refused => {
@@ -613,9 +764,92 @@ fn operations_without_local_work_run_on_every_stream() {
     }
 }
 
+/// Between the launch and the end no thread of the library does anything on a direct path: the operation ends while all of them stand still. On the path `proxy`,
+/// whose thread rings, it does not.
+#[test]
+fn direct_paths_need_no_thread_of_the_library() {
+    let test = "direct_paths_need_no_thread_of_the_library";
+    let limit = Limit::new(test, STEP);
+    let device = rig::device();
+    if !rig::is_cuda() || rig::by_trigger() {
+        return waived::waived(test, "the stream is a thread of the library here");
+    }
+    let _turn = turn();
+    let (count, len) = (3, 1000);
+    let whole = len * u64::from(count);
+    let sum = Reduction::new(DataType::F32, ReduceOp::Sum);
+    // Copied messages and read ones; copies by the driver and reductions by the kernel.
+    let algorithms = [Algorithm::Ring, Algorithm::RecursiveDoubling];
+    for (number, algorithm) in (0..).zip(algorithms) {
+        limit.step(number, STEP);
+        let mut ranks = communicators(&device, count, SOON);
+        let domain = ranks[0].domain().clone();
+        let gate = Region::alloc(&domain, 64, Access::ALL).unwrap();
+        let streams: Vec<_> = ranks.iter().map(stream_of).collect();
+        let regions: Vec<Region> = (0..count)
+            .map(|rank| {
+                let region = Region::alloc(&domain, 4 * whole, Access::ALL).unwrap();
+                region
+                    .write_values(0, &vec![rank as f32; whole as usize / 4])
+                    .unwrap();
+                region
+            })
+            .collect();
+        let mut tickets = Vec::new();
+        for ((rank, stream), region) in ranks.iter_mut().zip(&streams).zip(&regions) {
+            let open = Condition::GreaterOrEqual(1);
+            stream_wait_value32(&**stream, &gate, 0, open, SOON).unwrap();
+            let slices = [0, 1, 2, 3].map(|at| region.slice(at * whole, whole).unwrap());
+            let operations = [
+                rank.all_reduce(&slices[0], &slices[1], sum, Some(algorithm)),
+                rank.all_to_all(&slices[1], &slices[2], None),
+                rank.all_gather(None, &slices[2], &[len; 3], None),
+                rank.broadcast(&slices[2], 0, None),
+                rank.barrier(None),
+                // The last one: what the test sees.
+                rank.all_reduce(&slices[2], &slices[3], sum, Some(algorithm)),
+            ];
+            for operation in operations {
+                tickets.push(rank.launch(&**stream, &operation.unwrap()).unwrap());
+            }
+        }
+        let path = ranks[0].path().unwrap().control;
+        // Without an allocation, whose lock a thread that stands still could have.
+        let mut sums = vec![0.0_f32; whole as usize / 4];
+        let mut is_there = |region: &Region| {
+            region.read_values(3 * whole, &mut sums).unwrap();
+            // The sum of all ranks' first results, which are 0 + 1 + 2.
+            sums.iter().all(|sum| *sum == 9.0)
+        };
+        let frozen = Frozen::library();
+        assert!(
+            !frozen.threads.is_empty(),
+            "the library has no thread at all"
+        );
+        let began = Instant::now();
+        gate.store_u32(0, 1).unwrap();
+        let patience = match path {
+            Control::Direct => Duration::from_secs(30),
+            _ => Duration::from_millis(300),
+        };
+        while began.elapsed() < patience && !regions.iter().all(&mut is_there) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let is_done = regions.iter().all(&mut is_there);
+        drop(frozen);
+        assert_eq!(is_done, path == Control::Direct, "{path:?}, {algorithm}");
+        for ticket in tickets {
+            ticket.wait(SOON).unwrap();
+        }
+        assert!(regions.iter().all(&mut is_there));
+        ranks.iter_mut().for_each(|rank| rank.finish(SOON).unwrap());
+    }
+}
+
 /// The streams of all ranks go on behind a rank that does not come: by the deadline of their waits, or when the communicator is aborted. Tickets and the communicator name a peer.
 #[test]
 fn every_rank_is_released_if_one_does_not_come() {
+    let _turn = turn();
     let test = "every_rank_is_released_if_one_does_not_come";
     let limit = Limit::new(test, STEP);
     let device = rig::device();
@@ -631,7 +865,7 @@ fn every_rank_is_released_if_one_does_not_come() {
         };
         let mut ranks = communicators(&device, 3, timeout);
         let absent = ranks.pop();
-        let streams = [0, 1].map(|rank| HostStream::new(format!("rank{rank}")).unwrap());
+        let streams = [0, 1].map(|rank| stream_of(&ranks[rank]));
         let region = Region::alloc(ranks[0].domain(), 64, Access::ALL).unwrap();
         let slice = region.slice(0, 64).unwrap();
         let sum = Reduction::new(DataType::F64, ReduceOp::Sum);
@@ -641,7 +875,7 @@ fn every_rank_is_released_if_one_does_not_come() {
                 let reduce = rank
                     .all_reduce(&slice, &slice, sum, Some(Algorithm::Ring))
                     .unwrap();
-                rank.launch(stream, &reduce).unwrap()
+                rank.launch(&**stream, &reduce).unwrap()
             })
             .collect();
         if aborts {
@@ -682,7 +916,7 @@ fn every_rank_is_released_if_one_does_not_come() {
         // What comes later is refused, and queues nothing.
         streams[0].take_fault();
         let barrier = ranks[0].barrier(None).unwrap();
-        let late = ranks[0].launch(&streams[0], &barrier);
+        let late = ranks[0].launch(&*streams[0], &barrier);
         assert!(matches!(late, Err(Error::Work(_))), "{late:?}");
         streams[0].synchronize(SOON).unwrap();
         drop(absent);

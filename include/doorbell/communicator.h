@@ -24,9 +24,8 @@ extern "C" {
  * If a rank fails or does not come, the waits of its peers end at their deadline, or with the group, and their streams
  * have a fault. doorbell_communicator_failure names the rank.
  *
- * Copies and reductions of the host's memory are done by streams of the host. A stream of a GPU carries out operations
- * without them: barriers, broadcasts, and all-gathers in place with DOORBELL_ALGORITHM_RING or
- * DOORBELL_ALGORITHM_RECURSIVE_DOUBLING.
+ * The thread of a host stream copies and reduces memory of the host. On a CUDA stream the driver copies, and a kernel of
+ * the library reduces, memory of the host and of the GPU.
  */
 typedef struct doorbell_communicator doorbell_communicator;
 

@@ -27,8 +27,8 @@ const RANKS_PREDICTED: u32 = 16;
 /// in the same order, each on whatever stream. Nothing is exchanged when an operation is prepared, so all ranks must give it lengths that agree, and the same
 /// root, reduction and algorithm.
 ///
-/// Input and output of an operation must not overlap, but those of an all-reduce may be the same memory. Copies and reductions of the host's memory are done by the host stream. On a stream of a GPU only operations without them can be launched: barriers, broadcasts, and
-/// all-gathers in place by [`Algorithm::Ring`] or [`Algorithm::RecursiveDoubling`].
+/// Input and output of an operation must not overlap, but those of an all-reduce may be the same memory. The thread of a host stream copies and reduces memory of the
+/// host. On a CUDA stream the driver copies, and a kernel of this library reduces, memory of the host and of the GPU.
 ///
 /// If a rank fails or comes too late, the waits of its peers end at their deadline ([`EndpointConfig::wait_timeout`](crate::EndpointConfig)), or with the group, and their
 /// streams have a fault. [`Communicator::failure`] names the rank.
@@ -113,9 +113,24 @@ impl Collective {
         self.schedule.bytes()
     }
 
-    /// Whether a stream can carry it out: copies and reductions of host memory are done by streams of the host only.
+    /// Whether a stream can carry it out. A stream of the host works on memory of the host only. Stream memory operations and kernels of the application cannot copy or
+    /// reduce, so a CUDA stream needs kernels of this library for that, and a `KernelStream` cannot.
     pub fn runs_on(&self, stream: &dyn Executor) -> bool {
-        stream.executes_on_host() || !self.schedule.has_local_steps()
+        self.check_stream(stream).is_ok()
+    }
+
+    fn check_stream(&self, stream: &dyn Executor) -> Result<()> {
+        if stream.executes_on_host() {
+            return self.memories.check_host(self.schedule.operands());
+        }
+        if stream.works_on_memory() || !self.schedule.has_local_steps() {
+            return Ok(());
+        }
+        Err(Error::state(
+            StateKind::Unsupported,
+            self.name,
+            "it has copies or reductions, which this stream cannot carry out: it has no kernels of this library",
+        ))
     }
 
     /// How long the slowest rank takes by the costs of the communicator ([`CollectiveCosts`]), in nanoseconds; of an all-to-all with blocks of several lengths, this rank.
@@ -516,8 +531,7 @@ impl Communicator {
     /// Every rank has the same bits. The order in which elements are reduced depends on the algorithm and the number of ranks, and on nothing else.
     ///
     /// # Errors
-    /// As [`Communicator::broadcast`]; [`Error::Range`] for lengths that do not agree; [`Error::Alignment`] for a length that is not of whole elements; [`Error::State`] for memory that the
-    /// CPU cannot access.
+    /// As [`Communicator::broadcast`]; [`Error::Range`] for lengths that do not agree; [`Error::Alignment`] for a length that is not of whole elements.
     pub fn all_reduce(
         &self,
         input: &Slice<'_>,
@@ -571,7 +585,7 @@ impl Communicator {
     /// Queues an operation on a stream.
     ///
     /// # Errors
-    /// [`Error::Foreign`] for an operation of another communicator; [`Error::State`] for one with copies or reductions on a stream of a GPU; those of
+    /// [`Error::Foreign`] for an operation of another communicator; [`Error::State`] for one that the stream cannot carry out ([`Collective::runs_on`]); those of
     /// [`MessageQueue::start_send`] and [`MessageQueue::recv`]. If a part of the operation was queued before, the peers could not end theirs: the communicator is
     /// aborted then.
     pub fn launch(
@@ -587,13 +601,7 @@ impl Communicator {
                 expected: "one that was prepared by this communicator".into(),
             });
         }
-        if !collective.runs_on(stream) {
-            return Err(Error::state(
-                StateKind::Unsupported,
-                collective.name,
-                "it has copies or reductions, which only a stream of the host carries out",
-            ));
-        }
+        collective.check_stream(stream)?;
         if let Some((_, failure)) = self.failure() {
             return Err(Error::Work(failure));
         }
@@ -623,6 +631,7 @@ impl Communicator {
             reduction,
             ..
         } = collective;
+        let by_thread = stream.executes_on_host();
         let mut has_begun = false;
         for round in &schedule.rounds {
             let mut pending = Vec::with_capacity(round.sends.len());
@@ -654,7 +663,7 @@ impl Communicator {
             }
             if !round.then.is_empty() {
                 let count = self.ranks.count;
-                let work = LocalWork::new(&round.then, memories, *reduction, count);
+                let work = LocalWork::new(&round.then, memories, *reduction, count, by_thread);
                 let given = work.and_then(|work| {
                     let end = work.end();
                     let given = stream.submit_one(work.submission());
@@ -794,14 +803,11 @@ impl Communicator {
                 let reason = format!("its memory is deregistered, or does not have {needed:?}");
                 return Err(Error::state(StateKind::NoAccess, name, reason));
             }
-            if schedule.has_local_steps() {
-                slice.region.check_host()?;
-            }
         }
         let scratch = match schedule.scratch_bytes {
             0 => None,
             bytes => {
-                let region = Region::alloc(&self.domain, bytes, needed)?;
+                let region = self.scratch(bytes, needed, output.or(input))?;
                 Some(Memory {
                     region,
                     offset: 0,
@@ -822,6 +828,18 @@ impl Communicator {
             },
             reduction,
         })
+    }
+}
+
+impl Communicator {
+    /// Memory for what is between input and output: of the GPU if theirs is.
+    fn scratch(&self, bytes: u64, access: Access, beside: Option<&Slice<'_>>) -> Result<Region> {
+        #[cfg(feature = "cuda")]
+        if let Some(context) = beside.and_then(|slice| slice.region.cuda_context()) {
+            return Region::register_device(&self.domain, &context.alloc(bytes)?, access);
+        }
+        let _ = beside;
+        Region::alloc(&self.domain, bytes, access)
     }
 }
 

@@ -1,15 +1,18 @@
-//! What a host stream does with a rank's own memory between messages.
+//! What a stream does with a rank's own memory between messages.
 #![allow(unsafe_code)] // promises the memory behind a region's target to executors
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::reduction::Reduction;
+use super::reduction::{DataType, ReduceOp, Reduction};
 use super::schedule::{MemoryStep, Operand, OperandSpan};
 use crate::bytecode::{Program, TargetId, Targets};
 use crate::region::{Region, Slice};
-use crate::stream::{Attachments, DeferredDrop, Outcome, Owner, StreamFailure, Submission};
+use crate::stream::{
+    Attachments, DeferredDrop, KernelMemory, KernelStep, MemoryWork, Outcome, Owner, StreamFailure,
+    Submission,
+};
 use crate::{Error, Result, StateKind};
 
 /// Worked on at once: two of these stay in the first cache.
@@ -47,11 +50,7 @@ impl Memories {
     /// # Errors
     /// [`Error::OutOfBounds`] if the operation has no such memory.
     pub(super) fn place(&self, span: OperandSpan) -> Result<(&Region, u64)> {
-        let memory = match span.place {
-            Operand::Input => &self.input,
-            Operand::Output => &self.output,
-            Operand::Scratch => &self.scratch,
-        };
+        let memory = self.of(span.place);
         let found = memory
             .as_ref()
             .filter(|memory| span.offset + span.len <= memory.len);
@@ -65,11 +64,37 @@ impl Memories {
         Ok((&memory.region, memory.offset + span.offset))
     }
 
+    /// Fails if the CPU cannot access one of these memories.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub(super) fn check_host(&self, places: impl IntoIterator<Item = Operand>) -> Result<()> {
+        for place in places {
+            self.of(place)
+                .as_ref()
+                .map_or(Ok(()), |it| it.region.check_host())?;
+        }
+        Ok(())
+    }
+
+    fn of(&self, place: Operand) -> &Option<Memory> {
+        match place {
+            Operand::Input => &self.input,
+            Operand::Output => &self.output,
+            Operand::Scratch => &self.scratch,
+        }
+    }
+
     /// # Errors
     /// As [`Memories::place`] and [`Region::slice`].
     pub(super) fn slice(&self, span: OperandSpan) -> Result<Slice<'_>> {
         let (region, offset) = self.place(span)?;
         region.slice(offset, span.len)
+    }
+
+    fn kernel_memory(&self, span: OperandSpan) -> Result<KernelMemory<'_>> {
+        let (region, offset) = self.place(span)?;
+        Ok(region.kernel_memory(offset))
     }
 
     fn regions(self) -> impl Iterator<Item = Region> {
@@ -91,15 +116,7 @@ pub(super) fn perform(
     let mut pieces = [[0; PIECE_BYTES]; 2];
     let [own, other] = &mut pieces;
     for step in steps {
-        let (first, second, into) = match *step {
-            MemoryStep::Copy { from, into } => (from, None, into),
-            MemoryStep::Divide { span } => (span, None, span),
-            MemoryStep::Reduce {
-                first,
-                second,
-                into,
-            } => (first, Some(second), into),
-        };
+        let (first, second, into) = step.spans();
         if into.len == 0 {
             // An operation without bytes may have no memory at all.
             continue;
@@ -123,11 +140,74 @@ pub(super) fn perform(
     Ok(())
 }
 
+/// What a kernel does for a step: `enum dbl_data_type` and `enum dbl_reduce_op` of `cuda/reduce.h`. None: it only copies.
+fn of_kernel(reduction: Reduction, step: &MemoryStep) -> Option<(u32, u32)> {
+    let data = match reduction.data {
+        DataType::F16 => 0,
+        DataType::Bf16 => 1,
+        DataType::F32 => 2,
+        DataType::F64 => 3,
+        DataType::I32 => 4,
+        DataType::I64 => 5,
+        DataType::U8 => 6,
+    };
+    let op = match (step, reduction.op) {
+        (MemoryStep::Copy { .. }, _) => return None,
+        (MemoryStep::Divide { .. }, _) => 3,
+        (_, ReduceOp::Sum | ReduceOp::Average) => 0,
+        (_, ReduceOp::Min) => 1,
+        (_, ReduceOp::Max) => 2,
+    };
+    Some((data, op))
+}
+
+/// The same as work for a stream of a GPU.
+///
+/// # Errors
+/// As [`Memories::place`].
+fn work<'a>(
+    steps: &[MemoryStep],
+    memories: &'a Memories,
+    reduction: Option<Reduction>,
+    count: u32,
+) -> Result<Vec<MemoryWork<'a>>> {
+    let mut works = Vec::with_capacity(steps.len());
+    for step in steps {
+        let (first, second, into) = step.spans();
+        if into.len == 0 {
+            continue;
+        }
+        let [first, into_memory] = [first, into].map(|span| memories.kernel_memory(span));
+        let (first, into_memory) = (first?, into_memory?);
+        let second = second
+            .map(|span| memories.kernel_memory(span))
+            .transpose()?;
+        let of_kernel = reduction.and_then(|reduction| of_kernel(reduction, step));
+        works.push(match of_kernel {
+            None => MemoryWork::Copy {
+                into: into_memory,
+                from: first,
+                len_bytes: into.len,
+            },
+            Some((data, op)) => MemoryWork::Reduce {
+                into: into_memory,
+                first,
+                second,
+                len_bytes: into.len,
+                data,
+                op,
+                count,
+            },
+        });
+    }
+    Ok(works)
+}
+
 const PENDING: u8 = 0;
 const DONE: u8 = 1;
 const DISCARDED: u8 = 2;
 
-/// Local steps that a host stream carries out in its turn: the owner of a program without operations.
+/// Local steps that a stream carries out in its turn: the owner of a program without operations.
 pub(super) struct LocalWork {
     steps: Vec<MemoryStep>,
     memories: Memories,
@@ -135,6 +215,8 @@ pub(super) struct LocalWork {
     count: u32,
     /// Whose table of targets the program has.
     anchor: Region,
+    /// The thread of a host stream does it; otherwise calls of the driver.
+    by_thread: bool,
     end: Arc<LocalEnd>,
 }
 
@@ -146,6 +228,7 @@ impl LocalWork {
         memories: &Memories,
         reduction: Option<Reduction>,
         count: u32,
+        by_thread: bool,
     ) -> Result<LocalWork> {
         let any = memories.clone().regions().next();
         let anchor = any.ok_or(Error::OutOfBounds {
@@ -161,6 +244,7 @@ impl LocalWork {
             reduction,
             count,
             anchor,
+            by_thread,
             end: Arc::default(),
         })
     }
@@ -193,8 +277,19 @@ unsafe impl Owner for LocalWork {
     }
 
     fn started(&self, _cookie: u64) {
+        if !self.by_thread {
+            return;
+        }
         let done = perform(&self.steps, &self.memories, self.reduction, self.count);
         let _ = self.end.result.set(done);
+    }
+
+    fn kernel_step(&self, _cookie: u64) -> Result<Option<KernelStep<'_>>> {
+        if self.by_thread {
+            return Ok(None);
+        }
+        let works = work(&self.steps, &self.memories, self.reduction, self.count)?;
+        Ok(Some(KernelStep::Memory(works)))
     }
 
     fn failure_of(&self, _cookie: u64, _outcome: Outcome) -> Option<StreamFailure> {

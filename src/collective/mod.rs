@@ -4,7 +4,7 @@
 //! - `algorithms`: what a rank does for each operation, by the textbook's algorithms.
 //! - `schedule`: rounds of messages, which algorithms make.
 //! - `reduction`: types of numbers, and what two of them become.
-//! - `local`: copies and reductions, which a host stream carries out.
+//! - `local`: copies and reductions between messages.
 //! - `ticket`: [`CollectiveTicket`], which reports how a launch fares.
 //! - `costs`: by which algorithms are chosen.
 

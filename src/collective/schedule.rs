@@ -47,6 +47,21 @@ pub(super) enum MemoryStep {
     Divide { span: OperandSpan },
 }
 
+impl MemoryStep {
+    /// The operands, the second if there is one, and where the result goes.
+    pub(super) fn spans(self) -> (OperandSpan, Option<OperandSpan>, OperandSpan) {
+        match self {
+            MemoryStep::Copy { from, into } => (from, None, into),
+            MemoryStep::Divide { span } => (span, None, span),
+            MemoryStep::Reduce {
+                first,
+                second,
+                into,
+            } => (first, Some(second), into),
+        }
+    }
+}
+
 /// Sends all, receives all, waits until the memory of what was sent may be used again, and then works on memory. A rank sends at most one message to a peer in
 /// a round, and receives at most one from it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -140,6 +155,18 @@ impl Schedule {
     pub(super) fn bytes(&self) -> u64 {
         let sends = self.rounds.iter().flat_map(|round| &round.sends);
         sends.map(|transfer| transfer.span.len).sum()
+    }
+
+    /// The memories that messages are received into, or that the rank works on.
+    pub(super) fn operands(&self) -> impl Iterator<Item = Operand> {
+        self.rounds.iter().flat_map(|round| {
+            let received = round.receives.iter().map(|transfer| transfer.span);
+            let worked_on = round.then.iter().flat_map(|step| {
+                let (first, second, into) = step.spans();
+                [Some(first), second, Some(into)].into_iter().flatten()
+            });
+            received.chain(worked_on).map(|span| span.place)
+        })
     }
 
     pub(super) fn has_local_steps(&self) -> bool {

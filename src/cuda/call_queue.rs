@@ -8,6 +8,7 @@ use super::execution::Execution;
 use super::kernel_words::{KernelWords, LONG_WORDS, TRIGGER_WORDS};
 use super::memops::{CALL_MAX, MemOp, flush_remote_writes};
 use super::memory::DeviceBuffer;
+use super::memory_work::MemoryCall;
 use super::pending::PendingEntry;
 use crate::stream::{Owner, Progress};
 use crate::{Error, Result};
@@ -25,7 +26,8 @@ pub(super) struct CallQueue {
     pub(super) execution: Execution,
     pub(super) ops: Vec<MemOp>,
     pub(super) batch: KernelWords,
-    /// The calls that `ops` and `batch` are divided into. No program is divided.
+    pub(super) memory: Vec<MemoryCall>,
+    /// The calls that `ops`, `batch` and `memory` are divided into. No program is divided.
     pub(super) calls: Vec<DriverCall>,
     /// The end of the last call in `ops`.
     ops_end: usize,
@@ -72,6 +74,8 @@ pub(super) enum CallData {
     MemoryOps(Range<usize>),
     /// In `batch`.
     Kernel(Range<usize>),
+    /// In `memory`.
+    Memory(usize),
 }
 
 impl CallQueue {
@@ -166,6 +170,15 @@ impl CallQueue {
         }
     }
 
+    /// Adds a call that works on memory, behind the current one.
+    pub(super) fn memory_call(&mut self, call: MemoryCall) {
+        self.end_call();
+        let what = CallData::Memory(self.memory.len());
+        self.memory.push(call);
+        let issued = self.issued;
+        self.calls.push(DriverCall { what, issued });
+    }
+
     pub(super) fn checkpoint(&self) -> Checkpoint {
         Checkpoint {
             issued: self.issued,
@@ -198,6 +211,7 @@ impl CallQueue {
     pub(super) fn clear(&mut self) {
         self.ops.clear();
         self.batch.clear();
+        self.memory.clear();
         self.calls.clear();
         self.ops_end = 0;
         self.flush_behind = false;

@@ -231,7 +231,7 @@ impl CudaContext {
     }
 
     /// A number that no other context has.
-    pub(super) fn key(&self) -> u64 {
+    pub(crate) fn key(&self) -> u64 {
         self.inner.raw as u64
     }
 

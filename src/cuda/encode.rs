@@ -7,16 +7,16 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::call_queue::CallQueue;
 use super::capabilities::{UNORDERED_WRITES, WritesOrdering};
-use super::context::CudaContext;
 use super::decoded::Decoded;
 use super::execution::Execution;
 use super::gpu_mapping::GpuMapping;
-use super::host_registration::HostRegistration;
+use super::kernel_address::kernel_address;
 use super::kernel_words::KernelWords;
 use super::memops::{store_dword, translate, wait_count};
+use super::memory_work::MemoryCall;
 use super::pending::{Ending, FailureGuard, PendingEntry, PendingWork, ReleaseMethod};
 use super::state::StreamState;
-use crate::stream::{KernelMemory, Submission};
+use crate::stream::{KernelMemory, KernelStep, Submission};
 use crate::{Error, Result, StateKind};
 
 impl StreamState {
@@ -50,7 +50,23 @@ impl StreamState {
                     UNORDERED_WRITES,
                 ));
             }
-            let take = owner.kernel_step(submission.cookie)?;
+            let take = match owner.kernel_step(submission.cookie)? {
+                Some(KernelStep::Take(take)) => Some(take),
+                Some(KernelStep::Memory(work)) => {
+                    self.check_memory_work(queue)?;
+                    // What is before it is known to be done if the driver refuses it.
+                    if grouped < queue.entering.len() {
+                        self.count_group(queue, &mut grouped);
+                    }
+                    after = queue.issued;
+                    for work in &work {
+                        queue.memory_call(MemoryCall::of(work, &self.context)?);
+                    }
+                    counted = false;
+                    None
+                }
+                None => None,
+            };
             let by = match &take {
                 Some(_) => self.kernel_means(queue)?,
                 None => self.means(queue, program),
@@ -157,6 +173,22 @@ impl StreamState {
         ))
     }
 
+    /// Fails if neither the driver nor a kernel can work on memory for the stream.
+    fn check_memory_work(&self, queue: &CallQueue) -> Result<()> {
+        let reason = if queue.for_kernels {
+            "kernels of the application execute its programs, and the library launches none; use a stream of the host or of the GPU"
+        } else if queue.of_graph {
+            "graph nodes are memory operations, and it copies or reduces memory"
+        } else {
+            return Ok(());
+        };
+        Err(Error::state(
+            StateKind::Unsupported,
+            "work on memory",
+            reason,
+        ))
+    }
+
     /// What executes a step of the stream's own that begins a call.
     fn own_means(&self, queue: &CallQueue) -> Execution {
         if queue.for_kernels {
@@ -227,40 +259,4 @@ impl StreamState {
             what,
         });
     }
-}
-
-/// The device's address of memory that a kernel uses.
-///
-/// # Errors
-/// [`Error::Cuda`] if the driver does not map it; [`Error::Foreign`] for memory of another context; [`Error::State`] for memory whose address on the GPU is not known.
-pub(super) fn kernel_address(
-    memory: &KernelMemory<'_>,
-    context: &CudaContext,
-) -> Result<CUdeviceptr> {
-    let start = memory.start;
-    if let Some(key) = memory.context.filter(|key| *key != context.key()) {
-        return Err(Error::Foreign {
-            argument: "slices",
-            found: format!("memory of CUDA context {key}"),
-            expected: format!(
-                "memory of CUDA context {}, that of the stream",
-                context.key()
-            ),
-        });
-    }
-    let Some(attachments) = memory.attachments else {
-        if memory.context.is_none() {
-            return Err(Error::state(
-                StateKind::Memory,
-                "receive a message",
-                "the address of the region's memory on the GPU is not known; register it by `Region::register_device`",
-            ));
-        }
-        return Ok((start.as_ptr().addr() as u64).wrapping_add(memory.offset));
-    };
-    // SAFETY: who keeps the attachments drops them before the memory, by the contract of `Owner::attachments`.
-    let pinned = unsafe { HostRegistration::of(attachments, context, start, memory.len_bytes) }?;
-    Ok(pinned
-        .device_address(start.as_ptr().addr())
-        .wrapping_add(memory.offset))
 }

@@ -399,9 +399,9 @@ impl HeldBuffer {
         !matches!(self.0.memory.owner, FreedBy::Elsewhere)
     }
 
-    /// The key of the context that the memory is of.
-    pub(crate) fn context_key(&self) -> u64 {
-        self.0.context().key()
+    /// The context that the memory is of.
+    pub(crate) fn context(&self) -> &CudaContext {
+        self.0.context()
     }
 
     /// As [`DeviceBuffer::copy_failure`].

@@ -34,11 +34,14 @@ mod host_call;
 mod host_functions;
 mod host_registration;
 mod instantiated_graph;
+mod kernel_address;
+mod kernel_reduction;
 mod kernel_stream;
 mod kernel_words;
 mod launch;
 mod memops;
 mod memory;
+mod memory_work;
 mod module;
 mod nic_registers;
 #[cfg(feature = "softcx")]

@@ -10,6 +10,7 @@ use cudarc::driver::sys::{
 
 use super::capture::RelaxedCapture;
 use super::driver::{check, is};
+use super::kernel_reduction::{KernelReduction, REDUCE_THREADS};
 use super::kernel_words::{LONG_WORDS, SHORT_WORDS};
 use crate::{Error, Result, StateKind};
 
@@ -49,6 +50,7 @@ pub(super) struct KernelModule {
     pub(super) put_step: LoadedKernel,
     execute_short: LoadedKernel,
     execute_long: LoadedKernel,
+    reduce: LoadedKernel,
 }
 
 /// A function of the module, valid as long as the module is loaded.
@@ -88,6 +90,7 @@ impl KernelModule {
             put_step: LoadedKernel(null_mut()),
             execute_short: LoadedKernel(null_mut()),
             execute_long: LoadedKernel(null_mut()),
+            reduce: LoadedKernel(null_mut()),
         };
         let found = module.find();
         if found.is_err() {
@@ -102,6 +105,7 @@ impl KernelModule {
         self.put_step = function(self.raw, c"doorbell_put_step")?;
         self.execute_short = function(self.raw, c"doorbell_execute_short")?;
         self.execute_long = function(self.raw, c"doorbell_execute_long")?;
+        self.reduce = function(self.raw, c"doorbell_reduce")?;
         Ok(())
     }
 
@@ -126,6 +130,27 @@ impl KernelModule {
             let batch = parameter::<{ LONG_WORDS + 2 }>(words, control);
             // SAFETY: as above.
             unsafe { self.execute_long.launch(stream, [batch.as_ptr().cast()]) }
+        }
+    }
+
+    /// Queues a reduction, on a stream of the module's context, which is current.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    ///
+    /// # Safety
+    /// The addresses are the device's of as much memory as the reduction says, which stays until the kernel is done.
+    pub(super) unsafe fn reduce(
+        &self,
+        stream: CUstream,
+        reduction: &KernelReduction,
+    ) -> Result<()> {
+        let parameter = (&raw const *reduction).cast();
+        let grid = reduction.blocks();
+        // SAFETY: its one parameter; what it holds is by this function's contract.
+        unsafe {
+            self.reduce
+                .launch_grid(stream, grid, REDUCE_THREADS, [parameter])
         }
     }
 
@@ -212,15 +237,33 @@ impl LoadedKernel {
         stream: CUstream,
         parameters: [*const c_void; N],
     ) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.launch_grid(stream, 1, 1, parameters) }
+    }
+
+    /// The same with so many blocks of so many threads.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    ///
+    /// # Safety
+    /// As [`LoadedKernel::launch`].
+    unsafe fn launch_grid<const N: usize>(
+        &self,
+        stream: CUstream,
+        blocks: u32,
+        threads: u32,
+        parameters: [*const c_void; N],
+    ) -> Result<()> {
         let mut parameters = parameters.map(<*const c_void>::cast_mut);
         // SAFETY: by this function's contract; the driver copies the values before it returns.
         check("cuLaunchKernel", unsafe {
             sys::cuLaunchKernel(
                 self.0,
+                blocks,
                 1,
                 1,
-                1,
-                1,
+                threads,
                 1,
                 1,
                 0,

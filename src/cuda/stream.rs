@@ -380,6 +380,10 @@ unsafe impl Executor for CudaStream {
         false
     }
 
+    fn works_on_memory(&self) -> bool {
+        self.context().capabilities().kernels
+    }
+
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
         self.state().submit(batch)
     }

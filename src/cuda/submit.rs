@@ -11,6 +11,7 @@ use super::call_queue::{CallData, CallQueue, DriverCall};
 use super::driver::check;
 use super::kernel_words::KernelWords;
 use super::memops::MemOp;
+use super::memory_work::MemoryCall;
 use super::pending::{PendingEntry, PendingWork, defer_drops};
 use super::state::{HostEventWait, StreamState};
 use super::stream_words::STATUS_STREAM;
@@ -265,7 +266,8 @@ impl StreamState {
         let mut given = None;
         let mut refused = None;
         for DriverCall { what, issued } in &queue.calls {
-            let result = driver.call(|| self.give(what, &mut queue.ops, &queue.batch));
+            let result =
+                driver.call(|| self.give(what, &mut queue.ops, &queue.batch, &queue.memory));
             match (result, given) {
                 (Ok(()), _) => {
                     given = Some(*issued);
@@ -290,7 +292,13 @@ impl StreamState {
     }
 
     /// Makes one call of the driver.
-    fn give(&self, what: &CallData, ops: &mut [MemOp], batch: &KernelWords) -> Result<()> {
+    fn give(
+        &self,
+        what: &CallData,
+        ops: &mut [MemOp],
+        batch: &KernelWords,
+        memory: &[MemoryCall],
+    ) -> Result<()> {
         match what {
             CallData::MemoryOps(range) => {
                 let ops = ops.get_mut(range.clone()).unwrap_or_default();
@@ -306,6 +314,11 @@ impl StreamState {
                 // SAFETY: as above.
                 unsafe { self.context.module()?.execute(self.raw, words, control) }
             }
+            CallData::Memory(at) => match memory.get(*at) {
+                // SAFETY: as above.
+                Some(call) => unsafe { call.give(self.raw, &self.context) },
+                None => Ok(()),
+            },
         }
     }
 
@@ -359,7 +372,7 @@ mod tests {
 
     use crate::bytecode::{Dword, Fence, Program, Qword, Role, TargetId, Targets};
     use crate::cuda::context::CudaContext;
-    use crate::cuda::encode::kernel_address;
+    use crate::cuda::kernel_address::kernel_address;
     use crate::cuda::stream::CudaStream;
     use crate::stream::{
         Attachments, Executor, KernelMemory, Outcome, Owner, Submission, locks_taken,

@@ -10,7 +10,7 @@ use crate::bytecode::{Program, TargetId, Targets};
 use crate::endpoint::LateRead;
 use crate::region::{Region, RemoteSlice, Slice};
 use crate::stream::{
-    Attachments, DeferredDrop, MessageTake, Outcome, Owner, StreamFailure, Submission,
+    Attachments, DeferredDrop, KernelStep, MessageTake, Outcome, Owner, StreamFailure, Submission,
 };
 use crate::{Error, Result, StateKind};
 
@@ -257,7 +257,7 @@ unsafe impl Owner for Receive {
         }
     }
 
-    fn kernel_step(&self, cookie: u64) -> Result<Option<MessageTake<'_>>> {
+    fn kernel_step(&self, cookie: u64) -> Result<Option<KernelStep<'_>>> {
         if cookie != TAKE || !self.by_kernel {
             return Ok(None);
         }
@@ -266,14 +266,14 @@ unsafe impl Owner for Receive {
             let memory = region.kernel_memory(*offset);
             (memory, *len_bytes)
         });
-        Ok(Some(MessageTake {
+        Ok(Some(KernelStep::Take(MessageTake {
             slot: slot.memory.kernel_memory(slot.offset),
             result: slot.memory.kernel_memory(slot.result),
             read: self.read.as_ref().map(LateRead::place),
             number: slot.number,
             eager_bytes: slot.eager_bytes,
             slices: slices.collect(),
-        }))
+        })))
     }
 
     fn failure_of(&self, cookie: u64, outcome: Outcome) -> Option<StreamFailure> {

@@ -56,6 +56,14 @@ impl Region {
         Ok(pinned.device_address(self.start().as_ptr().addr()))
     }
 
+    /// The context of memory of a GPU, if it is known.
+    pub(crate) fn cuda_context(&self) -> Option<&CudaContext> {
+        match self.own() {
+            OwnedMemory::Device { held } => Some(held.context()),
+            _ => None,
+        }
+    }
+
     /// [`DeviceBuffer::copy_failure`] of the buffer that the region keeps. `None`, too, for memory that is not [`RegionKind::Copied`].
     #[must_use]
     pub fn copy_failure(&self) -> Option<Error> {

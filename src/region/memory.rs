@@ -290,7 +290,7 @@ impl Region {
     pub(crate) fn kernel_memory(&self, offset: u64) -> KernelMemory<'_> {
         #[cfg(feature = "cuda")]
         let context = match &self.inner.own {
-            OwnedMemory::Device { held } => Some(held.context_key()),
+            OwnedMemory::Device { held } => Some(held.context().key()),
             _ => None,
         };
         #[cfg(not(feature = "cuda"))]

@@ -127,6 +127,12 @@ pub unsafe trait Executor: SealedExecutor + Send + Sync {
     #[doc(hidden)]
     fn executes_on_host(&self) -> bool;
 
+    /// Whether it can copy and reduce memory between programs ([`KernelStep::Memory`](super::KernelStep)).
+    #[doc(hidden)]
+    fn works_on_memory(&self) -> bool {
+        self.executes_on_host()
+    }
+
     /// Makes `event` stand for the work queued so far. It no longer stands for earlier work; waits that have begun are not affected.
     ///
     /// # Errors

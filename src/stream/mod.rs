@@ -34,9 +34,9 @@ mod fault;
 mod fence;
 mod host;
 mod host_closure;
+mod kernel_step;
 mod library_thread;
 mod lock;
-mod message_take;
 mod owner;
 mod parker;
 mod reached;
@@ -60,6 +60,7 @@ pub use fault::StreamFailure;
 pub(crate) use fence::Asymmetric;
 pub use host::HostStream;
 pub(crate) use host::next_id;
+pub use kernel_step::{KernelMemory, KernelStep, MemoryWork, MessageTake, ReadPlace};
 pub(crate) use library_thread::begin_library_thread;
 #[cfg(feature = "cuda")]
 pub(crate) use library_thread::is_library_thread;
@@ -67,7 +68,6 @@ pub(crate) use library_thread::is_library_thread;
 pub(crate) use lock::Lock;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use lock::locks_taken;
-pub use message_take::{KernelMemory, MessageTake, ReadPlace};
 pub(crate) use owner::DeferredDrop;
 pub use owner::{Attachments, Outcome, Owner};
 pub use reached::Reached;

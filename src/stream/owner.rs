@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use super::failure_notifier::FailureNotifier;
 use super::fault::StreamFailure;
+use super::kernel_step::KernelStep;
 use super::lock::Lock;
-use super::message_take::MessageTake;
 use crate::Result;
 use crate::bytecode::{TargetId, Targets};
 
@@ -82,12 +82,12 @@ pub unsafe trait Owner: Send + Sync + DropLater {
         let _ = (cookie, outcome);
     }
 
-    /// What a kernel of this library does on a GPU before the ops of the program: what a stream of the host does in [`Owner::started`].
+    /// What is done on a stream of a GPU before the ops of the program: what a stream of the host does in [`Owner::started`].
     ///
     /// # Errors
     /// Any, with which the executor refuses the program.
     #[doc(hidden)]
-    fn kernel_step(&self, cookie: u64) -> Result<Option<MessageTake<'_>>> {
+    fn kernel_step(&self, cookie: u64) -> Result<Option<KernelStep<'_>>> {
         let _ = cookie;
         Ok(None)
     }

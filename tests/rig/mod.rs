@@ -1,6 +1,7 @@
 //! What the tests at the public API share: pairs of endpoints, random numbers with a seed, and a limit on every test's time.
 #![allow(dead_code)] // Reason: each test uses a part.
 
+pub mod frozen;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 mod stream;

@@ -190,6 +190,10 @@ unsafe impl Executor for Stream {
         self.executor().executes_on_host()
     }
 
+    fn works_on_memory(&self) -> bool {
+        self.executor().works_on_memory()
+    }
+
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
         self.step(|stream| stream.submit(batch))
     }

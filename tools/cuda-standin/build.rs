@@ -3,6 +3,7 @@
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src/kernels.c");
+    println!("cargo::rerun-if-changed=../../cuda/reduce.h");
     println!("cargo::rerun-if-changed=../../cuda/step.h");
     println!("cargo::rerun-if-changed=../../tools/gpu-check/src/measured.h");
     println!("cargo::rerun-if-changed=../../include");

@@ -19,6 +19,7 @@ int doorbell_cuda_standin_pause(uint32_t turn);
 #define DBL_PAUSE(turn) doorbell_cuda_standin_pause(turn)
 #include <doorbell/trigger.h>
 #define DBL_TURN() ((void)doorbell_cuda_standin_over())
+#include <reduce.h>
 #include <step.h>
 #include "../../../tools/gpu-check/src/measured.h"
 
@@ -85,6 +86,39 @@ int doorbell_put_step(const void *const arguments[], uint64_t thread)
     found = dbl_step_put(&queue, &step);
     if (found != DOORBELL_OK)
         dbl_store_dword((void *)(uintptr_t)step.code, (uint32_t)found);
+    return SUCCESS;
+}
+
+/* doorbell_reduce(reduce), the work of all threads: page by page, each of which may have been registered by itself. */
+int doorbell_reduce(const void *const arguments[], uint64_t thread)
+{
+    struct dbl_reduce reduce, part;
+    uint64_t at, len_bytes, left;
+    const uint64_t page = 4096;
+
+    (void)thread;
+    memcpy(&reduce, arguments[0], sizeof reduce);
+    for (at = 0; at < reduce.len_bytes; at += len_bytes) {
+        part = reduce;
+        part.into += at;
+        part.first += at;
+        if (part.second)
+            part.second += at;
+        left = page - part.into % page;
+        if (left > page - part.first % page)
+            left = page - part.first % page;
+        if (left > page - part.second % page)
+            left = page - part.second % page;
+        len_bytes = left / DBL_REDUCE_BYTES * DBL_REDUCE_BYTES;
+        if (len_bytes == 0)
+            len_bytes = DBL_REDUCE_BYTES;
+        if (len_bytes > reduce.len_bytes - at)
+            len_bytes = reduce.len_bytes - at;
+        part.len_bytes = len_bytes;
+        if (!reach(&part.into, len_bytes) || !reach(&part.first, len_bytes) || (part.second && !reach(&part.second, len_bytes)))
+            return ILLEGAL_ADDRESS;
+        dbl_reduce_share(&part, 0, 1);
+    }
     return SUCCESS;
 }
 

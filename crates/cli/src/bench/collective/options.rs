@@ -84,7 +84,7 @@ pub struct CollectiveOptions {
     #[arg(long, value_name = "NAME", default_value = "softcx")]
     device: String,
 
-    /// Streams of the ranks: threads of this process, or CUDA streams, which carry out operations without copies and reductions only
+    /// Streams of the ranks: threads of this process, or CUDA streams, which reduce by a kernel
     #[arg(long, value_name = "KIND", value_enum, default_value_t = StreamKind::Host)]
     stream: StreamKind,
 

@@ -1,8 +1,48 @@
-//! What a kernel is told to take a message out of its slot.
+//! What kernels of this library do on a stream of a GPU, where a stream of the host calls its owner.
 
 use std::ptr::NonNull;
 
 use super::Attachments;
+
+/// What is done before the ops of a program.
+#[derive(Debug, Clone)]
+pub enum KernelStep<'a> {
+    /// A message is taken out of its slot, by the kernel that then executes the ops.
+    Take(MessageTake<'a>),
+    /// Memory is copied and reduced, one after the other, by calls of their own.
+    Memory(Vec<MemoryWork<'a>>),
+}
+
+/// Work on memory.
+#[derive(Debug, Clone)]
+pub enum MemoryWork<'a> {
+    /// By a copy of the driver's.
+    Copy {
+        /// Where to.
+        into: KernelMemory<'a>,
+        /// Where from.
+        from: KernelMemory<'a>,
+        /// Length.
+        len_bytes: u64,
+    },
+    /// By a kernel: the fields of `struct dbl_reduce` in `cuda/reduce.h`, with memory in the place of addresses.
+    Reduce {
+        /// Where to.
+        into: KernelMemory<'a>,
+        /// The first operand.
+        first: KernelMemory<'a>,
+        /// The second operand, if there is one.
+        second: Option<KernelMemory<'a>>,
+        /// Length of each.
+        len_bytes: u64,
+        /// `enum dbl_data_type`.
+        data: u32,
+        /// `enum dbl_reduce_op`.
+        op: u32,
+        /// The divisor.
+        count: u32,
+    },
+}
 
 /// Memory that a kernel uses, and the place in it.
 #[derive(Debug, Clone, Copy)]
