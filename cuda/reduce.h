@@ -1,5 +1,5 @@
 /*
- * The reduction of numbers in memory, element by element: what src/collective/reduction.rs does for streams of the host. A kernel of many
+ * Copies, and the reduction of numbers in memory, element by element: what src/collective/reduction.rs does for streams of the host. A kernel of many
  * threads executes it, or one thread of a CPU in tests. C11 and CUDA.
  */
 #ifndef DOORBELL_REDUCE_H
@@ -26,7 +26,8 @@ enum dbl_reduce_op {
 	DBL_SUM = 0,
 	DBL_MIN = 1, /* of a number and a NaN the number */
 	DBL_MAX = 2, /* the same */
-	DBL_DIVIDE = 3 /* of `first` by `count`; there is no `second` */
+	DBL_DIVIDE = 3, /* `first` by `count`; there is no `second` */
+	DBL_COPY = 4	/* `first`, of any type; the same */
 };
 
 /* `MemoryWork::Reduce` of src/stream/kernel_step.rs. */
@@ -180,6 +181,10 @@ DBL_REDUCE(dbl_reduce_u8, uint8_t, uint32_t, DBL_SAME, DBL_TO_U8, DBL_PLUS, DBL_
 DBL_DEVICE void dbl_reduce_elements(uint32_t data, uint32_t op, uint32_t count, uint8_t *into, const uint8_t *first,
 				    const uint8_t *second, uint32_t len_bytes)
 {
+	if (op == DBL_COPY) {
+		memcpy(into, first, len_bytes);
+		return;
+	}
 	switch (data) {
 	case DBL_F16:
 		dbl_reduce_f16(into, first, second, len_bytes, op, count);

@@ -136,7 +136,8 @@ pub mod __private {
     pub use crate::kernel_queue::PutStep;
     /// What streams and queues pass to each other.
     pub use crate::stream::{
-        Attachments, Outcome, Owner, SealedExecutor, StreamFailure, Submission, execute,
+        Attachments, Outcome, Owner, SealedExecutor, StreamFailure, StreamTurns, Submission,
+        execute,
     };
 
     /// The features of this crate, and whether this build has them: for `doorbell info`. Other crates of a build may have turned some on.

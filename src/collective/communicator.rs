@@ -669,7 +669,7 @@ impl Communicator {
                     let given = stream.submit_one(work.submission());
                     given.map(|()| end).map_err(|(_, error)| error)
                 });
-                give(given.map(|end| parts.push(CollectivePart::Local(end))))?;
+                give(given.map(|end| parts.push(CollectivePart::Local(end, stream.turns()))))?;
             }
         }
         Ok(())

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use super::local::LocalEnd;
 use crate::endpoint::poll_until;
 use crate::message::MessageTicket;
+use crate::stream::StreamTurns;
 use crate::{Cause, Error, Result, StateKind};
 
 #[derive(Debug, Clone)]
 pub(super) enum CollectivePart {
     /// With the peer.
     Message(u32, MessageTicket),
-    Local(Arc<LocalEnd>),
+    Local(Arc<LocalEnd>, Option<StreamTurns>),
 }
 
 /// Reports how an operation that was launched fares on this rank.
@@ -34,7 +35,7 @@ impl CollectiveTicket {
         for part in &self.parts {
             let is_over = match part {
                 CollectivePart::Message(_, ticket) => ticket.check()?.is_some(),
-                CollectivePart::Local(end) => end.check()?,
+                CollectivePart::Local(end, _) => end.check()?,
             };
             if !is_over {
                 return Ok(false);
@@ -63,9 +64,10 @@ impl CollectiveTicket {
                         error => error,
                     })?;
                 }
-                CollectivePart::Local(local) => {
+                CollectivePart::Local(local, turns) => {
+                    let turn = || turns.as_ref().is_some_and(StreamTurns::take);
                     let look = || Ok(local.check()?.then_some(()));
-                    let waited = poll_until(WAIT, left, || false, look);
+                    let waited = poll_until(WAIT, left, turn, look);
                     waited.map_err(|error| match error {
                         Error::Timeout { .. } => late(),
                         error => error,
@@ -80,7 +82,7 @@ impl CollectiveTicket {
     pub fn failed_peer(&self) -> Option<u32> {
         let failures = self.parts.iter().filter_map(|part| match part {
             CollectivePart::Message(peer, ticket) => Some((*peer, ticket.check().err()?)),
-            CollectivePart::Local(_) => None,
+            CollectivePart::Local(..) => None,
         });
         let is_behind = |error: &Error| match error {
             Error::Work(failure) => failure.cause == Cause::Discarded,

@@ -9,6 +9,9 @@ const PIECE_BYTES: u64 = 16;
 /// The blocks for a long reduction: enough for the bandwidth of the host's memory, few beside the kernels of an application.
 const BLOCKS_MAX: u64 = 32;
 
+/// DBL_U8 and DBL_COPY of `cuda/reduce.h`.
+pub(super) const COPY: (u32, u32) = (6, 4);
+
 /// `struct dbl_reduce` of `cuda/reduce.h`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

@@ -16,7 +16,7 @@ use super::kernel_words::TRIGGER_WORDS;
 use super::memory::DeviceBuffer;
 use super::stream_words::STATUS_WORK;
 use super::trigger::Trigger;
-use crate::stream::{Event, Executor, StreamFailure, Submission, forbid_on};
+use crate::stream::{Event, Executor, StreamFailure, StreamTurns, Submission, forbid_on};
 use crate::{Error, Result, StateKind};
 
 /// The bit of the turn word by which kernels execute nothing but counts: `include/doorbell/trigger.h`.
@@ -230,6 +230,10 @@ unsafe impl Executor for KernelStream {
 
     fn executes_on_host(&self) -> bool {
         false
+    }
+
+    fn turns(&self) -> Option<StreamTurns> {
+        Some(self.inner.handle.state().turns())
     }
 
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {

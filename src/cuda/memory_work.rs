@@ -6,9 +6,9 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 use super::context::CudaContext;
 use super::driver::check;
 use super::kernel_address::kernel_address;
-use super::kernel_reduction::KernelReduction;
+use super::kernel_reduction::{COPY, KernelReduction};
 use crate::Result;
-use crate::stream::MemoryWork;
+use crate::stream::{KernelMemory, MemoryWork};
 
 /// A call of the driver that works on memory.
 #[derive(Debug, Clone)]
@@ -28,7 +28,23 @@ impl MemoryCall {
     /// As [`kernel_address`].
     pub(super) fn of(work: &MemoryWork<'_>, context: &CudaContext) -> Result<MemoryCall> {
         let locate = |memory| kernel_address(memory, context);
+        let is_host = |memory: &KernelMemory<'_>| memory.attachments.is_some();
         Ok(match work {
+            // The driver's copy would block its caller until the stream comes to it, and the calls of other threads.
+            MemoryWork::Copy {
+                into,
+                from,
+                len_bytes,
+            } if is_host(into) && is_host(from) => MemoryCall::Reduce(KernelReduction {
+                into: locate(into)?,
+                first: locate(from)?,
+                second: 0,
+                len_bytes: *len_bytes,
+                data: COPY.0,
+                op: COPY.1,
+                count: 0,
+                reserved: 0,
+            }),
             MemoryWork::Copy {
                 into,
                 from,

@@ -1,19 +1,30 @@
 //! How the owners of queued programs learn how far a CUDA stream has come, and how waits are ended.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use super::fail_behind::drop_stream;
 use super::pending::{Next, Passed, PendingEntry, Reports, defer_drops, settle};
 use super::state::{HostEventWait, StreamState};
 use super::stream_words::{STATUS_WORK, Stop};
 use crate::proxy::{Workers, drop_elsewhere};
-use crate::stream::{DeferredDrop, Owner, StreamFailure};
+use crate::stream::{DeferredDrop, Owner, StreamFailure, StreamTurn, StreamTurns};
 
 /// The threads that give up what is behind a wait. A device that hangs blocks one of them, as long as a device may take to stop.
 static STOPS: Workers = Workers::new("doorbell-behind", 64);
 
+impl StreamTurn for StreamState {
+    fn turn(&self) -> bool {
+        StreamState::turn(self)
+    }
+}
+
 impl StreamState {
+    pub(super) fn turns(&self) -> StreamTurns {
+        let stream: Weak<StreamState> = self.weak.clone();
+        StreamTurns::of(stream)
+    }
+
     /// Tells owners and events how far the stream has come. Returns what is to be dropped, by the caller or another thread. Handles that are not the
     /// owner's last are dropped under the lock, so that a thread that finds all work settled also finds those handles gone.
     pub(super) fn settle(&self) -> Vec<DeferredDrop> {

@@ -24,7 +24,7 @@ use super::state::StreamState;
 use super::trigger::Trigger;
 use super::watch::release_elsewhere;
 use crate::stream::{
-    Event, Executor, StreamFailure, Submission, forbid_on, message, run_as_stream,
+    Event, Executor, StreamFailure, StreamTurns, Submission, forbid_on, message, run_as_stream,
 };
 use crate::{Error, Result};
 
@@ -378,6 +378,10 @@ unsafe impl Executor for CudaStream {
 
     fn executes_on_host(&self) -> bool {
         false
+    }
+
+    fn turns(&self) -> Option<StreamTurns> {
+        Some(self.state().turns())
     }
 
     fn works_on_memory(&self) -> bool {

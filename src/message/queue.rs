@@ -200,7 +200,11 @@ impl MessageQueue {
         self.note_sent(pending.held);
         pending.parts.extend(tickets);
         pending.parts.extend(end);
-        Ok(MessageTicket::of_send(pending.parts, pending.len_bytes))
+        Ok(MessageTicket::of_send(
+            pending.parts,
+            pending.len_bytes,
+            stream.turns(),
+        ))
     }
 
     /// Queues a message on a stream, as [`MessageQueue::send`], but no wait. So both sides can send before they receive, whatever the length.
@@ -268,7 +272,7 @@ impl MessageQueue {
             batch.others,
         )?);
         parts.extend(end);
-        Ok(MessageTicket::of_send(parts, len_bytes))
+        Ok(MessageTicket::of_send(parts, len_bytes, stream.turns()))
     }
 
     /// Queues a receive on a stream: the stream waits for the next message, and stores it into the slices, one after the other. Memory behind the end of the
@@ -308,7 +312,11 @@ impl MessageQueue {
             .enumerate()
             .filter_map(of_wait)
             .collect();
-        Ok(MessageTicket::of_receive(parts, receive.outcome()))
+        Ok(MessageTicket::of_receive(
+            parts,
+            receive.outcome(),
+            stream.turns(),
+        ))
     }
 
     /// Whether the connection has failed, and why. It stays so: make a new queue.

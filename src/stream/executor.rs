@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // declares an unsafe trait; there is no unsafe block in here
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::{Event, Owner, StreamFailure};
@@ -60,6 +60,35 @@ impl fmt::Debug for Submission {
 /// tests, benchmarks and fuzz targets of this workspace implement it.
 #[doc(hidden)]
 pub trait SealedExecutor {}
+
+/// A handle of a stream for threads that wait for its work. It does not keep the stream.
+#[doc(hidden)]
+#[derive(Clone)]
+pub struct StreamTurns(Weak<dyn StreamTurn>);
+
+#[doc(hidden)]
+pub trait StreamTurn: Send + Sync {
+    /// Looks at the stream. True: something has changed.
+    fn turn(&self) -> bool;
+}
+
+impl StreamTurns {
+    /// Of a stream.
+    pub fn of(stream: Weak<dyn StreamTurn>) -> StreamTurns {
+        StreamTurns(stream)
+    }
+
+    /// Looks at the stream, if it still is. True: something has changed.
+    pub fn take(&self) -> bool {
+        self.0.upgrade().is_some_and(|stream| stream.turn())
+    }
+}
+
+impl fmt::Debug for StreamTurns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamTurns").finish_non_exhaustive()
+    }
+}
 
 /// A stream: executes what is submitted, in order, some time later.
 ///
@@ -131,6 +160,13 @@ pub unsafe trait Executor: SealedExecutor + Send + Sync {
     #[doc(hidden)]
     fn works_on_memory(&self) -> bool {
         self.executes_on_host()
+    }
+
+    /// What a thread does that waits for work of the stream: it looks how far the stream is, which otherwise happens once in a millisecond. None: a thread of the stream
+    /// tells at once.
+    #[doc(hidden)]
+    fn turns(&self) -> Option<StreamTurns> {
+        None
     }
 
     /// Makes `event` stand for the work queued so far. It no longer stands for earlier work; waits that have begun are not affected.

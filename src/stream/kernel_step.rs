@@ -16,7 +16,7 @@ pub enum KernelStep<'a> {
 /// Work on memory.
 #[derive(Debug, Clone)]
 pub enum MemoryWork<'a> {
-    /// By a copy of the driver's.
+    /// By a copy of the driver's; between memories of the host by a kernel.
     Copy {
         /// Where to.
         into: KernelMemory<'a>,

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use doorbell::__private::{StreamFailure, Submission};
+use doorbell::__private::{StreamFailure, StreamTurns, Submission};
 #[cfg(feature = "cuda")]
 use doorbell::{CudaContext, CudaStream, Execution, KernelStream};
 use doorbell::{Error, Event, Executor, HostStream, Result};
@@ -188,6 +188,10 @@ unsafe impl Executor for Stream {
 
     fn executes_on_host(&self) -> bool {
         self.executor().executes_on_host()
+    }
+
+    fn turns(&self) -> Option<StreamTurns> {
+        self.executor().turns()
     }
 
     fn works_on_memory(&self) -> bool {

@@ -118,11 +118,18 @@ impl Context {
     /// [`Context::wait_idle`] with the driver's lock: a thread in cuMemFree waits for the device, and another thread's cuMemcpyHtoDAsync for a lock
     /// of the driver that the first one has (lupinemachines/lupine pull request 679; NVIDIA/nccl issue 48 of cuMemFreeHost).
     pub fn wait_idle_alone(&self) {
+        self.alone(|| {
+            if self.lock_streams().iter().any(|stream| !stream.is_idle()) {
+                count_wait();
+            }
+            self.wait_idle();
+        });
+    }
+
+    /// Calls with the driver's lock.
+    pub fn alone(&self, call: impl FnOnce()) {
         *self.passed() = true;
-        if self.lock_streams().iter().any(|stream| !stream.is_idle()) {
-            count_wait();
-        }
-        self.wait_idle();
+        call();
         *self.lock_frees() = false;
         self.freed.notify_all();
     }

@@ -263,6 +263,12 @@ fn copy_in(
         return capture::queue(stream, NodeWork::of(copy));
     }
     capture::check_default(stream)?;
+    if !is_device(to.1) && !is_device(from.1) {
+        // "For transfers from any host memory to any host memory, the function is fully synchronous with respect to the host" (driver API, API synchronization
+        // behavior). Seen on an H200 of driver 580: two threads that copy between registered memories, each on a stream that waits for work of the
+        // other thread, block each other. So the call has the driver's lock.
+        return stream.submit_and_wait_alone(Arc::new(copy));
+    }
     if is_pageable(to.0, to.1) {
         return stream.submit_and_wait(Arc::new(copy));
     }

@@ -230,6 +230,13 @@ impl Stream {
         self.context.life.check()
     }
 
+    /// The same, with the driver's lock while it waits.
+    pub fn submit_and_wait_alone(self: &Arc<Stream>, task: Arc<dyn Task>) -> CudaResult {
+        let place = self.submit(task)?;
+        self.context.alone(|| self.wait_for(place));
+        self.context.life.check()
+    }
+
     pub fn submitted(&self) -> u64 {
         self.lock().submitted
     }

@@ -578,3 +578,49 @@ pub fn queued(short: bool) -> Result<Value> {
         "blocked meanwhile": blocked,
     }))
 }
+
+/// Which copies on a stream that waits wait for it, and what other threads cannot do meanwhile.
+pub fn copies() -> Result<Value> {
+    let mut gated = GatedStream::new()?;
+    let (other, copying) = (SendableStream(new_stream()?), copying()?);
+    let (host, into, memory) = (
+        Page::new(PORTABLE, false)?,
+        Page::new(PORTABLE, false)?,
+        alloc()?,
+    );
+    let stream = SendableStream(gated.gpu.stream);
+    let mut found = Map::new();
+    for (name, to, from, len) in [
+        ("host to host, 64 bytes", into.gpu, host.gpu, 64),
+        ("host to host, 64 KiB", into.gpu, host.gpu, 1 << 16),
+        ("host to GPU", memory, host.gpu, 4096),
+        ("GPU to host", into.gpu, memory, 4096),
+        ("GPU to GPU", memory, memory + 4096, 4096),
+    ] {
+        gated.close()?;
+        let running = gated.call(Box::new(move || {
+            // SAFETY: memory of at least that length, which is never freed.
+            check("cuMemcpyAsync", unsafe {
+                sys::cuMemcpyAsync(to, from, len, stream.raw())
+            })
+        }));
+        let waits = !ends(&running, MEANWHILE);
+        let mut blocked = Map::new();
+        let mut beside = Vec::new();
+        if waits {
+            for (name, call) in everyday(other, copying, host, memory) {
+                let call = gated.call(call);
+                blocked.insert(name.into(), json!(!ends(&call, MEANWHILE)));
+                beside.push(call);
+            }
+        }
+        gated.opened()?;
+        let all: Vec<Value> = beside.into_iter().chain([running]).map(us).collect();
+        ensure!(all.iter().all(Value::is_number), "{name}: {all:?}");
+        found.insert(
+            name.into(),
+            json!({"waits": waits, "blocked meanwhile": blocked}),
+        );
+    }
+    Ok(found.into())
+}

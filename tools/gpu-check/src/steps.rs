@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::kernels::{FAILURES, GROUPS, MARK, POSTS, PUTS};
 use super::process::{ExitReason, ProcessResult, run_judged};
 use super::report::{CheckedStep, RUN_TIME, Report, StepOutcome, Time};
-use super::verdicts::{CALLS, CAPTURES, GRAPHS, ORDER, QUEUED, STREAMS};
+use super::verdicts::{CALLS, CAPTURES, COPIES, GRAPHS, ORDER, QUEUED, STREAMS};
 use super::{
     attributes, blocking, captures, emitter, examples, facts, figures, kernels, posts, puts,
     sanitizer, suites, times, trigger_latency,
@@ -23,7 +23,7 @@ const fn time(about_s: u64, limit_s: u64) -> Time {
 /// The name and the time of a step of this program.
 type LocalStep = (&'static str, Time);
 
-const FACTS: [LocalStep; 13] = [
+const FACTS: [LocalStep; 14] = [
     ("fact: device", time(2, 60)),
     ("fact: attributes", time(2, 30)),
     (CALLS, time(8, 60)),
@@ -37,6 +37,7 @@ const FACTS: [LocalStep; 13] = [
     ("fact: patched graphs", time(2, 30)),
     (GRAPHS, time(2, 30)),
     (QUEUED, time(3, 60)),
+    (COPIES, time(2, 60)),
 ];
 /// Steps of kernels that ring doorbells, and of kernels that make work requests.
 const KERNELS: [LocalStep; 5] = [
@@ -78,6 +79,7 @@ pub fn run_step(name: &str, short: bool) -> Value {
         CAPTURES => captures::calls(),
         GRAPHS => blocking::graphs(),
         QUEUED => blocking::queued(short),
+        COPIES => blocking::copies(),
         "fact: operations of a call" => facts::batches(),
         "fact: patched graphs" => facts::graphs(),
         "watchdog" => figures::watchdog(),

@@ -10,6 +10,7 @@ pub const STREAMS: &str = "fact: streams beside streams that wait";
 pub const CAPTURES: &str = "fact: calls during a capture";
 pub const GRAPHS: &str = "fact: a graph whose launch waits";
 pub const QUEUED: &str = "fact: calls on a stream that waits";
+pub const COPIES: &str = "fact: copies on a stream that waits";
 
 /// The result of a step, or the reason of its failure.
 pub struct StepEvidence<'a> {
@@ -39,7 +40,7 @@ fn was_let_go(found: &Value) -> Option<bool> {
     Some(found.is_number())
 }
 
-const FACTS: [Fact; 30] = [
+const FACTS: [Fact; 32] = [
     (
         "The CPU sees a stream's 32-bit store before the 64-bit store behind it",
         ORDER,
@@ -219,6 +220,21 @@ const FACTS: [Fact; 30] = [
         QUEUED,
         "/blocked meanwhile/cuStreamIsCapturing",
         |found| Some(!found.as_bool()?),
+    ),
+    (
+        "A copy between memories of the host blocks its caller until the stream comes to it",
+        COPIES,
+        "/host to host, 64 KiB/waits",
+        Value::as_bool,
+    ),
+    (
+        "Copies to and from memory of the GPU do not",
+        COPIES,
+        "",
+        |found| {
+            let of = |name: &str| found.get(name)?.get("waits")?.as_bool();
+            Some(!(of("host to GPU")? || of("GPU to host")? || of("GPU to GPU")?))
+        },
     ),
 ];
 
