@@ -582,7 +582,7 @@ impl Communicator {
         self.prepared(wanted, Some(input), Some(output))
     }
 
-    /// Queues an operation on a stream.
+    /// Queues an operation on a stream. A CUDA stream may still work on the memory of one that has failed, until it is synchronized.
     ///
     /// # Errors
     /// [`Error::Foreign`] for an operation of another communicator; [`Error::State`] for one that the stream cannot carry out ([`Collective::runs_on`]); those of
