@@ -52,7 +52,9 @@ pub use event::Event;
 #[cfg(feature = "cuda")]
 pub(crate) use event::{Dependent, ExternalProgress, Progress, Record, StreamPosition};
 pub use execute_program::execute;
-pub use executor::{Executor, SealedExecutor, StreamTurn, StreamTurns, Submission};
+#[cfg(feature = "cuda")]
+pub(crate) use executor::StreamTurn;
+pub use executor::{Executor, SealedExecutor, StreamTurns, Submission};
 pub(crate) use failure_notifier::FailureListener;
 #[cfg(feature = "cuda")]
 pub(crate) use fault::Fault;
