@@ -426,6 +426,18 @@ fn turn() -> Option<MutexGuard<'static, ()>> {
     rig::is_cuda().then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
+/// Each rank in a thread of its own. The queues stay until all are done.
+fn on_all(ranks: Vec<Communicator>, carry_out: impl Fn(Communicator) -> Communicator + Sync) {
+    thread::scope(|scope| {
+        let threads: Vec<_> = ranks
+            .into_iter()
+            .map(|rank| scope.spawn(|| carry_out(rank)))
+            .collect();
+        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        assert!(ended.iter().all(Result::is_ok));
+    });
+}
+
 /// A stream of the column's own kind. Kernels of an application cannot copy and reduce, so there it is one of the host.
 fn stream_of(rank: &Communicator) -> Box<dyn Executor> {
     let name = format!("rank{}", rank.rank());
@@ -677,14 +689,7 @@ fn every_stream_computes_the_same() {
             rank.finish(SOON).unwrap();
             rank
         };
-        thread::scope(|scope| {
-            let threads: Vec<_> = ranks
-                .into_iter()
-                .map(|rank| scope.spawn(|| carry_out(rank)))
-                .collect();
-            let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
-            assert!(ended.iter().all(Result::is_ok));
-        });
+        on_all(ranks, carry_out);
     }
 }
 
@@ -753,14 +758,7 @@ fn operations_without_local_work_run_on_every_stream() {
             rank.finish(SOON).unwrap();
             rank
         };
-        thread::scope(|scope| {
-            let threads: Vec<_> = ranks
-                .into_iter()
-                .map(|rank| scope.spawn(|| carry_out(rank)))
-                .collect();
-            let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
-            assert!(ended.iter().all(Result::is_ok));
-        });
+        on_all(ranks, carry_out);
     }
 }
 

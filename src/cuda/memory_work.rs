@@ -89,10 +89,12 @@ impl MemoryCall {
                 into,
                 from,
                 len_bytes,
-            } => check("cuMemcpyAsync", unsafe {
+            } => {
                 // SAFETY: by this function's contract.
-                sys::cuMemcpyAsync(*into, *from, *len_bytes as usize, stream)
-            }),
+                let queued =
+                    unsafe { sys::cuMemcpyAsync(*into, *from, *len_bytes as usize, stream) };
+                check("cuMemcpyAsync", queued)
+            }
             // SAFETY: as above.
             MemoryCall::Reduce(reduction) => unsafe { context.module()?.reduce(stream, reduction) },
         }
