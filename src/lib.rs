@@ -102,7 +102,7 @@ pub use endpoint::{
     stream_post, stream_post_all, stream_wait_value32, stream_write_value32, wait_value32,
 };
 #[cfg(feature = "cuda")]
-pub use graph::{GraphBuilder, GraphExec};
+pub use graph::{GraphBuilder, GraphExec, GraphMember};
 #[cfg(feature = "group")]
 pub use group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
 pub use kernel_queue::{KernelQueue, QueueView};

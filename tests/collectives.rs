@@ -371,7 +371,7 @@ fn random_operations(device: &Device, seed: u64, calls: usize) {
             (call, forced, random.next())
         })
         .collect();
-    carry_out_all(device, seed, count, &calls);
+    carry_out_all(device, seed, count, &calls, 3);
 }
 
 /// Memory of the host or of a GPU.
@@ -439,23 +439,107 @@ fn on_all(ranks: Vec<Communicator>, carry_out: impl Fn(Communicator) -> Communic
 }
 
 /// A stream of the column's own kind. Kernels of an application cannot copy and reduce, so there it is one of the host.
-fn stream_of(rank: &Communicator) -> Box<dyn Executor> {
+fn stream_of(rank: &Communicator) -> rig::Stream {
     let name = format!("rank{}", rank.rank());
     match rig::by_trigger() {
-        true => Box::new(HostStream::new(name).unwrap()),
-        false => Box::new(rig::stream(&name)),
+        true => rig::Stream::Host(HostStream::new(name).unwrap()),
+        false => rig::stream(&name),
     }
 }
 
-/// All ranks carry these out, each twice from one preparation.
-fn carry_out_all(device: &Device, seed: u64, count: u32, calls: &[(Call, Option<Algorithm>, u64)]) {
+/// An operation of a rank, launched, and what is expected of it.
+struct Launched<'a> {
+    call: &'a Call,
+    collective: Collective,
+    tickets: Vec<doorbell::CollectiveTicket>,
+    places: [Place; 2],
+    memory: Memory,
+}
+
+impl Launched<'_> {
+    fn check(&self, what: &str) {
+        let Launched { call, memory, .. } = self;
+        for ticket in &self.tickets {
+            let waited = ticket.wait(SOON);
+            waited.unwrap_or_else(|error| panic!("{what}: {call:?}: {error}"));
+            assert_eq!(ticket.check(), Ok(true));
+        }
+        let mut bytes = vec![0; memory.expected.len()];
+        self.places[1].read(0, &mut bytes);
+        let at = (0..bytes.len()).find(|at| bytes[*at] != memory.expected[*at]);
+        let algorithm = self.collective.algorithm();
+        assert_eq!(at, None, "{what}: {call:?} by {algorithm}");
+    }
+
+    /// The output is what it was before the operation.
+    fn write_fresh(&self) {
+        let memory = &self.memory;
+        let fresh = match memory.in_place {
+            true => memory.output.clone(),
+            false => vec![0xdd; memory.output.len()],
+        };
+        self.places[1].write(0, &fresh);
+    }
+}
+
+/// Each operation in a graph of its own, launched several times.
+#[cfg(feature = "cuda")]
+fn repeat_in_graphs(
+    rank: &mut Communicator,
+    stream: &doorbell::CudaStream,
+    mut launched: Vec<&mut Launched<'_>>,
+    what: &str,
+) {
+    let record = |(rank, it): (&mut Communicator, &mut Launched<'_>)| {
+        let mut builder = doorbell::GraphBuilder::capture(stream).unwrap();
+        builder.collective(rank, &it.collective).unwrap();
+        let mut graph = builder.instantiate().unwrap();
+        it.write_fresh();
+        graph.launch(stream, &mut [rank]).unwrap();
+        it.tickets = graph.collective_tickets().to_vec();
+        graph
+    };
+    let mut graphs: Vec<_> = launched
+        .iter_mut()
+        .map(|it| record((&mut *rank, &mut **it)))
+        .collect();
+    let rounds = from_env("DOORBELL_GRAPH_ROUNDS", 1);
+    for round in 0..=rounds {
+        for it in &launched {
+            it.check(&format!("{what}, launch {round} of its graph"));
+        }
+        if round == rounds {
+            break;
+        }
+        for (graph, it) in graphs.iter_mut().zip(&mut launched) {
+            it.write_fresh();
+            graph.launch(stream, &mut [rank]).unwrap();
+            it.tickets = graph.collective_tickets().to_vec();
+            if !it.memory.in_place {
+                // Behind the last launch, without a wait in between.
+                graph.launch(stream, &mut [rank]).unwrap();
+                it.tickets.extend_from_slice(graph.collective_tickets());
+            }
+        }
+    }
+}
+
+/// All ranks carry these out, each twice from one preparation, and one of so many in a graph.
+fn carry_out_all(
+    device: &Device,
+    seed: u64,
+    count: u32,
+    calls: &[(Call, Option<Algorithm>, u64)],
+    in_graphs: usize,
+) {
     let ranks = communicators(device, count, SOON);
     let carry_out = |mut rank: Communicator| {
         let stream = stream_of(&rank);
         let by_gpu = !stream.executes_on_host();
         let domain = rank.domain().clone();
-        let mut launched = Vec::new();
         let number = rank.rank();
+        let what = format!("rank {number} of {count}, seed {seed}");
+        let mut launched = Vec::new();
         for (call, algorithm, seed) in calls {
             let memory = memory(call, *seed, rank.rank(), count);
             let of_gpu = Random(*seed ^ u64::from(number)).below(3) > 0;
@@ -468,43 +552,30 @@ fn carry_out_all(device: &Device, seed: u64, count: u32, calls: &[(Call, Option<
             let regions = places.each_ref().map(|place| &place.region);
             let collective = prepared(&rank, call, *algorithm, regions, &memory);
             let collective = collective.unwrap_or_else(|error| panic!("{call:?}: {error}"));
-            let ticket = rank.launch(&*stream, &collective).unwrap();
-            launched.push((call, collective, ticket, places, memory));
+            let ticket = rank.launch(&stream, &collective).unwrap();
+            launched.push(Launched {
+                call,
+                collective,
+                tickets: vec![ticket],
+                places,
+                memory,
+            });
         }
-        let check = |launched: &[(
-            &Call,
-            Collective,
-            doorbell::CollectiveTicket,
-            [Place; 2],
-            Memory,
-        )]| {
-            for (call, collective, ticket, places, memory) in launched {
-                ticket
-                    .wait(SOON)
-                    .unwrap_or_else(|error| panic!("{call:?}: {error}"));
-                assert_eq!(ticket.check(), Ok(true));
-                let mut bytes = vec![0; memory.expected.len()];
-                places[1].read(0, &mut bytes);
-                let at = (0..bytes.len()).find(|at| bytes[*at] != memory.expected[*at]);
-                let algorithm = collective.algorithm();
-                assert_eq!(
-                    at, None,
-                    "rank {number} of {count}, {call:?} by {algorithm}, seed {seed}"
-                );
-            }
-        };
-        check(&launched);
+        launched.iter().for_each(|it| it.check(&what));
         // Again, from the same preparation.
-        for (_, collective, ticket, places, memory) in &mut launched {
-            let fresh = if memory.in_place {
-                memory.output.clone()
-            } else {
-                vec![0xdd; memory.output.len()]
-            };
-            places[1].write(0, &fresh);
-            *ticket = rank.launch(&*stream, collective).unwrap();
+        for it in &mut launched {
+            it.write_fresh();
+            it.tickets = vec![rank.launch(&stream, &it.collective).unwrap()];
         }
-        check(&launched);
+        launched.iter().for_each(|it| it.check(&what));
+        #[cfg(feature = "cuda")]
+        if let Some(stream) = stream.cuda()
+            && rig::control(device) != Control::Sync
+        {
+            let first = seed as usize % in_graphs;
+            let some = launched.iter_mut().skip(first).step_by(in_graphs);
+            repeat_in_graphs(&mut rank, stream, some.collect(), &what);
+        }
         rank.finish(SOON).unwrap();
         rank
     };
@@ -594,7 +665,7 @@ fn every_algorithm_gives_the_result_of_a_sequential_computation() {
         }
         // In parts, so that memory stays small.
         for part in calls.chunks(16) {
-            carry_out_all(&device, 7, count, part);
+            carry_out_all(&device, 7, count, part, 1);
         }
     }
 }
@@ -656,8 +727,10 @@ fn every_stream_computes_the_same() {
         let len = elements * data.bytes();
         let ranks = communicators(&device, 2, SOON);
         let carry_out = |mut rank: Communicator| {
-            let streams: [Box<dyn Executor>; 2] =
-                [Box::new(HostStream::new("host").unwrap()), stream_of(&rank)];
+            let streams: [Box<dyn Executor>; 2] = [
+                Box::new(HostStream::new("host").unwrap()),
+                Box::new(stream_of(&rank)),
+            ];
             let by_gpu = !streams[1].executes_on_host();
             let domain = rank.domain().clone();
             for (op, shift) in ReduceOp::ALL.into_iter().zip([0, 16, 1, 24]) {
@@ -778,7 +851,8 @@ fn direct_paths_need_no_thread_of_the_library() {
     let sum = Reduction::new(DataType::F32, ReduceOp::Sum);
     // Copied messages and read ones; copies by the driver and reductions by the kernel.
     let algorithms = [Algorithm::Ring, Algorithm::RecursiveDoubling];
-    for (number, algorithm) in (0..).zip(algorithms) {
+    let ways = algorithms.map(|algorithm| [(algorithm, false), (algorithm, true)]);
+    for (number, (algorithm, in_graph)) in (0..).zip(ways.into_iter().flatten()) {
         limit.step(number, STEP);
         let mut ranks = communicators(&device, count, SOON);
         let domain = ranks[0].domain().clone();
@@ -796,7 +870,7 @@ fn direct_paths_need_no_thread_of_the_library() {
         let mut tickets = Vec::new();
         for ((rank, stream), region) in ranks.iter_mut().zip(&streams).zip(&regions) {
             let open = Condition::GreaterOrEqual(1);
-            stream_wait_value32(&**stream, &gate, 0, open, SOON).unwrap();
+            stream_wait_value32(stream, &gate, 0, open, SOON).unwrap();
             let slices = [0, 1, 2, 3].map(|at| region.slice(at * whole, whole).unwrap());
             let operations = [
                 rank.all_reduce(&slices[0], &slices[1], sum, Some(algorithm)),
@@ -807,8 +881,21 @@ fn direct_paths_need_no_thread_of_the_library() {
                 // The last one: what the test sees.
                 rank.all_reduce(&slices[2], &slices[3], sum, Some(algorithm)),
             ];
-            for operation in operations {
-                tickets.push(rank.launch(&**stream, &operation.unwrap()).unwrap());
+            let operations = operations.map(Result::unwrap);
+            #[cfg(feature = "cuda")]
+            if let Some(stream) = stream.cuda().filter(|_| in_graph) {
+                let mut builder = doorbell::GraphBuilder::capture(stream).unwrap();
+                for operation in &operations {
+                    builder.collective(rank, operation).unwrap();
+                }
+                let mut graph = builder.instantiate().unwrap();
+                graph.launch(stream, &mut [rank]).unwrap();
+                tickets.extend_from_slice(graph.collective_tickets());
+                // It stays until the launch is done, though this handle goes.
+                continue;
+            }
+            for operation in &operations {
+                tickets.push(rank.launch(stream, operation).unwrap());
             }
         }
         let path = ranks[0].path().unwrap().control;
@@ -835,7 +922,8 @@ fn direct_paths_need_no_thread_of_the_library() {
         }
         let is_done = regions.iter().all(&mut is_there);
         drop(frozen);
-        assert_eq!(is_done, path == Control::Direct, "{path:?}, {algorithm}");
+        let what = format!("{path:?}, {algorithm}, in a graph: {in_graph}");
+        assert_eq!(is_done, path == Control::Direct, "{what}");
         for ticket in tickets {
             ticket.wait(SOON).unwrap();
         }
@@ -873,7 +961,7 @@ fn every_rank_is_released_if_one_does_not_come() {
                 let reduce = rank
                     .all_reduce(&slice, &slice, sum, Some(Algorithm::Ring))
                     .unwrap();
-                rank.launch(&**stream, &reduce).unwrap()
+                rank.launch(stream, &reduce).unwrap()
             })
             .collect();
         if aborts {
@@ -914,7 +1002,7 @@ fn every_rank_is_released_if_one_does_not_come() {
         // What comes later is refused, and queues nothing.
         streams[0].take_fault();
         let barrier = ranks[0].barrier(None).unwrap();
-        let late = ranks[0].launch(&*streams[0], &barrier);
+        let late = ranks[0].launch(&streams[0], &barrier);
         assert!(matches!(late, Err(Error::Work(_))), "{late:?}");
         streams[0].synchronize(SOON).unwrap();
         drop(absent);

@@ -6,6 +6,8 @@
 #ifndef DOORBELL_GRAPH_H
 #define DOORBELL_GRAPH_H
 
+#include "communicator.h"
+#include "message.h"
 #include "stream.h"
 
 #ifdef __cplusplus
@@ -98,6 +100,66 @@ int doorbell_graph_builder_write_value32(doorbell_graph_builder *builder, const 
 					 uint64_t offset, uint32_t value);
 
 /*
+ * Adds a message and a wait until its memory may be used again, like doorbell_message_queue_send. The memory is the same
+ * in each launch; a launch sends what is in it then. Messages take slots and numbers when a launch is prepared: if a
+ * builder or a graph is destroyed while it is armed, the queue is aborted. Returns the codes of
+ * doorbell_message_queue_send, and DOORBELL_ESTATE for a queue whose doorbells the calling thread rings; nothing is
+ * recorded then. After DOORBELL_ECUDA all that was recorded of the queue is taken back, and the builder can only be
+ * destroyed.
+ * Threads: one at a time for builder, one at a time for queue.
+ */
+int doorbell_graph_builder_send_message(doorbell_graph_builder *builder, doorbell_message_queue *queue,
+					const doorbell_slice *slices, uint32_t slice_count);
+
+/*
+ * Adds a message without a wait, like doorbell_message_queue_start_send. doorbell_graph_builder_wait_messages adds the
+ * wait, or the next doorbell_graph_builder_send_message of the queue, or the end of the graph.
+ * Threads: one at a time for builder, one at a time for queue.
+ */
+int doorbell_graph_builder_start_message(doorbell_graph_builder *builder, doorbell_message_queue *queue,
+					 const doorbell_slice *slices, uint32_t slice_count);
+
+/*
+ * Adds the waits for all messages of the queue that were started and have none.
+ * Threads: one at a time for builder, one at a time for queue.
+ */
+int doorbell_graph_builder_wait_messages(doorbell_graph_builder *builder, doorbell_message_queue *queue);
+
+/*
+ * Adds a receive of a message, like doorbell_message_queue_recv.
+ * Threads: one at a time for builder, one at a time for queue.
+ */
+int doorbell_graph_builder_recv_message(doorbell_graph_builder *builder, doorbell_message_queue *queue,
+					const doorbell_slice *slices, uint32_t slice_count);
+
+/*
+ * Adds a collective operation, like doorbell_communicator_launch. All ranks launch it as often, and in the same order
+ * among their operations, in graphs or not. If a part of it was recorded before an error, and after DOORBELL_ECUDA, all
+ * that was recorded of the communicator is taken back, and the builder can only be destroyed.
+ * Threads: one at a time for builder, one at a time for communicator.
+ */
+int doorbell_graph_builder_collective(doorbell_graph_builder *builder, doorbell_communicator *communicator,
+				      const doorbell_collective *collective);
+
+/*
+ * What the operations of a graph belong to. Initialise it with doorbell_graph_members_init. A call with members uses
+ * each of them as its own calls do, so no other call may use them meanwhile.
+ */
+typedef struct doorbell_graph_members {
+	uint32_t struct_size; /* sizeof(doorbell_graph_members) */
+	uint32_t reserved;    /* 0 */
+	doorbell_endpoint *const *endpoints;
+	size_t endpoint_count;
+	doorbell_message_queue *const *queues;
+	size_t queue_count;
+	doorbell_communicator *const *communicators;
+	size_t communicator_count;
+} doorbell_graph_members;
+
+/* Fills members with none: doorbell_graph_members_init(&members, sizeof members). */
+int doorbell_graph_members_init(doorbell_graph_members *members, uint32_t struct_size);
+
+/*
  * Ends the recording and creates a graph that is armed for its first launch. The builder is gone, also if CUDA returns
  * an error.
  * Threads: alone with builder.
@@ -111,13 +173,12 @@ int doorbell_graph_builder_instantiate(doorbell_graph_builder *builder, doorbell
 int doorbell_graph_builder_destroy(doorbell_graph_builder *builder);
 
 /*
- * Arms the graph if it is not armed, and launches it. `endpoints` must contain all `count` recorded endpoints, in any
- * order; unrelated endpoints are ignored. If the launch is refused, the graph remains armed. If arming fails, the
- * graph is unchanged.
- * Threads: one at a time for graph, one at a time for endpoints.
+ * Arms the graph if it is not armed, and launches it. `members` must contain all endpoints, message queues and
+ * communicators that were recorded, in any order; others are ignored. NULL means none. If the launch is refused, the
+ * graph remains armed. If arming fails, the graph is unchanged.
+ * Threads: one at a time for graph.
  */
-int doorbell_graph_launch(doorbell_graph *graph, doorbell_stream *stream, doorbell_endpoint *const *endpoints,
-			  size_t count);
+int doorbell_graph_launch(doorbell_graph *graph, doorbell_stream *stream, const doorbell_graph_members *members);
 
 /*
  * Launches an armed graph. Returns DOORBELL_ESTATE if it is not armed or the stream belongs to another context;
@@ -128,18 +189,18 @@ int doorbell_graph_launch_armed(doorbell_graph *graph, doorbell_stream *stream);
 
 /*
  * Arms the graph: prepares the operations of the next launch. Earlier launches may still be running. Returns
- * DOORBELL_ESTATE if the graph is already armed, DOORBELL_EFOREIGN if a recorded endpoint is missing in `endpoints`,
+ * DOORBELL_ESTATE if the graph is already armed, DOORBELL_EFOREIGN if one that was recorded is missing in `members`,
  * DOORBELL_EFULL if a queue has no room. On failure nothing is prepared.
- * Threads: one at a time for graph, one at a time for endpoints.
+ * Threads: one at a time for graph.
  */
-int doorbell_graph_arm(doorbell_graph *graph, doorbell_endpoint *const *endpoints, size_t count);
+int doorbell_graph_arm(doorbell_graph *graph, const doorbell_graph_members *members);
 
 /*
- * Disarms the graph: cancels the prepared operations, so that other work can be posted before the next launch. Returns
- * DOORBELL_EFOREIGN if a recorded endpoint is missing in `endpoints`.
- * Threads: one at a time for graph, one at a time for endpoints.
+ * Disarms the graph: takes the prepared operations back, so that other work can be posted before the next launch.
+ * Returns DOORBELL_EFOREIGN if one that was recorded is missing in `members`.
+ * Threads: one at a time for graph.
  */
-int doorbell_graph_disarm(doorbell_graph *graph, doorbell_endpoint *const *endpoints, size_t count);
+int doorbell_graph_disarm(doorbell_graph *graph, const doorbell_graph_members *members);
 
 /*
  * Returns 1 if the graph is armed, else 0.
@@ -148,11 +209,25 @@ int doorbell_graph_disarm(doorbell_graph *graph, doorbell_endpoint *const *endpo
 int doorbell_graph_is_armed(const doorbell_graph *graph);
 
 /*
- * Creates a ticket of the last launch for the recorded operation `index`, from 0. Returns 1, or returns 0 and stores
- * NULL if there is none.
+ * Creates a ticket of the last launch for the operation `index`, from 0, among those of endpoints and on words. Returns
+ * 1, or returns 0 and stores NULL if there is none.
  * Threads: one at a time for graph.
  */
 int doorbell_graph_ticket(const doorbell_graph *graph, size_t index, doorbell_ticket **ticket);
+
+/*
+ * Creates a ticket of the last launch for the message `index`, from 0, sent or received. Returns 1, or returns 0 and
+ * stores NULL if there is none.
+ * Threads: one at a time for graph.
+ */
+int doorbell_graph_message_ticket(const doorbell_graph *graph, size_t index, doorbell_message_ticket **ticket);
+
+/*
+ * Creates a ticket of the last launch for the collective operation `index`, from 0. Returns 1, or returns 0 and stores
+ * NULL if there is none.
+ * Threads: one at a time for graph.
+ */
+int doorbell_graph_collective_ticket(const doorbell_graph *graph, size_t index, doorbell_collective_ticket **ticket);
 
 /*
  * Writes the CUgraphExec, for tools that inspect it. Launching it directly rings doorbells for work that is already
@@ -162,8 +237,8 @@ int doorbell_graph_ticket(const doorbell_graph *graph, size_t index, doorbell_ti
 int doorbell_graph_raw(const doorbell_graph *graph, struct CUgraphExec_st **raw);
 
 /*
- * Destroys the handle. Launches that are queued or running continue. The operations of an armed graph are cancelled.
- * NULL is allowed.
+ * Destroys the handle. Launches that are queued or running continue. The operations of an armed graph are cancelled,
+ * and its message queues and communicators are aborted. NULL is allowed.
  * Threads: alone with graph.
  */
 int doorbell_graph_destroy(doorbell_graph *graph);

@@ -9,7 +9,8 @@ use super::costs::CollectiveCosts;
 use super::local::{LocalWork, Memories, Memory};
 use super::reduction::{ReduceOp, Reduction};
 use super::schedule::{Blocks, MemoryStep, Operand, OperandSpan, Schedule, Transfer};
-use super::ticket::{CollectivePart, CollectiveTicket};
+use super::target::{OnStream, RoundTarget};
+use super::ticket::CollectiveTicket;
 use crate::endpoint::{AbortHandle, PathReport};
 use crate::message::MessageQueue;
 use crate::region::{Access, ProtectionDomain, Region, Slice};
@@ -66,10 +67,10 @@ const RANKS_PREDICTED: u32 = 16;
 /// ```
 pub struct Communicator {
     /// Of its own in this process.
-    id: u64,
+    pub(super) id: u64,
     ranks: Ranks,
     /// By rank; none for this one.
-    queues: Vec<Option<MessageQueue>>,
+    pub(super) queues: Vec<Option<MessageQueue>>,
     domain: ProtectionDomain,
     costs: CollectiveCosts,
 }
@@ -593,20 +594,9 @@ impl Communicator {
         stream: &dyn Executor,
         collective: &Collective,
     ) -> Result<CollectiveTicket> {
-        // Those of one rank have no peers that they could miss.
-        if collective.communicator != self.id {
-            return Err(Error::Foreign {
-                argument: "collective",
-                found: "an operation of another communicator".into(),
-                expected: "one that was prepared by this communicator".into(),
-            });
-        }
-        collective.check_stream(stream)?;
-        if let Some((_, failure)) = self.failure() {
-            return Err(Error::Work(failure));
-        }
+        self.check_launch(stream, collective)?;
         let mut parts = Vec::new();
-        let queued = self.queue_rounds(stream, collective, &mut parts);
+        let queued = self.give_rounds(&mut OnStream(stream), collective, &mut parts);
         match queued {
             Ok(()) => Ok(CollectiveTicket { parts }),
             Err((error, has_begun)) => {
@@ -618,12 +608,33 @@ impl Communicator {
         }
     }
 
-    /// On failure also says whether a part was queued.
-    fn queue_rounds(
-        &mut self,
+    /// Fails for an operation that cannot be launched.
+    pub(super) fn check_launch(
+        &self,
         stream: &dyn Executor,
         collective: &Collective,
-        parts: &mut Vec<CollectivePart>,
+    ) -> Result<()> {
+        // Those of one rank have no peers that they could miss.
+        if collective.communicator != self.id {
+            return Err(Error::Foreign {
+                argument: "collective",
+                found: "an operation of another communicator".into(),
+                expected: "one that was prepared by this communicator".into(),
+            });
+        }
+        collective.check_stream(stream)?;
+        match self.failure() {
+            Some((_, failure)) => Err(Error::Work(failure)),
+            None => Ok(()),
+        }
+    }
+
+    /// Carries the rounds of an operation out. On failure also says whether a part was before.
+    pub(super) fn give_rounds<T: RoundTarget>(
+        &mut self,
+        to: &mut T,
+        collective: &Collective,
+        parts: &mut Vec<T::Part>,
     ) -> std::result::Result<(), (Error, bool)> {
         let Collective {
             schedule,
@@ -631,45 +642,43 @@ impl Communicator {
             reduction,
             ..
         } = collective;
-        let by_thread = stream.executes_on_host();
         let mut has_begun = false;
         for round in &schedule.rounds {
             let mut pending = Vec::with_capacity(round.sends.len());
-            let mut give = |queued: Result<()>| {
-                queued.map_err(|error| (error, has_begun))?;
+            let mut give = |given: Result<()>| {
+                given.map_err(|error| (error, has_begun))?;
                 has_begun = true;
                 Ok::<(), (Error, bool)>(())
             };
             for send in &round.sends {
                 let sent = self.queue(send.peer).and_then(|queue| {
-                    with_slice(memories, send, |slices| queue.start_send(stream, slices))
+                    with_slice(memories, send, |slices| to.start_send(queue, slices))
                 });
                 give(sent.map(|sent| pending.push((send.peer, sent))))?;
             }
             for receive in &round.receives {
                 let received = self.queue(receive.peer).and_then(|queue| {
-                    with_slice(memories, receive, |slices| queue.recv(stream, slices))
+                    with_slice(memories, receive, |slices| {
+                        to.recv(receive.peer, queue, slices)
+                    })
                 });
-                give(
-                    received
-                        .map(|ticket| parts.push(CollectivePart::Message(receive.peer, ticket))),
-                )?;
+                give(received.map(|part| parts.push(part)))?;
             }
             for (peer, sent) in pending {
                 let waited = self
                     .queue(peer)
-                    .and_then(|queue| queue.wait_send(stream, sent));
-                give(waited.map(|ticket| parts.push(CollectivePart::Message(peer, ticket))))?;
+                    .and_then(|queue| to.wait_send(peer, queue, sent));
+                give(waited.map(|part| parts.push(part)))?;
             }
             if !round.then.is_empty() {
                 let count = self.ranks.count;
+                let by_thread = to.stream().executes_on_host();
                 let work = LocalWork::new(&round.then, memories, *reduction, count, by_thread);
                 let given = work.and_then(|work| {
                     let end = work.end();
-                    let given = stream.submit_one(work.submission());
-                    given.map(|()| end).map_err(|(_, error)| error)
+                    to.local(work.submission(), end)
                 });
-                give(given.map(|end| parts.push(CollectivePart::Local(end, stream.turns()))))?;
+                give(given.map(|part| parts.push(part)))?;
             }
         }
         Ok(())

@@ -5,6 +5,7 @@
 //! - `schedule`: rounds of messages, which algorithms make.
 //! - `reduction`: types of numbers, and what two of them become.
 //! - `local`: copies and reductions between messages.
+//! - `target`, `recording`: what the messages and the local work of a rank are given to: a stream, or a graph.
 //! - `ticket`: [`CollectiveTicket`], which reports how a launch fares.
 //! - `costs`: by which algorithms are chosen.
 
@@ -12,8 +13,11 @@ mod algorithms;
 mod communicator;
 mod costs;
 mod local;
+#[cfg(feature = "cuda")]
+mod recording;
 mod reduction;
 mod schedule;
+mod target;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod ticket;
@@ -21,5 +25,7 @@ mod ticket;
 pub use algorithms::Algorithm;
 pub use communicator::{Collective, Communicator};
 pub use costs::CollectiveCosts;
+#[cfg(feature = "cuda")]
+pub(crate) use recording::RecordedCollective;
 pub use reduction::{DataType, ReduceOp, Reduction};
 pub use ticket::CollectiveTicket;

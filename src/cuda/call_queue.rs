@@ -35,7 +35,7 @@ pub(super) struct CallQueue {
     pub(super) flush_behind: bool,
     /// Kernels of the application read the stream's status word.
     pub(super) is_watched: bool,
-    /// The calls are for nodes of a graph, which are memory operations only.
+    /// The calls are for nodes of a graph: memory operations, whatever the stream prefers, but for what only a kernel can do.
     pub(super) of_graph: bool,
     pub(super) entering: Vec<PendingEntry>,
     /// The owners whose waits are among them.
@@ -87,10 +87,15 @@ impl CallQueue {
         }
     }
 
-    /// Its memory operations, if one call can take them.
-    pub(super) fn into_one_call(mut self) -> Option<Vec<MemOp>> {
-        self.end_call();
-        (self.calls.len() == 1).then_some(self.ops)
+    /// Whether it is one call of memory operations.
+    pub(super) fn is_one_call(&self) -> bool {
+        matches!(
+            self.calls.as_slice(),
+            [DriverCall {
+                what: CallData::MemoryOps(_),
+                ..
+            }]
+        )
     }
 
     /// What executes the current call, if that has operations.

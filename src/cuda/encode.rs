@@ -159,33 +159,25 @@ impl StreamState {
     /// # Errors
     /// [`Error::State`] if no kernel can.
     fn kernel_means(&self, queue: &CallQueue) -> Result<Execution> {
-        let reason = if queue.of_graph {
-            "a kernel takes a message out of its slot, and graph nodes are memory operations"
-        } else if !queue.for_kernels && !self.context.capabilities().kernels {
-            "a kernel takes a message out of its slot, and this library has none for the device; receive on a host stream or with `recv_now`"
-        } else {
+        if queue.for_kernels || self.context.capabilities().kernels {
             return Ok(Execution::Kernel);
-        };
+        }
         Err(Error::state(
             StateKind::Unsupported,
             "receive a message",
-            reason,
+            "a kernel takes a message out of its slot, and this library has none for the device; receive on a host stream or with `recv_now`",
         ))
     }
 
     /// Fails if neither the driver nor a kernel can work on memory for the stream.
     fn check_memory_work(&self, queue: &CallQueue) -> Result<()> {
-        let reason = if queue.for_kernels {
-            "kernels of the application execute its programs, and the library launches none; use a stream of the host or of the GPU"
-        } else if queue.of_graph {
-            "graph nodes are memory operations, and it copies or reduces memory"
-        } else {
+        if !queue.for_kernels {
             return Ok(());
-        };
+        }
         Err(Error::state(
             StateKind::Unsupported,
             "work on memory",
-            reason,
+            "kernels of the application execute its programs, and the library launches none; use a stream of the host or of the GPU",
         ))
     }
 

@@ -10,8 +10,7 @@ use super::call_queue::CallQueue;
 use super::capture::RelaxedCapture;
 use super::decoded::Decoded;
 use super::driver::check;
-use super::instantiated_graph::{InstantiatedGraph, params};
-use super::memops::MemOp;
+use super::instantiated_graph::{GraphNode, InstantiatedGraph, NodeGroup};
 use super::stream::CudaStream;
 use crate::stream::Submission;
 use crate::{Error, Result, StateKind};
@@ -25,16 +24,20 @@ pub(crate) struct Draft {
     stream: CudaStream,
     graph: CUgraph,
     captured: bool,
-    nodes: Vec<DraftNode>,
+    groups: Vec<DraftGroup>,
     /// The dependencies of the next node besides the last one, in a graph of the application's.
     after: Vec<CUgraphNode>,
     /// Nothing more may be added to the last node, which the application knows.
     closed: bool,
+    /// A program has left some of its nodes in the graph.
+    is_partial: bool,
 }
 
-struct DraftNode {
-    raw: CUgraphNode,
+struct DraftGroup {
+    nodes: Vec<GraphNode>,
     programs: Vec<Submission>,
+    /// It is one node of memory operations, to which others may be added.
+    takes_more: bool,
 }
 
 impl Draft {
@@ -45,9 +48,10 @@ impl Draft {
             stream: stream.clone(),
             graph: null_mut(),
             captured: true,
-            nodes: Vec::new(),
+            groups: Vec::new(),
             after: Vec::new(),
             closed: false,
+            is_partial: false,
         })
     }
 
@@ -60,9 +64,10 @@ impl Draft {
             stream: stream.clone(),
             graph,
             captured: false,
-            nodes: Vec::new(),
+            groups: Vec::new(),
             after: Vec::new(),
             closed: false,
+            is_partial: false,
         }
     }
 
@@ -87,69 +92,84 @@ impl Draft {
     /// The last node. Later programs are not added to it.
     pub(crate) fn last_node(&mut self) -> Option<CUgraphNode> {
         self.closed = true;
-        self.nodes.last().map(|node| node.raw)
+        self.last()
+    }
+
+    fn last(&self) -> Option<CUgraphNode> {
+        let last = self.groups.last()?.nodes.last();
+        last.map(|node| node.raw)
     }
 
     /// Adds a program. A program that waits gets its own node, since other nodes may have to run before it. Any other program is added to the last node
-    /// if nothing was added to the graph after that.
+    /// if nothing was added to the graph after that, and if both are memory operations.
+    ///
+    /// # Errors
+    /// What the stream refuses; [`Error::State`] if the capture was broken off; [`Error::Cuda`](crate::Error::Cuda): then a program that takes several nodes, with
+    /// work on memory, may have left some in the graph.
     pub(crate) fn add(&mut self, submission: Submission) -> Result<()> {
         let _relaxed = RelaxedCapture::new();
         let waits = Decoded::new(&submission.program).waits;
         let (graph, after) = self.place()?;
-        let last = self.nodes.last().map(|node| node.raw);
-        if !waits && !self.closed && last.is_some() && after.as_slice() == last.as_slice() {
-            // Removed again if it does not fit.
-            if let Some(node) = self.nodes.last_mut() {
-                node.programs.push(submission);
-                if let Ok(mut ops) = ops_of(&self.stream, &node.programs) {
+        let may_share = !waits && !self.closed && after.as_slice() == self.last().as_slice();
+        let last = self.groups.last_mut().filter(|last| last.takes_more);
+        // Removed again if it does not fit.
+        if may_share && let Some(last) = last {
+            last.programs.push(submission);
+            let calls = calls_of(&self.stream, &last.programs);
+            match (calls, last.nodes.first()) {
+                (Ok(mut queue), Some(node)) if queue.is_one_call() => {
                     let _entered = self.stream.context().enter()?;
-                    let params = params(self.stream.context(), &mut ops);
+                    let params = self.stream.state().memop_params(&mut queue.ops);
                     // SAFETY: a node of ours, in a graph that lives; the driver copies the operations.
                     let changed = check("cuGraphBatchMemOpNodeSetParams", unsafe {
                         sys::cuGraphBatchMemOpNodeSetParams(node.raw, &params)
                     });
                     if changed.is_err() {
-                        node.programs.pop();
+                        last.programs.pop();
                     }
                     return changed;
                 }
+                _ => {}
             }
-            let submission = self.nodes.last_mut().and_then(|node| node.programs.pop());
+            let submission = last.programs.pop();
             return submission.map_or(Ok(()), |submission| {
-                self.add_node(graph, after, vec![submission])
+                self.add_group(graph, after, vec![submission])
             });
         }
-        self.add_node(graph, after, vec![submission])
+        self.add_group(graph, after, vec![submission])
     }
 
-    fn add_node(
+    fn add_group(
         &mut self,
         graph: CUgraph,
         after: Vec<CUgraphNode>,
         programs: Vec<Submission>,
     ) -> Result<()> {
-        let mut ops = if programs.is_empty() {
-            self.stream.count_op()
-        } else {
-            ops_of(&self.stream, &programs)?
-        };
+        let mut queue = calls_of(&self.stream, &programs)?;
         let _entered = self.stream.context().enter()?;
-        let params = params(self.stream.context(), &mut ops);
-        let mut raw = null_mut();
-        // SAFETY: writes one handle; the nodes are of the graph, which lives; the driver copies the operations.
-        check("cuGraphAddBatchMemOpNode", unsafe {
-            sys::cuGraphAddBatchMemOpNode(&mut raw, graph, after.as_ptr(), after.len(), &params)
-        })?;
-        if self.captured {
+        let mut nodes = Vec::with_capacity(queue.calls.len());
+        let state = self.stream.state();
+        // SAFETY: the graph lives, and the nodes before are of it.
+        let added = unsafe { state.add_nodes(graph, &after, &mut queue, &mut nodes) };
+        if self.captured
+            && let Some(last) = nodes.last()
+        {
             const SET: u32 =
                 sys::CUstreamUpdateCaptureDependencies_flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES
                     as u32;
+            let mut last = last.raw;
             // SAFETY: a node of the graph that the stream is captured into.
             check("cuStreamUpdateCaptureDependencies", unsafe {
-                sys::cuStreamUpdateCaptureDependencies(self.stream.raw_inside(), &mut raw, 1, SET)
+                sys::cuStreamUpdateCaptureDependencies(self.stream.raw_inside(), &mut last, 1, SET)
             })?;
         }
-        self.nodes.push(DraftNode { raw, programs });
+        self.is_partial |= added.is_err() && !nodes.is_empty();
+        added?;
+        self.groups.push(DraftGroup {
+            nodes,
+            programs,
+            takes_more: queue.is_one_call(),
+        });
         self.after.clear();
         self.closed = false;
         Ok(())
@@ -159,7 +179,7 @@ impl Draft {
     fn place(&self) -> Result<(CUgraph, Vec<CUgraphNode>)> {
         if !self.captured {
             let mut after = self.after.clone();
-            let last = self.nodes.last().map(|node| node.raw);
+            let last = self.last();
             after.extend(last.filter(|last| !after.contains(last)));
             return Ok((self.graph, after));
         }
@@ -223,7 +243,17 @@ impl Draft {
     }
 
     /// Ends the recording. The last node, which comes after all others, is one of this library's: its count shows that the graph is done.
+    ///
+    /// # Errors
+    /// [`Error::State`] if a part of a program was recorded, or the capture was broken off; [`Error::Cuda`](crate::Error::Cuda).
     pub(crate) fn instantiate(mut self) -> Result<Arc<InstantiatedGraph>> {
+        if self.is_partial {
+            return Err(Error::state(
+                StateKind::Graph,
+                "GraphBuilder::instantiate",
+                "an operation failed after some of its nodes had been added",
+            ));
+        }
         let context = self.stream.context().clone();
         let _relaxed = RelaxedCapture::new();
         let _entered = context.enter()?;
@@ -231,8 +261,8 @@ impl Draft {
         if !self.captured {
             after = self.leaves()?;
         }
-        if self.nodes.last().map(|node| node.raw).as_slice() != after.as_slice() {
-            self.add_node(graph, after, Vec::new())?;
+        if self.last().as_slice() != after.as_slice() {
+            self.add_group(graph, after, Vec::new())?;
         }
         if self.captured {
             self.graph = self.stream.end_capture()?;
@@ -242,17 +272,17 @@ impl Draft {
         check("cuGraphInstantiateWithFlags", unsafe {
             sys::cuGraphInstantiateWithFlags(&mut raw, self.graph, 0)
         })?;
-        let nodes = self
-            .nodes
-            .drain(..)
-            .map(|node| (node.raw, node.programs.len()))
-            .collect();
+        let groups = self.groups.drain(..).map(|group| NodeGroup {
+            nodes: group.nodes,
+            programs: group.programs.len(),
+        });
+        let groups = groups.collect();
         let graph = std::mem::replace(&mut self.graph, null_mut());
         Ok(Arc::new(InstantiatedGraph::new(
             &context,
             raw,
             self.captured.then_some(graph),
-            nodes,
+            groups,
         )))
     }
 }
@@ -274,17 +304,17 @@ impl Drop for Draft {
     }
 }
 
-/// The operations of one node.
-fn ops_of(stream: &CudaStream, programs: &[Submission]) -> Result<Vec<MemOp>> {
+/// The calls of programs, or of a count if there are none.
+fn calls_of(stream: &CudaStream, programs: &[Submission]) -> Result<CallQueue> {
     let mut queue = CallQueue::for_node();
-    stream.translate(&mut queue, programs)?;
-    queue.into_one_call().ok_or_else(|| {
-        Error::state(
-            StateKind::Exhausted,
-            "GraphBuilder",
-            "more operations than a node can have",
-        )
-    })
+    let state = stream.state();
+    if programs.is_empty() {
+        state.count(&mut queue);
+    } else {
+        state.prepare(&mut queue, programs.iter())?;
+    }
+    queue.end_call();
+    Ok(queue)
 }
 
 impl CudaStream {

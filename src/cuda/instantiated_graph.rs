@@ -1,10 +1,29 @@
 //! CUDA graphs that can be launched.
 #![allow(unsafe_code)] // calls the driver
 
-use cudarc::driver::sys::{self, CUDA_BATCH_MEM_OP_NODE_PARAMS, CUgraph, CUgraphExec, CUgraphNode};
+use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUgraphNode};
 
 use super::context::CudaContext;
-use super::memops::MemOp;
+use super::memory_work::MemoryCall;
+
+/// A node. Each launch of its graph gives it the operations or the words of that launch; work on memory stays what it was.
+pub(super) struct GraphNode {
+    pub(super) raw: CUgraphNode,
+    pub(super) kind: NodeKind,
+}
+
+pub(super) enum NodeKind {
+    MemoryOps,
+    Kernel,
+    Memory(MemoryCall),
+}
+
+/// The nodes of programs that were translated together, one behind the other.
+pub(super) struct NodeGroup {
+    pub(super) nodes: Vec<GraphNode>,
+    /// How many programs. None: the group only counts.
+    pub(super) programs: usize,
+}
 
 /// A graph that can be launched.
 pub(crate) struct InstantiatedGraph {
@@ -12,8 +31,8 @@ pub(crate) struct InstantiatedGraph {
     /// The graph that it was instantiated from, if that is destroyed with it.
     graph: Option<CUgraph>,
     context: CudaContext,
-    /// This library's nodes, in order, each with the number of its programs. The last one may have none.
-    nodes: Vec<(CUgraphNode, usize)>,
+    /// This library's nodes, in order. The last group may have no programs.
+    groups: Vec<NodeGroup>,
 }
 
 // SAFETY: the handles may be used from any thread; a stream's queue is locked while they are used, and the driver has launches of one graph
@@ -28,18 +47,18 @@ impl InstantiatedGraph {
         context: &CudaContext,
         raw: CUgraphExec,
         graph: Option<CUgraph>,
-        nodes: Vec<(CUgraphNode, usize)>,
+        groups: Vec<NodeGroup>,
     ) -> InstantiatedGraph {
         InstantiatedGraph {
             raw,
             graph,
             context: context.clone(),
-            nodes,
+            groups,
         }
     }
 
-    pub(super) fn nodes(&self) -> &[(CUgraphNode, usize)] {
-        &self.nodes
+    pub(super) fn groups(&self) -> &[NodeGroup] {
+        &self.groups
     }
 
     pub(crate) fn context(&self) -> &CudaContext {
@@ -62,15 +81,5 @@ impl Drop for InstantiatedGraph {
             // SAFETY: as above.
             let _ = unsafe { sys::cuGraphDestroy(graph) };
         }
-    }
-}
-
-/// The parameters of a node with these operations, which the driver copies.
-pub(super) fn params(context: &CudaContext, ops: &mut [MemOp]) -> CUDA_BATCH_MEM_OP_NODE_PARAMS {
-    CUDA_BATCH_MEM_OP_NODE_PARAMS {
-        ctx: context.raw(),
-        count: ops.len() as u32,
-        paramArray: ops.as_mut_ptr(),
-        flags: 0,
     }
 }

@@ -14,7 +14,7 @@ pub(super) const COPY: (u32, u32) = (6, 4);
 
 /// `struct dbl_reduce` of `cuda/reduce.h`.
 #[repr(C)]
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct KernelReduction {
     pub(super) into: CUdeviceptr,
     pub(super) first: CUdeviceptr,

@@ -6,13 +6,14 @@ use std::sync::atomic::Ordering;
 
 use cudarc::driver::sys;
 
-use super::call_queue::{CallData, CallQueue, DriverCall};
+use super::call_queue::CallQueue;
 use super::driver::check;
-use super::instantiated_graph::{InstantiatedGraph, params};
+use super::graph_node::unlike;
+use super::instantiated_graph::InstantiatedGraph;
 use super::pending::{PendingEntry, PendingWork};
 use super::state::StreamState;
+use crate::Result;
 use crate::stream::Submission;
-use crate::{Error, Result, StateKind};
 
 impl StreamState {
     /// Launches a graph with these programs in its nodes: as many as it had, in the order of the nodes. Earlier launches keep theirs.
@@ -25,8 +26,8 @@ impl StreamState {
             |state, queue| {
                 queue.of_graph = true;
                 let mut rest = batch;
-                for (_, programs) in exec.nodes() {
-                    let Some((now, later)) = rest.split_at_checked(*programs) else {
+                for group in exec.groups() {
+                    let Some((now, later)) = rest.split_at_checked(group.programs) else {
                         return Err(unlike("it has fewer programs"));
                     };
                     rest = later;
@@ -37,7 +38,8 @@ impl StreamState {
                     }
                     queue.end_call();
                 }
-                if !rest.is_empty() || queue.calls.len() != exec.nodes().len() {
+                let nodes: usize = exec.groups().iter().map(|group| group.nodes.len()).sum();
+                if !rest.is_empty() || queue.calls.len() != nodes {
                     return Err(unlike("its programs do not fit its nodes"));
                 }
                 // The last node comes after all others of the graph.
@@ -67,33 +69,13 @@ impl StreamState {
         // Entered first: setting a node's parameters names no stream, and no error is documented for another current context.
         let mut driver = self.driver(true)?;
         self.forbid_capture(&mut driver, "launch a graph")?;
-        for (DriverCall { what, .. }, (node, _)) in queue.calls.iter().zip(exec.nodes()) {
-            let CallData::MemoryOps(range) = what else {
-                return Err(unlike(
-                    "one of its programs needs a kernel, and graph nodes are memory operations",
-                ));
-            };
-            let ops = queue.ops.get_mut(range.clone()).unwrap_or_default();
-            let params = params(&self.context, ops);
-            // SAFETY: a node of the graph that `exec` was instantiated of, and operations as in `issue`.
-            check("cuGraphExecBatchMemOpNodeSetParams", unsafe {
-                sys::cuGraphExecBatchMemOpNodeSetParams(exec.raw, *node, &params)
-            })
-            .inspect_err(|error| self.note(error))?;
-        }
+        let nodes = exec.groups().iter().flat_map(|group| &group.nodes);
+        // SAFETY: nodes of the graph that `exec` was instantiated of, which it keeps, or the application.
+        unsafe { self.set_nodes(exec.raw, nodes, queue) }.inspect_err(|error| self.note(error))?;
         // SAFETY: kept in `pending` until it is done.
         check("cuGraphLaunch", unsafe {
             sys::cuGraphLaunch(exec.raw, self.raw)
         })
         .inspect_err(|error| self.note(error))
     }
-}
-
-#[cold]
-fn unlike(how: &str) -> Error {
-    Error::state(
-        StateKind::Graph,
-        "launch a graph",
-        format!("it is not the one that was recorded: {how}"),
-    )
 }

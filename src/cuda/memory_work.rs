@@ -11,7 +11,7 @@ use crate::Result;
 use crate::stream::{KernelMemory, MemoryWork};
 
 /// A call of the driver that works on memory.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum MemoryCall {
     Copy {
         into: CUdeviceptr,
@@ -95,8 +95,11 @@ impl MemoryCall {
                     unsafe { sys::cuMemcpyAsync(*into, *from, *len_bytes as usize, stream) };
                 check("cuMemcpyAsync", queued)
             }
-            // SAFETY: as above.
-            MemoryCall::Reduce(reduction) => unsafe { context.module()?.reduce(stream, reduction) },
+            MemoryCall::Reduce(reduction) => {
+                let launch = context.module()?.reduce(reduction);
+                // SAFETY: as above.
+                unsafe { launch.queue(stream) }
+            }
         }
     }
 }

@@ -29,6 +29,7 @@ mod execution;
 mod fail_behind;
 mod gpu_mapping;
 mod graph;
+mod graph_node;
 mod handle;
 mod host_call;
 mod host_functions;

@@ -5,7 +5,8 @@ use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 
 use cudarc::driver::sys::{
-    self, CUdeviceptr, CUfunction, CUfunction_attribute, CUmodule, CUresult, CUstream,
+    self, CUDA_KERNEL_NODE_PARAMS, CUcontext, CUdeviceptr, CUfunction, CUfunction_attribute,
+    CUmodule, CUresult, CUstream,
 };
 
 use super::capture::RelaxedCapture;
@@ -109,48 +110,32 @@ impl KernelModule {
         Ok(())
     }
 
-    /// Queues a kernel that executes the words of a [`KernelWords`](super::kernel_words::Batch), on a stream of the module's context, which is current.
+    /// Calls `give` with the launch of a kernel that executes the words of a [`KernelWords`](super::kernel_words::KernelWords). The addresses in `words`, and that of a
+    /// `struct dbl_control`, are the device's.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
-    ///
-    /// # Safety
-    /// The addresses in `words`, and that of a `struct dbl_control`, are the device's of memory that stays until the kernel is done.
-    pub(super) unsafe fn execute(
+    /// Those of `give`.
+    pub(super) fn execute(
         &self,
-        stream: CUstream,
         words: &[u64],
         control: CUdeviceptr,
+        give: impl FnOnce(&KernelLaunch) -> Result<()>,
     ) -> Result<()> {
         if words.len() <= SHORT_WORDS {
             let batch = parameter::<{ SHORT_WORDS + 2 }>(words, control);
-            // SAFETY: its one parameter, of that size; what it holds is by this function's contract.
-            unsafe { self.execute_short.launch(stream, [batch.as_ptr().cast()]) }
+            give(&self.execute_short.with((&raw const batch).cast()))
         } else {
             let batch = parameter::<{ LONG_WORDS + 2 }>(words, control);
-            // SAFETY: as above.
-            unsafe { self.execute_long.launch(stream, [batch.as_ptr().cast()]) }
+            give(&self.execute_long.with((&raw const batch).cast()))
         }
     }
 
-    /// Queues a reduction, on a stream of the module's context, which is current.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`].
-    ///
-    /// # Safety
-    /// The addresses are the device's of as much memory as the reduction says, which stays until the kernel is done.
-    pub(super) unsafe fn reduce(
-        &self,
-        stream: CUstream,
-        reduction: &KernelReduction,
-    ) -> Result<()> {
-        let parameter = (&raw const *reduction).cast();
-        let grid = reduction.blocks();
-        // SAFETY: its one parameter; what it holds is by this function's contract.
-        unsafe {
-            self.reduce
-                .launch_grid(stream, grid, REDUCE_THREADS, [parameter])
+    /// The launch of a reduction, which it points to. Its addresses are the device's.
+    pub(super) fn reduce(&self, reduction: &KernelReduction) -> KernelLaunch {
+        KernelLaunch {
+            blocks: reduction.blocks(),
+            threads: REDUCE_THREADS,
+            ..self.reduce.with((&raw const *reduction).cast())
         }
     }
 
@@ -158,6 +143,58 @@ impl KernelModule {
     pub(super) fn unload(&self) {
         // SAFETY: loaded by `load`; the only call for this module, by the contract of the context.
         let _ = unsafe { sys::cuModuleUnload(self.raw) };
+    }
+}
+
+/// A kernel with one parameter, for a stream or for a node of a graph. The driver copies the parameter.
+pub(super) struct KernelLaunch {
+    function: CUfunction,
+    blocks: u32,
+    threads: u32,
+    parameter: *const c_void,
+}
+
+impl KernelLaunch {
+    /// Queues it on a stream of its context, which is current.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    ///
+    /// # Safety
+    /// `parameter` points to a value of the parameter's type; what the kernel does with it is safe until it is done.
+    pub(super) unsafe fn queue(&self, stream: CUstream) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe {
+            LoadedKernel(self.function).launch_grid(
+                stream,
+                self.blocks,
+                self.threads,
+                [self.parameter],
+            )
+        }
+    }
+
+    /// Calls with the parameters of a node that does the same in a context. They are good during the call.
+    pub(super) fn with_params<R>(
+        &self,
+        context: CUcontext,
+        call: impl FnOnce(&CUDA_KERNEL_NODE_PARAMS) -> R,
+    ) -> R {
+        let mut parameters = [self.parameter.cast_mut()];
+        call(&CUDA_KERNEL_NODE_PARAMS {
+            func: self.function,
+            gridDimX: self.blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: self.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            kernelParams: parameters.as_mut_ptr(),
+            extra: null_mut(),
+            kern: null_mut(),
+            ctx: context,
+        })
     }
 }
 
@@ -225,6 +262,16 @@ fn explain(error: Error, version: i32) -> Error {
 }
 
 impl LoadedKernel {
+    /// It with one thread and that parameter.
+    fn with(&self, parameter: *const c_void) -> KernelLaunch {
+        KernelLaunch {
+            function: self.0,
+            blocks: 1,
+            threads: 1,
+            parameter,
+        }
+    }
+
     /// Queues it, with one thread, on a stream of its context, which is current.
     ///
     /// # Errors

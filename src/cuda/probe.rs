@@ -192,7 +192,9 @@ impl<'a> ProbeStream<'a> {
             let _entered = self.context.enter()?;
             let words = batch.words(launch);
             // SAFETY: the addresses are those of `words`, which stay until the stream is idle, or as long as the process.
-            unsafe { module.execute(self.stream, words, self.words.control_at())? };
+            module.execute(words, self.words.control_at(), |launch| unsafe {
+                launch.queue(self.stream)
+            })?;
             self.wait(BOUND)?;
             self.expect(10)
         });

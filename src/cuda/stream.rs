@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use super::call_queue::CallQueue;
 use super::capture::is_captured;
 use super::context::CudaContext;
 use super::deferred_free::free_after_wait;
@@ -17,7 +16,6 @@ use super::execution::Execution;
 use super::handle::CudaStreamHandle;
 use super::host_call;
 use super::instantiated_graph::InstantiatedGraph;
-use super::memops::MemOp;
 use super::module::KernelModule;
 use super::pending::PendingWork;
 use super::state::StreamState;
@@ -307,18 +305,6 @@ impl CudaStream {
     /// passed the event, because the GPU reads only that stream's count: abort that stream, or both.
     pub fn abort(&self) {
         self.state().abort();
-    }
-
-    /// Adds the operations of programs to `queue`.
-    pub(super) fn translate(&self, queue: &mut CallQueue, programs: &[Submission]) -> Result<()> {
-        self.state().prepare(queue, programs.iter())
-    }
-
-    /// The operation by which the stream counts, for a node of its own.
-    pub(super) fn count_op(&self) -> Vec<MemOp> {
-        let mut queue = CallQueue::for_node();
-        self.state().count(&mut queue);
-        queue.into_one_call().unwrap_or_default()
     }
 
     /// Calls the driver with the stream's handle while nothing is queued and no thread queries the stream.

@@ -311,8 +311,9 @@ impl StreamState {
             CallData::Kernel(range) => {
                 let words = batch.words(range.clone());
                 let control = self.count.words.control_at();
+                let module = self.context.module()?;
                 // SAFETY: as above.
-                unsafe { self.context.module()?.execute(self.raw, words, control) }
+                module.execute(words, control, |launch| unsafe { launch.queue(self.raw) })
             }
             CallData::Memory(at) => match memory.get(*at) {
                 // SAFETY: as above.

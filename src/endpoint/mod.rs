@@ -86,7 +86,7 @@ pub(crate) use device_queue::DeviceQueue;
 pub(crate) use device_queue_state::fresh_mark;
 pub(crate) use late_read::LateRead;
 #[cfg(feature = "cuda")]
-pub(crate) use operation_template::OperationTemplate;
+pub(crate) use operation_template::{OperationTemplate, OwnedSlices};
 pub use outcome::Status;
 pub use path::PathReport;
 pub(crate) use poll_until::poll_until;
@@ -101,5 +101,5 @@ pub use rendezvous::{Channel, Listener};
 pub use ticket::Ticket;
 pub use value::{Condition, stream_wait_value32, stream_write_value32, wait_value32};
 #[cfg(feature = "cuda")]
-pub(crate) use value::{value_wait, value_write};
+pub(crate) use value::{ValueWait, value_wait, value_write};
 pub use work::Work;

@@ -14,7 +14,7 @@ pub(crate) enum OperationTemplate {
     Send(Box<Request>),
     Recv {
         wr_id: u64,
-        parts: Vec<Part>,
+        slices: OwnedSlices,
     },
     Wait {
         kind: QueueKind,
@@ -37,12 +37,14 @@ pub(crate) struct Request {
 }
 
 enum OwnedPayload {
-    Slices(Vec<Part>),
+    Slices(OwnedSlices),
     Inline(Vec<u8>),
 }
 
-/// A [`Slice`] that keeps its region.
-pub(crate) struct Part {
+/// [`Slice`]s that keep their regions.
+pub(crate) struct OwnedSlices(Vec<Part>);
+
+struct Part {
     region: Region,
     offset: u64,
     len_bytes: u32,
@@ -52,7 +54,7 @@ impl OperationTemplate {
     pub(crate) fn send(work: &Work<'_>) -> OperationTemplate {
         OperationTemplate::Send(Box::new(Request {
             payload: match work.data {
-                Data::Slices(slices) => OwnedPayload::Slices(parts(slices)),
+                Data::Slices(slices) => OwnedPayload::Slices(OwnedSlices::of(slices)),
                 Data::Inline(bytes) => OwnedPayload::Inline(bytes.to_vec()),
             },
             opcode: work.opcode,
@@ -70,7 +72,7 @@ impl OperationTemplate {
     pub(crate) fn recv(wr_id: u64, slices: &[Slice<'_>]) -> OperationTemplate {
         OperationTemplate::Recv {
             wr_id,
-            parts: parts(slices),
+            slices: OwnedSlices::of(slices),
         }
     }
 
@@ -81,15 +83,15 @@ impl OperationTemplate {
     pub(crate) fn prepare(&self, endpoint: &mut Endpoint) -> Result<Prepared> {
         match self {
             OperationTemplate::Send(request) => match &request.payload {
-                OwnedPayload::Slices(parts) => with_slices(parts, |slices| {
-                    endpoint.prepare_send(&request.with(Data::Slices(slices)))
-                }),
+                OwnedPayload::Slices(slices) => {
+                    slices.with(|slices| endpoint.prepare_send(&request.with(Data::Slices(slices))))
+                }
                 OwnedPayload::Inline(bytes) => {
                     endpoint.prepare_send(&request.with(Data::Inline(bytes)))
                 }
             },
-            OperationTemplate::Recv { wr_id, parts } => {
-                with_slices(parts, |slices| endpoint.prepare_recv(*wr_id, slices))
+            OperationTemplate::Recv { wr_id, slices } => {
+                slices.with(|slices| endpoint.prepare_recv(*wr_id, slices))
             }
             OperationTemplate::Wait { kind, timeout } => {
                 endpoint.prepare_wait_cq_for(*kind, *timeout)
@@ -117,28 +119,28 @@ impl Request {
     }
 }
 
-fn parts(slices: &[Slice<'_>]) -> Vec<Part> {
-    slices
-        .iter()
-        .map(|slice| Part {
+impl OwnedSlices {
+    pub(crate) fn of(slices: &[Slice<'_>]) -> OwnedSlices {
+        let parts = slices.iter().map(|slice| Part {
             region: slice.region.clone(),
             offset: slice.offset,
             len_bytes: slice.len_bytes,
-        })
-        .collect()
-}
-
-/// The slices again, without an allocation.
-fn with_slices<R>(parts: &[Part], act: impl FnOnce(&[Slice<'_>]) -> R) -> R {
-    let Some(first) = parts.first() else {
-        return act(&[]);
-    };
-    let mut slices = [first.slice(); SEGMENTS_MAX as usize];
-    for (slice, part) in slices.iter_mut().zip(parts) {
-        *slice = part.slice();
+        });
+        OwnedSlices(parts.collect())
     }
-    // As many as were prepared once: no more than there is room for.
-    act(slices.get(..parts.len()).unwrap_or(&slices))
+
+    /// Calls with the slices, without an allocation. There are no more of them than an operation has room for.
+    pub(crate) fn with<R>(&self, act: impl FnOnce(&[Slice<'_>]) -> R) -> R {
+        let parts = &self.0;
+        let Some(first) = parts.first() else {
+            return act(&[]);
+        };
+        let mut slices = [first.slice(); SEGMENTS_MAX as usize];
+        for (slice, part) in slices.iter_mut().zip(parts) {
+            *slice = part.slice();
+        }
+        act(slices.get(..parts.len()).unwrap_or(&slices))
+    }
 }
 
 impl Part {

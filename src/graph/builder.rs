@@ -7,11 +7,15 @@ use std::time::Duration;
 use cudarc::driver::sys::{CUgraph, CUgraphNode};
 
 use super::GraphExec;
-use super::step::GraphStep;
+use super::member::{GraphMember, Members};
+use super::step::{GraphStep, MessageStep, StepReport};
+use crate::collective::{Collective, Communicator};
 use crate::cuda::{CudaStream, Draft};
-use crate::endpoint::{Condition, Control, Endpoint, OperationTemplate, Prepared, QueueKind, Work};
+use crate::endpoint::{
+    Condition, Control, Endpoint, OperationTemplate, OwnedSlices, QueueKind, Work,
+};
+use crate::message::{MessageQueue, Recording};
 use crate::region::{Region, Slice};
-use crate::stream::Submission;
 use crate::{Error, Result, StateKind};
 
 /// Records operations into a CUDA graph.
@@ -20,7 +24,11 @@ use crate::{Error, Result, StateKind};
 ///   [`GraphBuilder::after`], determines what else they depend on.
 /// - Recording prepares the operations, so it returns the errors of preparing, and the queues need room. The first launch uses what was
 ///   prepared; until it, nothing else can be posted to those queues. Dropping the builder, or a [`GraphExec`] that is not launched, cancels it
-///   as dropping [`Prepared`] does; [`GraphExec::disarm`] leaves no trace.
+///   as dropping [`Prepared`](crate::Prepared) does; [`GraphExec::disarm`] leaves no trace.
+/// - Messages and collective operations take their slots and numbers when they are prepared, as if they were sent then. So a builder or a [`GraphExec`] that is dropped with
+///   such operations prepared aborts the connections; disarm it before. Each launch waits for the credit of each message that it sends, and for the completions of
+///   those that it gives, so it executes the same operations each time.
+/// - If a message or a collective operation could be recorded only in part, [`GraphBuilder::instantiate`] returns that error.
 /// - While a stream is captured, the library's other calls refuse it ([`Error::State`]): what they queue would be repeated with stale values.
 ///   [`CudaStream::launch_host`] does so too, for the driver would call the function again with each launch.
 ///
@@ -44,8 +52,12 @@ use crate::{Error, Result, StateKind};
 pub struct GraphBuilder {
     draft: Draft,
     steps: Vec<GraphStep>,
-    /// The prepared operations of the steps that belong to endpoints, in order.
-    armed: Vec<Prepared>,
+    /// The operations for the first launch.
+    recording: Recording,
+    reports: Vec<StepReport>,
+    /// How many of the recording's operations, and of its other programs, have nodes.
+    added: (usize, usize),
+    broken: Option<Error>,
 }
 
 impl GraphBuilder {
@@ -71,7 +83,10 @@ impl GraphBuilder {
         GraphBuilder {
             draft,
             steps: Vec::new(),
-            armed: Vec::new(),
+            recording: Recording::default(),
+            reports: Vec::new(),
+            added: (0, 0),
+            broken: None,
         }
     }
 
@@ -145,12 +160,14 @@ impl GraphBuilder {
         condition: Condition,
         timeout: Option<Duration>,
     ) -> Result<()> {
-        self.value(GraphStep::Wait {
-            region: region.clone(),
+        let region = region.clone();
+        let step = GraphStep::Wait {
+            region,
             offset,
             condition,
             timeout,
-        })
+        };
+        self.add(step, &mut [])
     }
 
     /// Adds a store to a word: [`stream_write_value32`](crate::stream_write_value32).
@@ -158,20 +175,85 @@ impl GraphBuilder {
     /// # Errors
     /// Those of [`stream_write_value32`](crate::stream_write_value32).
     pub fn write_value32(&mut self, region: &Region, offset: u64, value: u32) -> Result<()> {
-        self.value(GraphStep::Write {
-            region: region.clone(),
+        let region = region.clone();
+        let step = GraphStep::Write {
+            region,
             offset,
             value,
-        })
+        };
+        self.add(step, &mut [])
+    }
+
+    /// Adds a message, and a wait until its memory may be used again: [`MessageQueue::send`]. It has the same memory with each launch, and its contents of then.
+    ///
+    /// # Errors
+    /// Those of [`MessageQueue::send`]; [`Error::State`] for a queue on the path [`Control::Sync`]: nothing was recorded then. [`Error::Cuda`]: all that was recorded of the
+    /// queue is taken back, and the builder can only be dropped.
+    pub fn send_message(&mut self, queue: &mut MessageQueue, slices: &[Slice<'_>]) -> Result<()> {
+        self.message(queue, MessageStep::Send(OwnedSlices::of(slices)))
+    }
+
+    /// Adds a message, and no wait: [`MessageQueue::start_send`]. [`GraphBuilder::wait_messages`] adds that, or the next [`GraphBuilder::send_message`] of the queue, or the end of the graph.
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::send_message`].
+    pub fn start_message(&mut self, queue: &mut MessageQueue, slices: &[Slice<'_>]) -> Result<()> {
+        self.message(queue, MessageStep::Start(OwnedSlices::of(slices)))
+    }
+
+    /// Adds the waits for all messages of the queue that were started and have none.
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::send_message`].
+    pub fn wait_messages(&mut self, queue: &mut MessageQueue) -> Result<()> {
+        self.message(queue, MessageStep::Wait)
+    }
+
+    /// Adds a receive: [`MessageQueue::recv`].
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::send_message`], with those of [`MessageQueue::recv`].
+    pub fn recv_message(&mut self, queue: &mut MessageQueue, slices: &[Slice<'_>]) -> Result<()> {
+        self.message(queue, MessageStep::Recv(OwnedSlices::of(slices)))
+    }
+
+    /// Adds a collective operation, whose memory stays the same: [`Communicator::launch`]. All ranks launch it as often, and in the same order among their
+    /// operations, in graphs or not.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::launch`]; [`Error::State`] for a communicator on the path [`Control::Sync`]; [`Error::Cuda`]. If a part was recorded, or the driver refused a
+    /// node, all that was recorded of the communicator is taken back, and the builder can only be dropped.
+    pub fn collective(
+        &mut self,
+        communicator: &mut Communicator,
+        operation: &Collective,
+    ) -> Result<()> {
+        let step = GraphStep::Collective {
+            communicator: communicator.id(),
+            operation: Box::new(operation.clone()),
+        };
+        self.add(step, &mut [communicator])
     }
 
     /// Ends the recording. The graph is armed for its first launch.
     ///
     /// # Errors
-    /// [`Error::Cuda`], for example if the capture was broken off, or its streams were not joined.
-    pub fn instantiate(self) -> Result<GraphExec> {
+    /// [`Error::Cuda`], for example if the capture was broken off, or its streams were not joined; the error of an operation of which a part was recorded.
+    pub fn instantiate(mut self) -> Result<GraphExec> {
+        if let Some(error) = self.broken {
+            return Err(error);
+        }
+        self.recording.finish();
+        self.add_nodes()?;
+        let stream = self.draft.stream().clone();
         let exec = self.draft.instantiate()?;
-        Ok(GraphExec::new(exec, self.steps, self.armed))
+        Ok(GraphExec::new(
+            exec,
+            stream,
+            self.steps,
+            self.recording,
+            self.reports,
+        ))
     }
 
     fn post(&mut self, endpoint: &mut Endpoint, recipe: OperationTemplate) -> Result<()> {
@@ -182,23 +264,69 @@ impl GraphBuilder {
                 "the endpoint uses the path `sync`, whose doorbells are rung by the calling thread; graphs need another path",
             ));
         }
-        let prepared = recipe.prepare(endpoint)?;
-        if let Err(error) = self.draft.add(prepared.submission_for_graph()) {
-            endpoint.rollback(prepared);
+        let endpoint_id = endpoint.id();
+        let step = GraphStep::Post {
+            endpoint: endpoint_id,
+            recipe,
+        };
+        self.add(step, &mut [endpoint])
+    }
+
+    fn message(&mut self, queue: &mut MessageQueue, step: MessageStep) -> Result<()> {
+        let id = queue.id();
+        let step = GraphStep::Message { queue: id, step };
+        self.add(step, &mut [queue])
+    }
+
+    /// Records a step, with what it belongs to, and adds its nodes.
+    fn add(&mut self, step: GraphStep, members: &mut [&mut dyn GraphMember]) -> Result<()> {
+        if let Some(error) = &self.broken {
+            return Err(error.clone());
+        }
+        let stream = self.draft.stream().clone();
+        let (recording, reports) = (&mut self.recording, &mut self.reports);
+        let recorded = step.record(members, &stream, recording, reports);
+        if let Err((error, has_begun)) = recorded {
+            self.broken = has_begun.then(|| error.clone());
             return Err(error);
         }
-        self.armed.push(prepared);
-        self.steps.push(GraphStep::post(endpoint, recipe));
+        let before = self.added;
+        if let Err(error) = self.add_nodes() {
+            let is_one = matches!(
+                step,
+                GraphStep::Post { .. } | GraphStep::Wait { .. } | GraphStep::Write { .. }
+            );
+            if is_one && self.added == before {
+                // The newest, so that it leaves no trace.
+                self.recording.take_back_last(before, &mut Members(members));
+                self.reports.pop();
+            } else {
+                self.recording.take_back(&mut Members(members));
+                self.broken = Some(error.clone());
+            }
+            return Err(error);
+        }
+        self.steps.push(step);
         Ok(())
     }
 
-    fn value(&mut self, step: GraphStep) -> Result<()> {
-        if let Some(made) = step.value() {
-            let (submission, _): (Submission, _) = made?;
-            self.draft.add(submission)?;
-            self.steps.push(step);
+    /// Adds nodes for what has none.
+    fn add_nodes(&mut self) -> Result<()> {
+        loop {
+            let batch = &self.recording.batch;
+            let (operations, others) = self.added;
+            let other = batch.others.get(others);
+            let other = other.filter(|(before, _)| *before <= operations);
+            if let Some((_, other)) = other {
+                self.draft.add(other.clone())?;
+                self.added.1 += 1;
+            } else if let Some(prepared) = batch.prepared.get(operations) {
+                self.draft.add(prepared.submission_for_graph())?;
+                self.added.0 += 1;
+            } else {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 }
 

@@ -5,9 +5,12 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUgraphExec;
 
-use super::step::GraphStep;
+use super::member::{GraphMember, Members};
+use super::step::{GraphStep, StepReport};
+use crate::collective::CollectiveTicket;
 use crate::cuda::{CudaStream, InstantiatedGraph};
-use crate::endpoint::{Endpoint, Prepared, Ticket, graph_post_all};
+use crate::endpoint::{Ticket, graph_post_all};
+use crate::message::{MessageTicket, OperationBatch, Recording};
 use crate::stream::Executor;
 use crate::{Error, Result, StateKind};
 
@@ -20,36 +23,52 @@ use crate::{Error, Result, StateKind};
 /// If it is dropped while launches are queued or running, it is destroyed when they are done.
 pub struct GraphExec {
     exec: Arc<InstantiatedGraph>,
+    /// Where it was launched last, or recorded.
+    stream: CudaStream,
     steps: Vec<GraphStep>,
-    armed: Vec<Prepared>,
+    /// What is prepared for the next launch.
+    recording: Recording,
+    reports: Vec<StepReport>,
     is_armed: bool,
     tickets: Vec<Ticket>,
+    message_tickets: Vec<MessageTicket>,
+    collective_tickets: Vec<CollectiveTicket>,
 }
 
 impl GraphExec {
     pub(super) fn new(
         exec: Arc<InstantiatedGraph>,
+        stream: CudaStream,
         steps: Vec<GraphStep>,
-        armed: Vec<Prepared>,
+        recording: Recording,
+        reports: Vec<StepReport>,
     ) -> GraphExec {
         GraphExec {
             exec,
+            stream,
             steps,
-            armed,
+            recording,
+            reports,
             is_armed: true,
             tickets: Vec::new(),
+            message_tickets: Vec::new(),
+            collective_tickets: Vec::new(),
         }
     }
 
-    /// Prepares the operations of the next launch, unless they are prepared, and launches it. `endpoints` contains those that were recorded, in
-    /// any order; endpoints that were not recorded are ignored.
+    /// Prepares the operations of the next launch, unless they are prepared, and launches it. `members` contains the endpoints, message queues and communicators that were
+    /// recorded, in any order; those that were not recorded are ignored.
     ///
     /// # Errors
     /// Those of [`GraphExec::arm`] and [`GraphExec::launch_armed`]. If the launch was refused, the graph is armed; if it could not be armed, it
     /// is as it was.
-    pub fn launch(&mut self, stream: &CudaStream, endpoints: &mut [&mut Endpoint]) -> Result<()> {
+    pub fn launch(
+        &mut self,
+        stream: &CudaStream,
+        members: &mut [&mut dyn GraphMember],
+    ) -> Result<()> {
         if !self.is_armed {
-            self.arm(endpoints)?;
+            self.arm(members)?;
         }
         self.launch_armed(stream)
     }
@@ -57,9 +76,9 @@ impl GraphExec {
     /// Prepares the operations of the next launch.
     ///
     /// # Errors
-    /// [`Error::State`] if it is armed; [`Error::Foreign`] if an endpoint that was recorded is missing; those of preparing, a full queue for one:
+    /// [`Error::State`] if it is armed; [`Error::Foreign`] if a member that was recorded is missing; those of preparing, a full queue for one:
     /// then nothing is prepared.
-    pub fn arm(&mut self, endpoints: &mut [&mut Endpoint]) -> Result<()> {
+    pub fn arm(&mut self, members: &mut [&mut dyn GraphMember]) -> Result<()> {
         if self.is_armed {
             return Err(Error::state(
                 StateKind::Armed,
@@ -67,34 +86,29 @@ impl GraphExec {
                 "it is armed",
             ));
         }
+        let (recording, reports) = (&mut self.recording, &mut self.reports);
         for step in &self.steps {
-            let GraphStep::Post { endpoint, recipe } = step else {
-                continue;
-            };
-            let prepared = find(endpoints, *endpoint).and_then(|found| recipe.prepare(found));
-            match prepared {
-                Ok(prepared) => self.armed.push(prepared),
-                Err(error) => {
-                    self.take_back(endpoints);
-                    return Err(error);
-                }
+            if let Err((error, _)) = step.record(members, &self.stream, recording, reports) {
+                recording.take_back(&mut Members(members));
+                reports.clear();
+                return Err(error);
             }
         }
+        recording.finish();
         self.is_armed = true;
         Ok(())
     }
 
-    /// Takes the preparation of the next launch back, so that other work can be posted to the endpoints before it.
+    /// Takes the preparation of the next launch back, so that other work can be posted to the members before it.
     ///
     /// # Errors
-    /// [`Error::Foreign`] if an endpoint that was recorded is missing: nothing has changed then.
-    pub fn disarm(&mut self, endpoints: &mut [&mut Endpoint]) -> Result<()> {
+    /// [`Error::Foreign`] if a member that was recorded is missing: nothing has changed then.
+    pub fn disarm(&mut self, members: &mut [&mut dyn GraphMember]) -> Result<()> {
         for step in &self.steps {
-            if let GraphStep::Post { endpoint, .. } = step {
-                find(endpoints, *endpoint)?;
-            }
+            step.check_member(members)?;
         }
-        self.take_back(endpoints);
+        self.recording.take_back(&mut Members(members));
+        self.reports.clear();
         self.is_armed = false;
         Ok(())
     }
@@ -120,34 +134,35 @@ impl GraphExec {
                 "the stream is of another context",
             ));
         }
-        let (exec, steps) = (&self.exec, &self.steps);
-        let mut values = Vec::new();
-        let posted = graph_post_all(stream.id(), &mut self.armed, |turns, batch| {
-            let mut posts = batch.drain(..);
-            let mut all = Vec::with_capacity(steps.len());
-            for step in steps {
-                match step.value() {
-                    None => all.extend(posts.next()),
-                    Some(made) => {
-                        let (submission, ticket) = made?;
-                        all.push(submission);
-                        values.push(ticket);
-                    }
-                }
-            }
+        self.recording.post_owed(stream)?;
+        let OperationBatch { prepared, others } = &mut self.recording.batch;
+        let posted = graph_post_all(stream.id(), prepared, |turns, batch| {
+            let all = OperationBatch::in_order(others, batch.drain(..));
             if !turns.is_empty() {
                 stream.submit(turns)?;
             }
-            stream.launch_graph(exec, &all)
+            stream.launch_graph(&self.exec, &all)
         })?;
         self.is_armed = false;
-        let (mut posted, mut values) = (posted.into_iter(), values.into_iter());
+        self.stream = stream.clone();
+        let messages = self.recording.launched(&posted, stream);
         self.tickets.clear();
-        self.tickets
-            .extend(self.steps.iter().filter_map(|step| match step {
-                GraphStep::Post { .. } => posted.next(),
-                GraphStep::Wait { .. } | GraphStep::Write { .. } => values.next(),
-            }));
+        self.message_tickets.clear();
+        self.collective_tickets.clear();
+        for report in self.reports.drain(..) {
+            match report {
+                StepReport::Posted(index) => self.tickets.extend(posted.get(index).cloned()),
+                StepReport::Value(ticket) => self.tickets.push(ticket),
+                StepReport::Message(message) => {
+                    let ticket = messages.get(message.index());
+                    self.message_tickets.extend(ticket.cloned());
+                }
+                StepReport::Collective(recorded) => {
+                    let ticket = recorded.ticket(&messages, stream);
+                    self.collective_tickets.push(ticket);
+                }
+            }
+        }
         Ok(())
     }
 
@@ -157,10 +172,22 @@ impl GraphExec {
         self.is_armed
     }
 
-    /// The tickets of the last launch, one for each operation, in the order of recording. Empty before the first.
+    /// The tickets of the last launch, one for each operation of an endpoint or on a word, in the order of recording. Empty before the first.
     #[must_use]
     pub fn tickets(&self) -> &[Ticket] {
         &self.tickets
+    }
+
+    /// The same of its messages, sent and received.
+    #[must_use]
+    pub fn message_tickets(&self) -> &[MessageTicket] {
+        &self.message_tickets
+    }
+
+    /// The same of its collective operations.
+    #[must_use]
+    pub fn collective_tickets(&self) -> &[CollectiveTicket] {
+        &self.collective_tickets
     }
 
     /// The driver's handle. A launch without this library rings doorbells of work that is complete.
@@ -168,26 +195,6 @@ impl GraphExec {
     pub fn raw(&self) -> CUgraphExec {
         self.exec.raw()
     }
-
-    /// The newest first: each is then the newest of its queue, and leaves no trace.
-    fn take_back(&mut self, endpoints: &mut [&mut Endpoint]) {
-        while let Some(prepared) = self.armed.pop() {
-            if let Ok(endpoint) = find(endpoints, prepared.endpoint_id()) {
-                endpoint.rollback(prepared);
-            }
-        }
-    }
-}
-
-fn find<'a>(endpoints: &'a mut [&mut Endpoint], id: u64) -> Result<&'a mut Endpoint> {
-    let found = endpoints.iter_mut().find(|endpoint| endpoint.id() == id);
-    found
-        .map(|found| &mut **found)
-        .ok_or_else(|| Error::Foreign {
-            argument: "endpoints",
-            found: "other endpoints".into(),
-            expected: format!("the recorded endpoint, with target table {id}, among them"),
-        })
 }
 
 impl fmt::Debug for GraphExec {

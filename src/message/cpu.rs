@@ -246,7 +246,7 @@ impl MessageQueue {
         self.endpoint.post_recv(number.into(), &[slot])?;
         let is_signaled = self.is_credit_signaled();
         let mut bytes = [0; 4];
-        let credit = self.credit(number, peer, &mut bytes)?;
+        let credit = self.credit(number, peer, is_signaled, &mut bytes)?;
         self.returns.post_send(&credit)?;
         self.received = number.wrapping_add(1);
         self.note_credit(is_signaled);

@@ -10,9 +10,11 @@
 //! - `memory`: its slots, and the headers of messages to send.
 //! - `header`: the bytes in front of each message.
 //! - `costs`: [`MessageCosts`], from which length on a message is better read.
+//! - `recording`: the operations of one launch of a graph.
 //! - `config`, `address`, `ticket`: [`MessageConfig`], [`MessageAddress`], [`MessageTicket`].
 
 mod address;
+mod batch;
 mod config;
 mod costs;
 mod cpu;
@@ -20,11 +22,17 @@ mod header;
 mod memory;
 mod queue;
 mod receive;
+#[cfg(feature = "cuda")]
+mod recording;
 mod ticket;
 
 pub use address::MessageAddress;
+#[cfg(feature = "cuda")]
+pub(crate) use batch::OperationBatch;
 pub use config::MessageConfig;
 pub use costs::{CostCurve, MessageCosts};
 pub use cpu::PostedSend;
 pub use queue::{MessageQueue, PendingSend};
+#[cfg(feature = "cuda")]
+pub(crate) use recording::{RecordedMessage, Recording, RecordingPart, RecordingParts};
 pub use ticket::MessageTicket;

@@ -5,9 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::batch::OperationBatch;
 use super::config::SLOTS_MAX;
 use super::memory::{MessageMemory, check_slice, check_slices};
 use super::receive::{Receive, ReceiveOutcome, capacity};
+#[cfg(feature = "cuda")]
+use super::recording::QueueNumbers;
 use super::{MessageAddress, MessageConfig, MessageTicket};
 use crate::endpoint::{
     AbortHandle, Control, Endpoint, PathReport, Prepared, QueueKind, Ticket, Work, poll_until,
@@ -86,18 +89,14 @@ pub struct MessageQueue {
     by_kernels: VecDeque<(u32, Arc<ReceiveOutcome>)>,
 }
 
-/// What is to be given to a stream in one batch.
-#[derive(Default)]
-struct StreamBatch {
-    prepared: Vec<Prepared>,
-    others: Vec<(usize, Submission)>,
-}
-
-impl StreamBatch {
-    /// Adds a program behind the operations so far.
-    fn push(&mut self, submission: Submission) {
-        self.others.push((self.prepared.len(), submission));
-    }
+/// Whether operations are prepared for one execution, or again and again for a graph, which needs as many each time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Repeats {
+    /// Without the waits that are over already, and with as few completions as there may be.
+    Never,
+    /// With all waits, and a completion of each credit. What nobody has waited for is waited for before.
+    #[cfg(feature = "cuda")]
+    Always,
 }
 
 /// A message that a stream sends, and no stream waits for yet: give it to [`MessageQueue::wait_send`]. The memory of the message must not be changed before
@@ -105,12 +104,12 @@ impl StreamBatch {
 #[derive(Debug)]
 #[must_use = "the memory of a message must not be changed before `wait_send`"]
 pub struct PendingSend {
-    wait: Prepared,
-    parts: Vec<Ticket>,
-    number: u32,
-    len_bytes: u64,
+    pub(super) wait: Prepared,
+    pub(super) parts: Vec<Ticket>,
+    pub(super) number: u32,
+    pub(super) len_bytes: u64,
     /// The memory that the peer reads, of a message that is not eager.
-    held: Option<Region>,
+    pub(super) held: Option<Region>,
 }
 
 impl MessageQueue {
@@ -182,8 +181,8 @@ impl MessageQueue {
     /// # Errors
     /// As [`MessageQueue::start_send`].
     pub fn send(&mut self, stream: &dyn Executor, slices: &[Slice<'_>]) -> Result<MessageTicket> {
-        let mut batch = StreamBatch::default();
-        let made = self.make_send(slices, &mut batch);
+        let mut batch = OperationBatch::default();
+        let made = self.make_send(slices, Repeats::Never, &mut batch);
         let mut pending = self.or_roll_back(&mut batch, made)?;
         // The wait is prepared last, so it goes last.
         let wait = pending.wait;
@@ -220,8 +219,8 @@ impl MessageQueue {
         stream: &dyn Executor,
         slices: &[Slice<'_>],
     ) -> Result<PendingSend> {
-        let mut batch = StreamBatch::default();
-        let made = self.make_send(slices, &mut batch);
+        let mut batch = OperationBatch::default();
+        let made = self.make_send(slices, Repeats::Never, &mut batch);
         let mut pending = self.or_roll_back(&mut batch, made)?;
         let others = std::mem::take(&mut batch.others);
         match stream_post_among(stream, &mut batch.prepared, others) {
@@ -263,7 +262,7 @@ impl MessageQueue {
             held,
         } = pending;
         let end = self.make_end(number, held)?;
-        let mut batch = StreamBatch::default();
+        let mut batch = OperationBatch::default();
         batch.prepared.push(wait);
         let end = end.map(|(end, ticket)| (batch.push(end), ticket).1);
         parts.extend(stream_post_among(
@@ -287,8 +286,8 @@ impl MessageQueue {
         if by_kernel {
             self.make_result_free(stream)?;
         }
-        let mut batch = StreamBatch::default();
-        let made = self.make_receive(slices, by_kernel, &mut batch);
+        let mut batch = OperationBatch::default();
+        let made = self.make_receive(slices, by_kernel, Repeats::Never, &mut batch);
         let (receive, waits) = self.or_roll_back(&mut batch, made)?;
         let posted = stream_post_among(
             stream,
@@ -301,8 +300,7 @@ impl MessageQueue {
             self.uncollected = 0;
         }
         if by_kernel {
-            self.by_kernels
-                .push_back((self.received, receive.outcome()));
+            self.note_kernel(&receive);
         }
         self.received = self.received.wrapping_add(1);
         self.note_credit(is_signaled);
@@ -395,6 +393,7 @@ impl MessageQueue {
         &self,
         number: u32,
         peer: &MessageAddress,
+        is_signaled: bool,
         bytes: &'a mut [u8; 4],
     ) -> Result<Work<'a>> {
         *bytes = number.wrapping_add(1).to_le_bytes();
@@ -402,22 +401,28 @@ impl MessageQueue {
         let remote = peer.credits.slice(CREDIT_BYTES * word, CREDIT_BYTES)?;
         Ok(Work::write_inline(bytes, remote)
             .wr_id(number.into())
-            .signaled(self.is_credit_signaled()))
+            .signaled(is_signaled))
     }
 
-    fn make_send(&mut self, slices: &[Slice<'_>], batch: &mut StreamBatch) -> Result<PendingSend> {
+    pub(super) fn make_send(
+        &mut self,
+        slices: &[Slice<'_>],
+        repeats: Repeats,
+        batch: &mut OperationBatch,
+    ) -> Result<PendingSend> {
         let peer = self.peer()?;
         self.returns.check_alive()?;
         self.release_read(&peer)?;
         let mut parts = Vec::with_capacity(4);
         let before = self.slot_before(&peer);
-        if !self.has_received(before, &peer)? {
+        if repeats != Repeats::Never || !self.has_received(before, &peer)? {
             let (wait, ticket) = self.peer_wait(before, &peer, None)?;
             batch.push(wait);
             parts.push(ticket);
         }
         let number = self.sent;
         let timeout = self.timeout();
+        // None in a graph.
         for _ in 0..self.unwaited {
             let wait = self
                 .endpoint
@@ -443,7 +448,11 @@ impl MessageQueue {
     }
 
     /// The wait until the peer has read the message with that number, if it is to read it.
-    fn make_end(&self, number: u32, held: Option<Region>) -> Result<Option<(Submission, Ticket)>> {
+    pub(super) fn make_end(
+        &self,
+        number: u32,
+        held: Option<Region>,
+    ) -> Result<Option<(Submission, Ticket)>> {
         let Some(held) = held else {
             return Ok(None);
         };
@@ -453,7 +462,7 @@ impl MessageQueue {
 
     /// Sees to it that the place for the result of the next receive is not in use, as long as [`EndpointConfig::room_timeout`](crate::EndpointConfig) says.
     /// A stream may have executed the receive before in it, and not have been looked at since.
-    fn make_result_free(&mut self, stream: &dyn Executor) -> Result<()> {
+    pub(super) fn make_result_free(&mut self, stream: &dyn Executor) -> Result<()> {
         let depth = self.config.result_count();
         let (received, by_kernels) = (self.received, &mut self.by_kernels);
         let mut is_free = || {
@@ -488,11 +497,12 @@ impl MessageQueue {
     }
 
     /// The operations of a receive, and which of them are waits.
-    fn make_receive(
+    pub(super) fn make_receive(
         &mut self,
         slices: &[Slice<'_>],
         by_kernel: bool,
-        batch: &mut StreamBatch,
+        repeats: Repeats,
+        batch: &mut OperationBatch,
     ) -> Result<(Arc<Receive>, Vec<usize>)> {
         let peer = self.peer()?;
         self.returns.check_alive()?;
@@ -514,8 +524,9 @@ impl MessageQueue {
         let slot = self.memory.slot(number);
         let receive = Receive::new(slot, slices, late, &self.credits, by_kernel)?;
         batch.push(receive.take_step());
-        // Before a read waits for its own completion, and before there is one credit more to be collected.
-        if read.is_some() || self.is_credit_signaled() {
+        let is_signaled = repeats != Repeats::Never || self.is_credit_signaled();
+        // Before a read waits for its own completion, and before there is one credit more to be collected. None in a graph.
+        if read.is_some() || is_signaled {
             self.collect(batch)?;
         }
         if let Some(read) = read {
@@ -530,7 +541,7 @@ impl MessageQueue {
             .prepared
             .push(self.endpoint.prepare_recv(number.into(), &[slot])?);
         let mut bytes = [0; 4];
-        let credit = self.credit(number, &peer, &mut bytes)?;
+        let credit = self.credit(number, &peer, is_signaled, &mut bytes)?;
         batch.prepared.push(self.returns.prepare_send(&credit)?);
         batch.push(receive.end_step()?);
         Ok((receive, waits))
@@ -553,7 +564,7 @@ impl MessageQueue {
     }
 
     /// Waits for the completions of credits that no one waits for, so that the next completion is that of the next operation.
-    fn collect(&mut self, batch: &mut StreamBatch) -> Result<()> {
+    pub(super) fn collect(&mut self, batch: &mut OperationBatch) -> Result<()> {
         for _ in 0..self.uncollected {
             let timeout = self.timeout();
             let wait = self.returns.prepare_wait_cq_for(QueueKind::Send, timeout)?;
@@ -589,6 +600,40 @@ impl MessageQueue {
         Ok(())
     }
 
+    /// A kernel carries out a receive.
+    pub(super) fn note_kernel(&mut self, receive: &Receive) {
+        let outcome = receive.outcome();
+        self.by_kernels.push_back((self.received, outcome));
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(super) fn numbers(&self) -> QueueNumbers {
+        QueueNumbers {
+            sent: self.sent,
+            received: self.received,
+            unsignaled: self.unsignaled,
+            uncollected: self.uncollected,
+            unwaited: self.unwaited,
+        }
+    }
+
+    /// Goes back to these numbers: what was prepared since has been taken back.
+    #[cfg(feature = "cuda")]
+    pub(super) fn set_numbers(&mut self, numbers: QueueNumbers) {
+        let is_later = |number: u32, first: u32| number.wrapping_sub(first).cast_signed() >= 0;
+        while (self.unread.back()).is_some_and(|it| is_later(it.0, numbers.sent)) {
+            self.unread.pop_back();
+        }
+        while (self.by_kernels.back()).is_some_and(|it| is_later(it.0, numbers.received)) {
+            self.by_kernels.pop_back();
+        }
+        self.sent = numbers.sent;
+        self.received = numbers.received;
+        self.unsignaled = numbers.unsignaled;
+        self.uncollected = numbers.uncollected;
+        self.unwaited = numbers.unwaited;
+    }
+
     pub(super) fn note_credit(&mut self, is_signaled: bool) {
         if is_signaled {
             self.unsignaled = 0;
@@ -599,14 +644,18 @@ impl MessageQueue {
     }
 
     /// Passes a result on. If it is an error, what the batch has is taken back first.
-    fn or_roll_back<T>(&mut self, batch: &mut StreamBatch, result: Result<T>) -> Result<T> {
+    pub(super) fn or_roll_back<T>(
+        &mut self,
+        batch: &mut OperationBatch,
+        result: Result<T>,
+    ) -> Result<T> {
         if result.is_err() {
             self.roll_back(batch);
         }
         result
     }
 
-    fn roll_back(&mut self, batch: &mut StreamBatch) {
+    pub(super) fn roll_back(&mut self, batch: &mut OperationBatch) {
         // The newest first, so that none leaves a trace.
         while let Some(prepared) = batch.prepared.pop() {
             let endpoint = match self.returns.has_prepared(&prepared) {

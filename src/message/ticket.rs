@@ -27,6 +27,55 @@ enum MessageKind {
     Received(Arc<ReceiveOutcome>),
 }
 
+/// A message of a graph: what becomes its ticket with the launch.
+#[cfg(feature = "cuda")]
+pub(super) struct MessageReport {
+    ticket: MessageTicket,
+    /// The operations that it is done with, by their place among those of the launch.
+    waits: Vec<usize>,
+    /// After these.
+    end: Option<Ticket>,
+}
+
+#[cfg(feature = "cuda")]
+impl MessageReport {
+    pub(super) fn of_send(parts: Vec<Ticket>, len_bytes: u64) -> MessageReport {
+        MessageReport::of(MessageTicket::of_send(parts, len_bytes, None))
+    }
+
+    pub(super) fn of_receive(outcome: Arc<ReceiveOutcome>) -> MessageReport {
+        MessageReport::of(MessageTicket::of_receive(Vec::new(), outcome, None))
+    }
+
+    fn of(ticket: MessageTicket) -> MessageReport {
+        MessageReport {
+            ticket,
+            waits: Vec::new(),
+            end: None,
+        }
+    }
+
+    pub(super) fn waits_for(&mut self, index: usize) {
+        self.waits.push(index);
+    }
+
+    /// It ends with that operation, and then with that wait.
+    pub(super) fn ends(&mut self, index: usize, end: Option<Ticket>) {
+        self.waits.push(index);
+        self.end = end;
+    }
+
+    /// The ticket of a launch with these operations, on a stream with these turns.
+    pub(super) fn ticket(self, posted: &[Ticket], turns: Option<StreamTurns>) -> MessageTicket {
+        let mut ticket = self.ticket;
+        ticket.turns = turns;
+        let waits = self.waits.iter().filter_map(|index| posted.get(*index));
+        ticket.parts.extend(waits.cloned());
+        ticket.parts.extend(self.end);
+        ticket
+    }
+}
+
 /// What a wait for a ticket is called in errors.
 const WAIT: &str = "the wait for a message";
 

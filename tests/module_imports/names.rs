@@ -22,6 +22,7 @@ const ON_PURPOSE: &[(&str, usize, &str)] = &[
         "capi: without the feature `cuda`, likewise",
     ),
     ("GraphExec", 2, "capi: likewise"),
+    ("GraphMember", 2, "capi: likewise"),
     ("Clock", 2, "cli: with the feature `cuda`, and without"),
     ("BatchGraph", 2, "cli: likewise"),
     ("TriggerKernels", 2, "cli: likewise"),

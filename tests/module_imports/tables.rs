@@ -37,8 +37,6 @@ const LIBRARY: Package = Package {
         ("cuda", &[SOFTCX, "stream", "proxy"]),
         ("region", &["cuda", "nic", "stream", "proxy"]),
         ("endpoint", &["region", "proxy", "stream", "nic"]),
-        // Operations of endpoints as nodes of a CUDA graph: what each launch prepares anew, `cuda` patches into the nodes.
-        ("graph", &["cuda", "endpoint", "region", "stream"]),
         // The send queue of an endpoint, mapped to a GPU.
         ("kernel_queue", &["cuda", "endpoint", "region"]),
         // A user of the public interface.
@@ -49,6 +47,18 @@ const LIBRARY: Package = Package {
         ("message", &["endpoint", "region", "stream"]),
         // A user of the public interface, but for the work of host streams.
         ("collective", &["endpoint", "message", "region", "stream"]),
+        // Operations as nodes of a CUDA graph: what each launch prepares anew, `cuda` patches into the nodes.
+        (
+            "graph",
+            &[
+                "collective",
+                "cuda",
+                "endpoint",
+                "message",
+                "region",
+                "stream",
+            ],
+        ),
         // A user of the public interface, but for the deadlines of sockets. Its tests queue messages on streams.
         (
             "group",
@@ -121,12 +131,6 @@ const CAPI: Package = Package {
         ("queue", &["endpoint", "stream", "ticket", "work"]),
         ("value", &["region", "stream", "ticket"]),
         ("cpu", &["endpoint", "ticket", "work"]),
-        (
-            "graph",
-            &[
-                "endpoint", "queue", "region", "stream", "ticket", "value", "work",
-            ],
-        ),
         ("kernel_queue", &["endpoint", "work"]),
         ("cache", &["device", "region"]),
         ("bounce", &["device", "endpoint", "region"]),
@@ -138,6 +142,20 @@ const CAPI: Package = Package {
             "communicator",
             &[
                 "device", "endpoint", "error", "group", "message", "stream", "work",
+            ],
+        ),
+        (
+            "graph",
+            &[
+                "communicator",
+                "endpoint",
+                "message",
+                "queue",
+                "region",
+                "stream",
+                "ticket",
+                "value",
+                "work",
             ],
         ),
         ("cm", &["endpoint"]),

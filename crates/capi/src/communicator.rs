@@ -152,14 +152,14 @@ impl doorbell_communicator {
         }
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, Communicator>, Failure> {
+    pub(super) fn lock(&self) -> Result<MutexGuard<'_, Communicator>, Failure> {
         try_lock(&self.inner, "communicator")
     }
 }
 
 /// An operation that is prepared.
 pub struct doorbell_collective {
-    inner: Collective,
+    pub(super) inner: Collective,
 }
 
 impl CObject for doorbell_collective {
@@ -169,6 +169,12 @@ impl CObject for doorbell_collective {
 /// A handle of an operation that was launched.
 pub struct doorbell_collective_ticket {
     inner: CollectiveTicket,
+}
+
+impl doorbell_collective_ticket {
+    pub(super) fn new(inner: CollectiveTicket) -> doorbell_collective_ticket {
+        doorbell_collective_ticket { inner }
+    }
 }
 
 impl CObject for doorbell_collective_ticket {

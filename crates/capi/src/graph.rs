@@ -6,22 +6,27 @@ use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard};
 use std::thread::ThreadId;
 
-use crate::argument::{array, out, out_handle, queue_kind_of, timeout};
+use crate::argument::{
+    VersionedStruct, array, choice, out, out_handle, queue_kind_of, read_struct, timeout,
+    write_struct,
+};
 use crate::boundary::{call, guard};
+use crate::communicator::{doorbell_collective, doorbell_collective_ticket, doorbell_communicator};
 use crate::endpoint::{doorbell_endpoint, try_lock};
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get, take};
+use crate::message::{doorbell_message_queue, doorbell_message_ticket};
 use crate::queue::wait_timeout;
 use crate::region::doorbell_region;
 use crate::stream::doorbell_stream;
 use crate::ticket::doorbell_ticket;
 use crate::value::condition;
 use crate::work::{doorbell_slice, doorbell_work, with_slices, with_work};
-use doorbell_rs::{Endpoint, Error, StateKind};
+use doorbell_rs::{Error, MessageQueue, Result as LibraryResult, Slice, StateKind};
 #[cfg(feature = "cuda")]
-use doorbell_rs::{GraphBuilder, GraphExec};
+use doorbell_rs::{GraphBuilder, GraphExec, GraphMember};
 #[cfg(not(feature = "cuda"))]
-use nothing::{GraphBuilder, GraphExec};
+use nothing::{GraphBuilder, GraphExec, GraphMember};
 
 /// A `CUgraph`, which is a `cudaGraph_t`: the driver's own type, known by its name.
 pub enum CUgraph_st {}
@@ -85,6 +90,40 @@ impl doorbell_graph {
         try_lock(&self.inner, "graph")
     }
 }
+
+/// What the operations of a graph belong to.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct doorbell_graph_members {
+    pub struct_size: u32,
+    pub reserved: u32,
+    pub endpoints: *const *mut doorbell_endpoint,
+    pub endpoint_count: usize,
+    pub queues: *const *mut doorbell_message_queue,
+    pub queue_count: usize,
+    pub communicators: *const *mut doorbell_communicator,
+    pub communicator_count: usize,
+}
+
+// SAFETY: repr(C), two 4-byte fields, pointers and sizes, without padding, integers and raw pointers, and the size first.
+unsafe impl VersionedStruct for doorbell_graph_members {
+    const BYTES_FIRST: usize = 8 + 6 * size_of::<usize>();
+
+    fn defaults() -> doorbell_graph_members {
+        doorbell_graph_members {
+            struct_size: size_of::<doorbell_graph_members>() as u32,
+            reserved: 0,
+            endpoints: std::ptr::null(),
+            endpoint_count: 0,
+            queues: std::ptr::null(),
+            queue_count: 0,
+            communicators: std::ptr::null(),
+            communicator_count: 0,
+        }
+    }
+}
+
+const _: () = assert!(size_of::<doorbell_graph_members>() == doorbell_graph_members::BYTES_FIRST);
 
 /// Begins to capture a stream.
 ///
@@ -270,6 +309,129 @@ pub unsafe extern "C" fn doorbell_graph_builder_write_value32(
     })
 }
 
+/// Makes a call that records a message, sent or received.
+///
+/// # Safety
+/// As the header says of pointers.
+unsafe fn record_message(
+    call: fn(&mut GraphBuilder, &mut MessageQueue, &[Slice<'_>]) -> LibraryResult<()>,
+    builder: *mut doorbell_graph_builder,
+    queue: *mut doorbell_message_queue,
+    (slices, slice_count): (*const doorbell_slice, u32),
+) -> Result<c_int, Failure> {
+    // SAFETY: the caller's promise about handles and slices.
+    unsafe {
+        let (builder, queue) = (get(builder, "builder")?, get(queue, "queue")?);
+        with_slices(slices, slice_count, |slices| {
+            call(&mut *builder.lock()?, &mut *queue.lock()?, slices)?;
+            Ok(0)
+        })
+    }
+}
+
+/// Adds a message and a wait for it.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_graph_builder_send_message(
+    builder: *mut doorbell_graph_builder,
+    queue: *mut doorbell_message_queue,
+    slices: *const doorbell_slice,
+    slice_count: u32,
+) -> c_int {
+    let slices = (slices, slice_count);
+    // SAFETY: the caller's promise about handles and slices.
+    guard(|| unsafe { record_message(GraphBuilder::send_message, builder, queue, slices) })
+}
+
+/// Adds a message.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_graph_builder_start_message(
+    builder: *mut doorbell_graph_builder,
+    queue: *mut doorbell_message_queue,
+    slices: *const doorbell_slice,
+    slice_count: u32,
+) -> c_int {
+    let slices = (slices, slice_count);
+    // SAFETY: the caller's promise about handles and slices.
+    guard(|| unsafe { record_message(GraphBuilder::start_message, builder, queue, slices) })
+}
+
+/// Adds the waits for messages.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_graph_builder_wait_messages(
+    builder: *mut doorbell_graph_builder,
+    queue: *mut doorbell_message_queue,
+) -> c_int {
+    call!(builder = get(builder), queue = get(queue), || {
+        builder.lock()?.wait_messages(&mut *queue.lock()?)?;
+        Ok(0)
+    })
+}
+
+/// Adds a receive.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_graph_builder_recv_message(
+    builder: *mut doorbell_graph_builder,
+    queue: *mut doorbell_message_queue,
+    slices: *const doorbell_slice,
+    slice_count: u32,
+) -> c_int {
+    let slices = (slices, slice_count);
+    // SAFETY: the caller's promise about handles and slices.
+    guard(|| unsafe { record_message(GraphBuilder::recv_message, builder, queue, slices) })
+}
+
+/// Adds a collective operation.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_graph_builder_collective(
+    builder: *mut doorbell_graph_builder,
+    communicator: *mut doorbell_communicator,
+    collective: *const doorbell_collective,
+) -> c_int {
+    call!(
+        builder = get(builder),
+        communicator = get(communicator),
+        collective = get(collective),
+        || {
+            let mut communicator = communicator.lock()?;
+            builder
+                .lock()?
+                .collective(&mut communicator, &collective.inner)?;
+            Ok(0)
+        }
+    )
+}
+
+/// Fills members with none.
+///
+/// # Safety
+/// As the header says of pointers; `struct_size` bytes are there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_graph_members_init(
+    members: *mut doorbell_graph_members,
+    struct_size: u32,
+) -> c_int {
+    guard(|| {
+        let none = doorbell_graph_members::defaults();
+        // SAFETY: the caller's promise about structs and their sizes.
+        unsafe { write_struct(none, members, struct_size, "members") }
+    })
+}
+
 /// Ends the recording.
 ///
 /// # Safety
@@ -318,19 +480,15 @@ pub unsafe extern "C" fn doorbell_graph_builder_destroy(
 pub unsafe extern "C" fn doorbell_graph_launch(
     graph: *mut doorbell_graph,
     stream: *mut doorbell_stream,
-    endpoints: *const *mut doorbell_endpoint,
-    count: usize,
+    members: *const doorbell_graph_members,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise about handles and arrays.
-        let (graph, stream, endpoints) = unsafe {
-            let endpoints = array(endpoints, count, "endpoints")?;
-            (get(graph, "graph")?, get(stream, "stream")?, endpoints)
-        };
+        // SAFETY: the caller's promise about handles.
+        let (graph, stream) = unsafe { (get(graph, "graph")?, get(stream, "stream")?) };
         let mut graph = graph.lock()?;
         if !graph.is_armed() {
-            // SAFETY: as above.
-            unsafe { with_endpoints(endpoints, |endpoints| Ok(graph.arm(endpoints)?)) }?;
+            // SAFETY: the caller's promise about the struct, its arrays and handles.
+            unsafe { with_members(members, |members| Ok(graph.arm(members)?)) }?;
         }
         launch(&mut graph, stream)?;
         Ok(0)
@@ -359,15 +517,13 @@ pub unsafe extern "C" fn doorbell_graph_launch_armed(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_graph_arm(
     graph: *mut doorbell_graph,
-    endpoints: *const *mut doorbell_endpoint,
-    count: usize,
+    members: *const doorbell_graph_members,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise about handles and arrays.
+        // SAFETY: the caller's promise about handles, and about the struct and its arrays.
         unsafe {
-            let endpoints = array(endpoints, count, "endpoints")?;
             let mut graph = get(graph, "graph")?.lock()?;
-            with_endpoints(endpoints, |endpoints| Ok(graph.arm(endpoints)?))?;
+            with_members(members, |members| Ok(graph.arm(members)?))?;
         }
         Ok(0)
     })
@@ -380,15 +536,13 @@ pub unsafe extern "C" fn doorbell_graph_arm(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_graph_disarm(
     graph: *mut doorbell_graph,
-    endpoints: *const *mut doorbell_endpoint,
-    count: usize,
+    members: *const doorbell_graph_members,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise about handles and arrays.
+        // SAFETY: the caller's promise about handles, and about the struct and its arrays.
         unsafe {
-            let endpoints = array(endpoints, count, "endpoints")?;
             let mut graph = get(graph, "graph")?.lock()?;
-            with_endpoints(endpoints, |endpoints| Ok(graph.disarm(endpoints)?))?;
+            with_members(members, |members| Ok(graph.disarm(members)?))?;
         }
         Ok(0)
     })
@@ -424,6 +578,46 @@ pub unsafe extern "C" fn doorbell_graph_ticket(
     })
 }
 
+/// A ticket of a message of the last launch.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_graph_message_ticket(
+    graph: *const doorbell_graph,
+    index: usize,
+    ticket: *mut *mut doorbell_message_ticket,
+) -> c_int {
+    call!(place = out_handle(ticket), graph = get(graph), || {
+        let graph = graph.lock()?;
+        let Some(found) = graph.message_tickets().get(index) else {
+            return Ok(0);
+        };
+        place.set(doorbell_message_ticket::new(found.clone()));
+        Ok(1)
+    })
+}
+
+/// A ticket of a collective operation of the last launch.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_graph_collective_ticket(
+    graph: *const doorbell_graph,
+    index: usize,
+    ticket: *mut *mut doorbell_collective_ticket,
+) -> c_int {
+    call!(place = out_handle(ticket), graph = get(graph), || {
+        let graph = graph.lock()?;
+        let Some(found) = graph.collective_tickets().get(index) else {
+            return Ok(0);
+        };
+        place.set(doorbell_collective_ticket::new(found.clone()));
+        Ok(1)
+    })
+}
+
 /// The driver's handle of a graph.
 ///
 /// # Safety
@@ -449,21 +643,56 @@ pub unsafe extern "C" fn doorbell_graph_destroy(graph: *mut doorbell_graph) -> c
     guard(|| unsafe { destroy(graph, "graph") }.map(|()| 0))
 }
 
-/// Hands the endpoints to `body`, each for this thread alone.
+/// Hands the members to `body`, each for this thread alone.
 ///
 /// # Safety
-/// The handles are as the header says.
-unsafe fn with_endpoints<R>(
-    handles: &[*mut doorbell_endpoint],
-    body: impl FnOnce(&mut [&mut Endpoint]) -> Result<R, Failure>,
+/// The pointer is null, or as the header says of structs, arrays and handles.
+unsafe fn with_members<R>(
+    members: *const doorbell_graph_members,
+    body: impl FnOnce(&mut [&mut dyn GraphMember]) -> Result<R, Failure>,
 ) -> Result<R, Failure> {
-    let mut locked = Vec::with_capacity(handles.len());
-    for handle in handles {
-        // SAFETY: the caller's promise.
-        locked.push(unsafe { get(*handle, "endpoints[]") }?.lock()?);
+    if members.is_null() {
+        return body(&mut []);
     }
-    let mut endpoints: Vec<&mut Endpoint> = locked.iter_mut().map(|locked| &mut **locked).collect();
-    body(&mut endpoints)
+    let (mut endpoints, mut queues, mut communicators) = (Vec::new(), Vec::new(), Vec::new());
+    // SAFETY: the caller's promise.
+    unsafe {
+        let given = read_struct(members, "members")?;
+        if given.reserved != 0 {
+            return Err(choice("reserved", given.reserved, 0));
+        }
+        for handle in array(given.endpoints, given.endpoint_count, "endpoints")? {
+            endpoints.push(get(*handle, "endpoints[]")?.lock()?);
+        }
+        for handle in array(given.queues, given.queue_count, "queues")? {
+            queues.push(get(*handle, "queues[]")?.lock()?);
+        }
+        let handles = array(
+            given.communicators,
+            given.communicator_count,
+            "communicators",
+        )?;
+        for handle in handles {
+            communicators.push(get(*handle, "communicators[]")?.lock()?);
+        }
+    }
+    let mut all: Vec<&mut dyn GraphMember> = Vec::new();
+    all.extend(
+        endpoints
+            .iter_mut()
+            .map(|it| &mut **it as &mut dyn GraphMember),
+    );
+    all.extend(
+        queues
+            .iter_mut()
+            .map(|it| &mut **it as &mut dyn GraphMember),
+    );
+    all.extend(
+        communicators
+            .iter_mut()
+            .map(|it| &mut **it as &mut dyn GraphMember),
+    );
+    body(&mut all)
 }
 
 #[cfg(feature = "cuda")]
@@ -508,10 +737,18 @@ mod nothing {
     use std::time::Duration;
 
     use crate::failure::Failure;
-    use doorbell_rs::{Condition, Endpoint, QueueKind, Region, Result, Slice, Ticket, Work};
+    use doorbell_rs::{
+        Collective, CollectiveTicket, Communicator, Condition, Endpoint, MessageQueue,
+        MessageTicket, QueueKind, Region, Result, Slice, Ticket, Work,
+    };
 
     pub(super) struct GraphBuilder(Infallible);
     pub(super) struct GraphExec(Infallible);
+    pub(super) trait GraphMember {}
+
+    impl GraphMember for Endpoint {}
+    impl GraphMember for MessageQueue {}
+    impl GraphMember for Communicator {}
 
     impl GraphBuilder {
         pub(super) fn after(&mut self, _: &[*mut c_void]) -> Result<()> {
@@ -553,17 +790,41 @@ mod nothing {
             match self.0 {}
         }
 
+        pub(super) fn send_message(&mut self, _: &mut MessageQueue, _: &[Slice<'_>]) -> Result<()> {
+            match self.0 {}
+        }
+
+        pub(super) fn start_message(
+            &mut self,
+            _: &mut MessageQueue,
+            _: &[Slice<'_>],
+        ) -> Result<()> {
+            match self.0 {}
+        }
+
+        pub(super) fn wait_messages(&mut self, _: &mut MessageQueue) -> Result<()> {
+            match self.0 {}
+        }
+
+        pub(super) fn recv_message(&mut self, _: &mut MessageQueue, _: &[Slice<'_>]) -> Result<()> {
+            match self.0 {}
+        }
+
+        pub(super) fn collective(&mut self, _: &mut Communicator, _: &Collective) -> Result<()> {
+            match self.0 {}
+        }
+
         pub(super) fn instantiate(self) -> Result<GraphExec> {
             match self.0 {}
         }
     }
 
     impl GraphExec {
-        pub(super) fn arm(&mut self, _: &mut [&mut Endpoint]) -> Result<()> {
+        pub(super) fn arm(&mut self, _: &mut [&mut dyn GraphMember]) -> Result<()> {
             match self.0 {}
         }
 
-        pub(super) fn disarm(&mut self, _: &mut [&mut Endpoint]) -> Result<()> {
+        pub(super) fn disarm(&mut self, _: &mut [&mut dyn GraphMember]) -> Result<()> {
             match self.0 {}
         }
 
@@ -576,6 +837,14 @@ mod nothing {
         }
 
         pub(super) fn tickets(&self) -> &[Ticket] {
+            match self.0 {}
+        }
+
+        pub(super) fn message_tickets(&self) -> &[MessageTicket] {
+            match self.0 {}
+        }
+
+        pub(super) fn collective_tickets(&self) -> &[CollectiveTicket] {
             match self.0 {}
         }
 

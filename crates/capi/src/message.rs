@@ -84,6 +84,12 @@ pub struct doorbell_message_ticket {
     inner: MessageTicket,
 }
 
+impl doorbell_message_ticket {
+    pub(super) fn new(inner: MessageTicket) -> doorbell_message_ticket {
+        doorbell_message_ticket { inner }
+    }
+}
+
 impl CObject for doorbell_message_ticket {
     const NAME: &'static str = "doorbell_message_ticket";
 }
@@ -178,7 +184,7 @@ unsafe fn with_ticket(
     }
     let inner = body()?;
     if let Some(place) = place {
-        place.write(create(doorbell_message_ticket { inner }));
+        place.write(create(doorbell_message_ticket::new(inner)));
     }
     Ok(0)
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::MutexGuard;
 
 use doorbell::{
-    CudaStream, Endpoint, Error, GraphBuilder, GraphExec, QueueKind, Result, Slice, Work,
+    CudaStream, Endpoint, Error, GraphBuilder, GraphExec, GraphMember, QueueKind, Result, Slice,
+    Work,
 };
 
 use super::{End, Entry, Lane, World};
@@ -228,8 +229,9 @@ impl World<'_> {
     }
 }
 
-fn endpoints<'a>(ends: &'a mut Ends<'_>) -> Vec<&'a mut Endpoint> {
+fn endpoints<'a>(ends: &'a mut Ends<'_>) -> Vec<&'a mut dyn GraphMember> {
     ends.values_mut()
         .filter_map(|end| end.endpoint.as_mut())
+        .map(|endpoint| endpoint as _)
         .collect()
 }

@@ -337,6 +337,7 @@ static void graphs(const struct driver *driver, struct rig *rig)
 	doorbell_graph_builder *builder, *other;
 	doorbell_stream *stream;
 	doorbell_graph *graph;
+	doorbell_graph_members members, few, repeated;
 	doorbell_ticket *ticket;
 	doorbell_work work;
 	uint32_t control, last;
@@ -344,6 +345,13 @@ static void graphs(const struct driver *driver, struct rig *rig)
 
 	endpoints[0] = rig->b;
 	endpoints[1] = rig->a;
+	EXPECT(doorbell_graph_members_init(&members, sizeof members) == (int)sizeof members);
+	members.endpoints = endpoints;
+	members.endpoint_count = 2;
+	few = repeated = members;
+	few.endpoint_count = 1;
+	repeated.endpoints = twice;
+	twice[0] = twice[1] = rig->a;
 	DRIVER(driver->stream_create(&raw, 1));
 	WORKS(doorbell_stream_create_cuda(raw, NULL, &stream));
 	EXPECT(doorbell_endpoint_path(rig->a, &control, NULL, 0) > 0);
@@ -379,7 +387,7 @@ static void graphs(const struct driver *driver, struct rig *rig)
 	FAILS(DOORBELL_ESTATE, "not a CUDA stream", doorbell_graph_launch_armed(graph, rig->stream));
 	for (i = 0; i < LAUNCHES; i++) {
 		memset(memory, i + 1, 64);
-		WORKS(doorbell_graph_launch(graph, stream, endpoints, 2));
+		WORKS(doorbell_graph_launch(graph, stream, &members));
 		WORKS(doorbell_stream_synchronize(stream, SOON_MS));
 		EXPECT(memory[4096] == i + 1 && memory[4096 + 63] == i + 1);
 	}
@@ -393,15 +401,14 @@ static void graphs(const struct driver *driver, struct rig *rig)
 	GIVES(0, doorbell_graph_ticket(graph, 6, &ticket));
 	GIVES(0, doorbell_graph_is_armed(graph));
 	FAILS(DOORBELL_ESTATE, "not armed", doorbell_graph_launch_armed(graph, stream));
-	FAILS(DOORBELL_EFOREIGN, "`endpoints`", doorbell_graph_arm(graph, endpoints, 1));
-	twice[0] = twice[1] = rig->a;
-	FAILS(DOORBELL_EBUSY, "`endpoint`", doorbell_graph_arm(graph, twice, 2));
+	FAILS(DOORBELL_EFOREIGN, "`members`", doorbell_graph_arm(graph, &few));
+	FAILS(DOORBELL_EBUSY, "`endpoint`", doorbell_graph_arm(graph, &repeated));
 	GIVES(0, doorbell_graph_is_armed(graph));
 	/* Armed and disarmed leaves no trace; armed and launched transfers. */
-	WORKS(doorbell_graph_arm(graph, endpoints, 2));
-	FAILS(DOORBELL_ESTATE, "armed", doorbell_graph_arm(graph, endpoints, 2));
-	WORKS(doorbell_graph_disarm(graph, endpoints, 2));
-	WORKS(doorbell_graph_arm(graph, endpoints, 2));
+	WORKS(doorbell_graph_arm(graph, &members));
+	FAILS(DOORBELL_ESTATE, "armed", doorbell_graph_arm(graph, &members));
+	WORKS(doorbell_graph_disarm(graph, &members));
+	WORKS(doorbell_graph_arm(graph, &members));
 	memset(memory, 0x5a, 64);
 	WORKS(doorbell_graph_launch_armed(graph, stream));
 	WORKS(doorbell_stream_synchronize(stream, SOON_MS));
@@ -417,7 +424,7 @@ static void graphs(const struct driver *driver, struct rig *rig)
 	WORKS(doorbell_graph_builder_after(builder, &node, 1));
 	WORKS(doorbell_graph_builder_wait_value32(builder, rig->region, 8192, DOORBELL_WAIT_GEQ, 10, SOON_MS));
 	WORKS(doorbell_graph_builder_instantiate(builder, &graph));
-	WORKS(doorbell_graph_launch(graph, stream, NULL, 0));
+	WORKS(doorbell_graph_launch(graph, stream, NULL));
 	WORKS(doorbell_stream_synchronize(stream, SOON_MS));
 	memcpy(&last, memory + 8192, sizeof last);
 	EXPECT(last == 10);
@@ -425,6 +432,127 @@ static void graphs(const struct driver *driver, struct rig *rig)
 	DRIVER(driver->graph_destroy(raw_graph));
 	WORKS(doorbell_stream_destroy(stream));
 	DRIVER(driver->stream_destroy(raw));
+}
+
+/* Messages and a reduction between two sides, in graphs. */
+static void graphs_of_messages(const struct driver *driver, struct rig *rig)
+{
+	unsigned char *memory = doorbell_region_pointer(rig->region);
+	const doorbell_slice sum[2] = {{rig->region, 8192, 4}, {rig->region, 8256, 4}};
+	doorbell_message_queue *queues[2], *of_ranks[2][2];
+	doorbell_message_address addresses[2];
+	doorbell_communicator *ranks[2];
+	doorbell_collective *collectives[2];
+	doorbell_collective_ticket *reduced;
+	doorbell_message_ticket *ticket;
+	doorbell_graph_builder *builder;
+	doorbell_graph_members members[2];
+	doorbell_stream *streams[2];
+	doorbell_graph *graphs[2];
+	struct CUstream_st *raw[2];
+	uint32_t control, value;
+	uint64_t len;
+	int i, round;
+
+	EXPECT(doorbell_endpoint_path(rig->a, &control, NULL, 0) > 0);
+	for (i = 0; i < 2; i++) {
+		WORKS(doorbell_message_queue_create(rig->domain, NULL, &queues[i]));
+		WORKS(doorbell_message_queue_create(rig->domain, NULL, &of_ranks[i][1 - i]));
+		of_ranks[i][i] = NULL;
+		DRIVER(driver->stream_create(&raw[i], 1));
+		WORKS(doorbell_stream_create_cuda(raw[i], NULL, &streams[i]));
+	}
+	for (i = 0; i < 2; i++) {
+		WORKS(doorbell_message_queue_address(queues[1 - i], &addresses[0]));
+		WORKS(doorbell_message_queue_connect(queues[i], &addresses[0]));
+		WORKS(doorbell_message_queue_address(of_ranks[1 - i][i], &addresses[1]));
+		WORKS(doorbell_message_queue_connect(of_ranks[i][1 - i], &addresses[1]));
+	}
+	for (i = 0; i < 2; i++) {
+		const doorbell_slice from = {rig->region, 1024 * (uint64_t)i, 64};
+		const doorbell_slice to = {rig->region, 4096 + 1024 * (uint64_t)i, 100};
+		WORKS(doorbell_communicator_create((uint32_t)i, of_ranks[i], 2, &ranks[i]));
+		WORKS(doorbell_communicator_all_reduce(ranks[i], &sum[i], &sum[i], DOORBELL_TYPE_I32,
+						       DOORBELL_REDUCE_SUM, DOORBELL_ALGORITHM_AUTO, &collectives[i]));
+		WORKS(doorbell_graph_builder_capture(streams[i], &builder));
+		if (control == DOORBELL_CONTROL_SYNC) {
+			FAILS(DOORBELL_ESTATE, "calling thread",
+			      doorbell_graph_builder_start_message(builder, queues[i], &from, 1));
+			FAILS(DOORBELL_ESTATE, "calling thread",
+			      doorbell_graph_builder_collective(builder, ranks[i], collectives[i]));
+			WORKS(doorbell_graph_builder_destroy(builder));
+			graphs[i] = NULL;
+			continue;
+		}
+		if (i == 0)
+			WORKS(doorbell_graph_builder_send_message(builder, queues[i], &from, 1));
+		else
+			WORKS(doorbell_graph_builder_start_message(builder, queues[i], &from, 1));
+		if (i == 1)
+			FAILS(DOORBELL_EFOREIGN, "", doorbell_graph_builder_collective(builder, ranks[1], collectives[0]));
+		WORKS(doorbell_graph_builder_recv_message(builder, queues[i], &to, 1));
+		WORKS(doorbell_graph_builder_wait_messages(builder, queues[i]));
+		WORKS(doorbell_graph_builder_collective(builder, ranks[i], collectives[i]));
+		WORKS(doorbell_graph_builder_instantiate(builder, &graphs[i]));
+		GIVES(0, doorbell_graph_message_ticket(graphs[i], 0, &ticket));
+		EXPECT(doorbell_graph_members_init(&members[i], sizeof members[i]) == (int)sizeof members[i]);
+		members[i].queues = &queues[i];
+		members[i].queue_count = 1;
+		members[i].communicators = &ranks[i];
+		members[i].communicator_count = 1;
+	}
+	for (round = 0; graphs[0] != NULL && round < LAUNCHES; round++) {
+		for (i = 0; i < 2; i++) {
+			memset(memory + 1024 * i, 100 * i + round, 64);
+			value = (uint32_t)(round + 1000 * i);
+			memcpy(memory + 8192 + 64 * i, &value, 4);
+		}
+		for (i = 0; i < 2; i++)
+			WORKS(doorbell_graph_launch(graphs[i], streams[i], &members[i]));
+		for (i = 0; i < 2; i++) {
+			/* The message that was sent, the one that was received, and the reduction. */
+			GIVES(1, doorbell_graph_message_ticket(graphs[i], 0, &ticket));
+			WORKS(doorbell_message_ticket_wait(ticket, &len, SOON_MS));
+			EXPECT(len == 64);
+			WORKS(doorbell_message_ticket_destroy(ticket));
+			GIVES(1, doorbell_graph_message_ticket(graphs[i], 1, &ticket));
+			WORKS(doorbell_message_ticket_wait(ticket, &len, SOON_MS));
+			EXPECT(len == 64);
+			WORKS(doorbell_message_ticket_destroy(ticket));
+			GIVES(0, doorbell_graph_message_ticket(graphs[i], 2, &ticket));
+			EXPECT(ticket == NULL);
+			GIVES(1, doorbell_graph_collective_ticket(graphs[i], 0, &reduced));
+			WORKS(doorbell_collective_ticket_wait(reduced, SOON_MS));
+			WORKS(doorbell_collective_ticket_destroy(reduced));
+			GIVES(0, doorbell_graph_collective_ticket(graphs[i], 1, &reduced));
+			memcpy(&value, memory + 8192 + 64 * i, 4);
+			EXPECT(value == (uint32_t)(2 * round + 1000));
+			EXPECT(memory[4096 + 1024 * i] == (unsigned char)(100 * (1 - i) + round));
+			EXPECT(memory[4096 + 1024 * i + 63] == (unsigned char)(100 * (1 - i) + round));
+		}
+	}
+	if (graphs[0] != NULL) {
+		members[0].communicator_count = 0;
+		FAILS(DOORBELL_EFOREIGN, "communicator", doorbell_graph_arm(graphs[0], &members[0]));
+		members[0].communicator_count = 1;
+		members[0].reserved = 1;
+		FAILS(DOORBELL_ERANGE, "`reserved`", doorbell_graph_arm(graphs[0], &members[0]));
+		members[0].reserved = 0;
+		WORKS(doorbell_graph_arm(graphs[0], &members[0]));
+		WORKS(doorbell_graph_disarm(graphs[0], &members[0]));
+	}
+	for (i = 0; i < 2; i++) {
+		WORKS(doorbell_graph_destroy(graphs[i]));
+		WORKS(doorbell_message_queue_finish(queues[i], SOON_MS));
+		WORKS(doorbell_communicator_finish(ranks[i], SOON_MS));
+	}
+	for (i = 0; i < 2; i++) {
+		WORKS(doorbell_collective_destroy(collectives[i]));
+		WORKS(doorbell_communicator_destroy(ranks[i]));
+		WORKS(doorbell_message_queue_destroy(queues[i]));
+		WORKS(doorbell_stream_destroy(streams[i]));
+		DRIVER(driver->stream_destroy(raw[i]));
+	}
 }
 
 static int with_the_feature(struct rig *rig)
@@ -473,6 +601,7 @@ static int with_the_feature(struct rig *rig)
 	}
 	on_streams(&driver, rig, own, lent);
 	graphs(&driver, rig);
+	graphs_of_messages(&driver, rig);
 	WORKS(doorbell_region_destroy(own));
 	WORKS(doorbell_region_destroy(lent));
 	DRIVER(driver.free(memory));

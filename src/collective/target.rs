@@ -1,0 +1,81 @@
+//! What the rounds of a collective operation are given to: a stream, or a graph.
+
+use std::sync::Arc;
+
+use super::local::LocalEnd;
+use super::ticket::CollectivePart;
+use crate::Result;
+use crate::message::{MessageQueue, PendingSend};
+use crate::region::Slice;
+use crate::stream::{Executor, Submission};
+
+/// Takes the messages and the local work of a rank, in order.
+pub(super) trait RoundTarget {
+    /// A message that was sent, and that nothing waits for yet.
+    type Sent;
+    /// What a ticket is made of.
+    type Part;
+
+    /// The stream that executes it.
+    fn stream(&self) -> &dyn Executor;
+    fn start_send(&mut self, queue: &mut MessageQueue, slices: &[Slice<'_>]) -> Result<Self::Sent>;
+    fn recv(
+        &mut self,
+        peer: u32,
+        queue: &mut MessageQueue,
+        slices: &[Slice<'_>],
+    ) -> Result<Self::Part>;
+    fn wait_send(
+        &mut self,
+        peer: u32,
+        queue: &mut MessageQueue,
+        sent: Self::Sent,
+    ) -> Result<Self::Part>;
+    fn local(&mut self, work: Submission, end: Arc<LocalEnd>) -> Result<Self::Part>;
+}
+
+/// A stream executes it, once.
+pub(super) struct OnStream<'a>(pub(super) &'a dyn Executor);
+
+impl RoundTarget for OnStream<'_> {
+    type Sent = PendingSend;
+    type Part = CollectivePart;
+
+    fn stream(&self) -> &dyn Executor {
+        self.0
+    }
+
+    fn start_send(
+        &mut self,
+        queue: &mut MessageQueue,
+        slices: &[Slice<'_>],
+    ) -> Result<PendingSend> {
+        queue.start_send(self.0, slices)
+    }
+
+    fn recv(
+        &mut self,
+        peer: u32,
+        queue: &mut MessageQueue,
+        slices: &[Slice<'_>],
+    ) -> Result<CollectivePart> {
+        let ticket = queue.recv(self.0, slices)?;
+        Ok(CollectivePart::Message(peer, ticket))
+    }
+
+    fn wait_send(
+        &mut self,
+        peer: u32,
+        queue: &mut MessageQueue,
+        sent: PendingSend,
+    ) -> Result<CollectivePart> {
+        let ticket = queue.wait_send(self.0, sent)?;
+        Ok(CollectivePart::Message(peer, ticket))
+    }
+
+    fn local(&mut self, work: Submission, end: Arc<LocalEnd>) -> Result<CollectivePart> {
+        let given = self.0.submit_one(work);
+        given.map_err(|(_, error)| error)?;
+        Ok(CollectivePart::Local(end, self.0.turns()))
+    }
+}

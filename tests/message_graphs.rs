@@ -1,0 +1,607 @@
+//! Messages in CUDA graphs that are launched again and again, among messages that are in none. `scripts/test cuda` runs this over the stand-in for the driver.
+#![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
+
+mod rig;
+#[path = "rig/standin.rs"]
+mod standin;
+mod waived;
+
+use std::thread;
+use std::time::Duration;
+
+use doorbell::softcx::Faults;
+use doorbell::{
+    Access, Cause, Control, CudaContext, CudaStream, Device, Error, Executor, GraphBuilder,
+    GraphExec, GraphMember, MessageConfig, MessageQueue, Region, StateKind,
+};
+use rig::gpu::{alone, context};
+use rig::{Limit, Random, SOON, control, from_env, strict, strict_device};
+use standin::{Fault, is_standin};
+use waived::waived;
+
+const STEP: Duration = Duration::from_secs(120);
+const EAGER: u32 = 256;
+const SLOTS: usize = 4;
+/// The longest message.
+const LONG: usize = 3000;
+
+/// The device and the context; `None` where the test is WAIVED.
+fn begin(test: &str) -> Option<(Device, CudaContext)> {
+    let context = context(test)?;
+    let device = strict_device();
+    if control(&device) == Control::Sync {
+        waived(test, "the doorbells of the sync path are in no graph");
+        return None;
+    }
+    Some((device, context))
+}
+
+/// Two queues that are connected.
+fn pair(device: &Device, timeout: Option<Duration>, room: Option<Duration>) -> [MessageQueue; 2] {
+    let mut config = MessageConfig::default()
+        .eager_bytes(EAGER)
+        .slots(SLOTS as u32)
+        .ahead(32);
+    config.endpoint = config.endpoint.wait_timeout(timeout).room_timeout(room);
+    if control(device) != Control::Proxy {
+        config.endpoint = config.endpoint.rnr_retry(0);
+    }
+    let domain = device.protection_domain();
+    let mut queues = [(); 2].map(|()| MessageQueue::new(&domain, &config).unwrap());
+    let addresses = queues.each_ref().map(MessageQueue::address);
+    queues[0].connect(&addresses[1]).unwrap();
+    queues[1].connect(&addresses[0]).unwrap();
+    queues
+}
+
+/// What a side does in one go.
+#[derive(Debug, Clone, Copy)]
+enum Do {
+    Send(usize),
+    Recv(usize),
+}
+
+/// The messages of both sides in one go, each side in its own order: none of them receives more than it has sent before, and none has more on their way
+/// than there are slots.
+fn plan(random: &mut Random) -> [Vec<Do>; 2] {
+    let count = 1 + random.below(7) as usize;
+    let lens = [(); 2].map(|()| {
+        let len = |_| match random.below(8) {
+            0 => 0,
+            1..=4 => random.below(u64::from(EAGER) + 1) as usize,
+            _ => 1 + random.below(LONG as u64) as usize,
+        };
+        (0..count).map(len).collect::<Vec<usize>>()
+    });
+    let mut of_side = |side: usize| {
+        let (mut sent, mut received) = (0, 0);
+        let mut all = Vec::new();
+        while sent < count || received < count {
+            let may_send = sent < count && sent < received + SLOTS;
+            let may_receive = received < count && (received < sent || sent == count);
+            if may_send && (!may_receive || random.below(2) == 0) {
+                all.push(Do::Send(lens[side][sent]));
+                sent += 1;
+            } else {
+                all.push(Do::Recv(lens[1 - side][received]));
+                received += 1;
+            }
+        }
+        all
+    };
+    [of_side(0), of_side(1)]
+}
+
+/// The bytes of a message: of its side, of the go, and of the place in it.
+fn bytes(side: usize, go: u64, message: usize, len: usize) -> Vec<u8> {
+    let byte = |at| (side * 131 + go as usize * 29 + message * 57 + at * 7 + at / 256) as u8;
+    (0..len).map(byte).collect()
+}
+
+/// One side, with memory for each of its messages of a go.
+struct Side {
+    side: usize,
+    queue: MessageQueue,
+    stream: CudaStream,
+    memory: Region,
+    random: Random,
+}
+
+impl Side {
+    fn new(side: usize, queue: MessageQueue, context: &CudaContext, seed: u64) -> Side {
+        let memory = Region::alloc(queue.domain(), 16 * LONG as u64, Access::ALL).unwrap();
+        Side {
+            side,
+            stream: CudaStream::new(context, format!("side {side}")).unwrap(),
+            queue,
+            memory,
+            random: Random(seed + side as u64),
+        }
+    }
+
+    fn offset(step: usize) -> u64 {
+        (step * LONG) as u64
+    }
+
+    /// Records these steps. Some messages are waited for at once, if those of the peer that come before can be received.
+    fn record(&mut self, steps: &[Do]) -> GraphExec {
+        let Side { queue, stream, .. } = self;
+        let mut builder = GraphBuilder::capture(stream).unwrap();
+        for (step, what) in steps.iter().enumerate() {
+            match what {
+                Do::Send(len) => {
+                    let slice = self.memory.slice(Self::offset(step), *len as u64).unwrap();
+                    builder.start_message(queue, &[slice]).unwrap();
+                }
+                Do::Recv(_) => {
+                    let slice = self.memory.slice(Self::offset(step), LONG as u64).unwrap();
+                    builder.recv_message(queue, &[slice]).unwrap();
+                }
+            }
+        }
+        if self.random.below(2) == 0 {
+            builder.wait_messages(queue).unwrap();
+        }
+        builder.instantiate().unwrap()
+    }
+
+    /// Writes what is to be sent, and something else where messages are received.
+    fn write(&self, go: u64, steps: &[Do]) {
+        let mut sent = 0;
+        for (step, what) in steps.iter().enumerate() {
+            let at = Self::offset(step);
+            if let Do::Send(len) = what {
+                let bytes = bytes(self.side, go, sent, *len);
+                self.memory.write(at, &bytes).unwrap();
+                sent += 1;
+            } else {
+                self.memory.fill(at, LONG as u64, 0xee).unwrap();
+            }
+        }
+    }
+
+    fn check(&self, go: u64, steps: &[Do]) {
+        let mut received = 0;
+        for (step, what) in steps.iter().enumerate() {
+            let Do::Recv(len) = what else { continue };
+            let mut found = vec![0; LONG];
+            self.memory.read(Self::offset(step), &mut found).unwrap();
+            let mut expected = bytes(1 - self.side, go, received, *len);
+            expected.resize(LONG, 0xee);
+            let at = (0..LONG).find(|at| found[*at] != expected[*at]);
+            assert_eq!(at, None, "side {}, go {go}, step {step}", self.side);
+            received += 1;
+        }
+    }
+
+    fn launch(&mut self, graph: &mut GraphExec, go: u64, steps: &[Do]) {
+        self.write(go, steps);
+        graph.launch(&self.stream, &mut [&mut self.queue]).unwrap();
+        assert_eq!(graph.message_tickets().len(), steps.len());
+        for (ticket, what) in graph.message_tickets().iter().zip(steps) {
+            let (Do::Send(len) | Do::Recv(len)) = what;
+            let done = ticket.wait(SOON);
+            assert_eq!(done, Ok(*len as u64), "side {}, go {go}", self.side);
+        }
+        self.check(go, steps);
+    }
+
+    /// The same steps without a graph, by the stream or by this thread.
+    fn go_directly(&mut self, go: u64, steps: &[Do]) {
+        self.write(go, steps);
+        let mut pending = Vec::new();
+        let mut tickets = Vec::new();
+        for (step, what) in steps.iter().enumerate() {
+            let by_thread = self.random.below(3) == 0;
+            let at = Self::offset(step);
+            let len = match what {
+                Do::Send(len) => *len,
+                Do::Recv(_) => LONG,
+            };
+            let slices = [self.memory.slice(at, len as u64).unwrap()];
+            match what {
+                Do::Send(_) => {
+                    pending.push(self.queue.start_send(&self.stream, &slices).unwrap());
+                }
+                Do::Recv(len) if by_thread && pending.is_empty() => {
+                    let received = self.queue.recv_now(&slices, SOON);
+                    assert_eq!(received, Ok(*len as u64));
+                }
+                Do::Recv(_) => tickets.push(self.queue.recv(&self.stream, &slices).unwrap()),
+            }
+        }
+        for sent in pending {
+            tickets.push(self.queue.wait_send(&self.stream, sent).unwrap());
+        }
+        for ticket in tickets {
+            ticket.wait(SOON).unwrap();
+        }
+        self.stream.synchronize(SOON).unwrap();
+        self.check(go, steps);
+    }
+}
+
+/// Both sides in threads of their own. The queues stay until both are done.
+fn on_both(
+    device: &Device,
+    context: &CudaContext,
+    seed: u64,
+    room: Option<Duration>,
+    run: impl Fn(&mut Side) + Sync,
+) {
+    let mut side = 0;
+    let sides = pair(device, SOON, room).map(|queue| {
+        side += 1;
+        Side::new(side - 1, queue, context, seed)
+    });
+    thread::scope(|scope| {
+        let run = &run;
+        let threads = sides.map(|mut side| {
+            scope.spawn(move || {
+                run(&mut side);
+                side.queue.finish(SOON).unwrap();
+                side.queue
+            })
+        });
+        let ended = threads.map(|thread| thread.join());
+        assert!(ended.iter().all(Result::is_ok), "DOORBELL_SEED={seed}");
+    });
+}
+
+/// Graphs that are recorded once and launched in any order, and messages that are in none between them.
+fn random_graphs(device: &Device, context: &CudaContext, seed: u64, goes: u64) {
+    let plans: Vec<[Vec<Do>; 2]> = {
+        let mut random = Random(seed);
+        (0..4).map(|_| plan(&mut random)).collect()
+    };
+    on_both(device, context, seed, SOON, |side| {
+        // What both do: their own choices come from other numbers.
+        let mut choices = Random(seed ^ 0x5eed);
+        let mut graphs: Vec<Option<GraphExec>> = (0..plans.len()).map(|_| None).collect();
+        for go in 0..goes {
+            let which = choices.below(plans.len() as u64) as usize;
+            let steps = &plans[which][side.side];
+            if choices.below(4) == 0 {
+                side.go_directly(go, steps);
+                continue;
+            }
+            let mut graph = match graphs[which].take() {
+                Some(graph) => graph,
+                None => side.record(steps),
+            };
+            if side.random.below(4) == 0 {
+                // Prepared, and taken back.
+                if graph.is_armed() {
+                    graph.disarm(&mut [&mut side.queue]).unwrap();
+                } else {
+                    graph.arm(&mut [&mut side.queue]).unwrap();
+                }
+            }
+            side.launch(&mut graph, go, steps);
+            graphs[which] = Some(graph);
+        }
+    });
+}
+
+#[test]
+fn random_graphs_among_other_messages_transfer_what_was_sent() {
+    let test = "random_graphs_among_other_messages_transfer_what_was_sent";
+    let _alone = alone();
+    let limit = Limit::new(test, STEP);
+    let Some((device, context)) = begin(test) else {
+        return;
+    };
+    let first = from_env("DOORBELL_SEED", 1);
+    for seed in first..first + from_env("DOORBELL_GRAPH_SEEDS", 8) {
+        limit.step(seed, STEP);
+        random_graphs(&device, &context, seed, 24);
+    }
+}
+
+#[test]
+fn random_graphs_survive_loss_duplicates_and_reordering() {
+    let test = "random_graphs_survive_loss_duplicates_and_reordering";
+    let _alone = alone();
+    let limit = Limit::new(test, STEP);
+    let Some((device, context)) = begin(test) else {
+        return;
+    };
+    let first = from_env("DOORBELL_SEED", 1000);
+    for seed in first..first + from_env("DOORBELL_GRAPH_SEEDS", 8) / 4 {
+        limit.step(seed, STEP);
+        let faults = Faults {
+            loss: 0.01,
+            duplicate: 0.02,
+            reorder: 0.05,
+            seed,
+            ..strict()
+        };
+        if !device.set_faults(faults) {
+            return waived(test, "the device injects no faults here");
+        }
+        random_graphs(&device, &context, seed, 16);
+    }
+}
+
+/// Short, long and empty messages both ways. Each launch is queued as soon as the memory of the one before may be used again.
+#[test]
+fn a_graph_of_messages_is_launched_many_times() {
+    let test = "a_graph_of_messages_is_launched_many_times";
+    let _alone = alone();
+    let limit = Limit::new(test, STEP);
+    let Some((device, context)) = begin(test) else {
+        return;
+    };
+    let launches = from_env("DOORBELL_GRAPH_LAUNCHES", 300);
+    on_both(&device, &context, 1, SOON, |side| {
+        let steps = [
+            Do::Send(40),
+            Do::Send(1000),
+            Do::Recv(40),
+            Do::Send(0),
+            Do::Recv(1000),
+            Do::Recv(0),
+        ];
+        let mut graph = side.record(&steps);
+        for go in 0..launches {
+            if go % 100 == 0 {
+                limit.step(go, STEP);
+            }
+            side.launch(&mut graph, go, &steps);
+        }
+    });
+}
+
+/// Launches that wait for those before them on their stream.
+#[test]
+fn launches_are_queued_behind_each_other() {
+    let test = "launches_are_queued_behind_each_other";
+    let _alone = alone();
+    let _limit = Limit::new(test, STEP);
+    let Some((device, context)) = begin(test) else {
+        return;
+    };
+    on_both(&device, &context, 1, SOON, |side| {
+        let steps = [Do::Send(64), Do::Recv(64)];
+        let mut graph = side.record(&steps);
+        side.write(7, &steps);
+        let mut tickets = Vec::new();
+        for _ in 0..100 {
+            graph.launch(&side.stream, &mut [&mut side.queue]).unwrap();
+            tickets.extend_from_slice(graph.message_tickets());
+        }
+        for ticket in tickets {
+            assert_eq!(ticket.wait(SOON), Ok(64));
+        }
+        side.check(7, &steps);
+    });
+}
+
+#[test]
+fn a_graph_that_is_taken_back_leaves_no_trace() {
+    let test = "a_graph_that_is_taken_back_leaves_no_trace";
+    let _alone = alone();
+    let _limit = Limit::new(test, STEP);
+    let Some((device, context)) = begin(test) else {
+        return;
+    };
+    on_both(&device, &context, 1, SOON, |side| {
+        let steps = [Do::Send(64), Do::Recv(64), Do::Send(1000), Do::Recv(1000)];
+        let mut graph = side.record(&steps);
+        for go in 0..40 {
+            if graph.is_armed() {
+                graph.disarm(&mut [&mut side.queue]).unwrap();
+                assert!(!graph.is_armed());
+            }
+            side.go_directly(go, &steps);
+            graph.arm(&mut [&mut side.queue]).unwrap();
+            let refused = graph.arm(&mut [&mut side.queue]).unwrap_err();
+            assert!(matches!(
+                refused,
+                Error::State {
+                    kind: StateKind::Armed,
+                    ..
+                }
+            ));
+        }
+        graph.disarm(&mut [&mut side.queue]).unwrap();
+    });
+}
+
+#[test]
+fn a_graph_that_is_dropped_armed_fails_its_queue() {
+    let test = "a_graph_that_is_dropped_armed_fails_its_queue";
+    let _alone = alone();
+    let _limit = Limit::new(test, STEP);
+    let Some((device, context)) = begin(test) else {
+        return;
+    };
+    for is_instantiated in [false, true] {
+        let [mut a, _b] = pair(&device, SOON, SOON);
+        let stream = CudaStream::new(&context, test).unwrap();
+        let memory = Region::alloc(a.domain(), 64, Access::ALL).unwrap();
+        let mut builder = GraphBuilder::capture(&stream).unwrap();
+        let slice = memory.slice(0, 64).unwrap();
+        builder.start_message(&mut a, &[slice]).unwrap();
+        assert_eq!(a.failure(), None);
+        match is_instantiated {
+            true => drop(builder.instantiate().unwrap()),
+            false => drop(builder),
+        }
+        assert_eq!(a.failure().unwrap().cause, Cause::Aborted);
+    }
+}
+
+#[test]
+fn refused_steps_and_launches_change_nothing() {
+    let test = "refused_steps_and_launches_change_nothing";
+    let _alone = alone();
+    let _limit = Limit::new(test, STEP);
+    let Some((device, context)) = begin(test) else {
+        return;
+    };
+    on_both(&device, &context, 1, None, |side| {
+        let other = Device::open("softcx").unwrap().protection_domain();
+        let foreign = Region::alloc(&other, 64, Access::ALL).unwrap();
+        let Side {
+            queue,
+            stream,
+            memory,
+            ..
+        } = side;
+        let mut builder = GraphBuilder::capture(stream).unwrap();
+        let slice = [memory.slice(0, 64).unwrap()];
+        let into = [memory.slice(LONG as u64, LONG as u64).unwrap()];
+        builder.start_message(queue, &slice).unwrap();
+        for _ in 0..3 {
+            let not_ours = [foreign.slice(0, 64).unwrap()];
+            let refused = builder.send_message(queue, &not_ours).unwrap_err();
+            assert!(matches!(refused, Error::Foreign { .. }), "{refused}");
+            let refused = builder.recv_message(queue, &not_ours).unwrap_err();
+            assert!(matches!(refused, Error::Foreign { .. }), "{refused}");
+        }
+        builder.recv_message(queue, &into).unwrap();
+        let mut graph = builder.instantiate().unwrap();
+        // The queue is the graph's until that is launched.
+        let refused = queue.start_send(stream, &slice);
+        assert!(matches!(refused, Err(Error::State { .. })), "{refused:?}");
+        let steps = [Do::Send(64), Do::Recv(64)];
+        for go in 0..4 {
+            side.launch(&mut graph, go, &steps);
+            let missing = graph.arm(&mut []).unwrap_err();
+            assert!(matches!(missing, Error::Foreign { .. }), "{missing}");
+            assert!(!graph.is_armed());
+        }
+        // More than the queue has room for.
+        let Side {
+            queue,
+            stream,
+            memory,
+            ..
+        } = side;
+        let mut builder = GraphBuilder::capture(stream).unwrap();
+        let slice = [memory.slice(0, 64).unwrap()];
+        let mut recorded = 0;
+        let refused = loop {
+            match builder.start_message(queue, &slice) {
+                Ok(()) => recorded += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(refused, Error::QueueFull { .. }), "{refused}");
+        assert!(recorded >= 32, "{recorded}");
+        let mut graph = builder.instantiate().unwrap();
+        graph.disarm(&mut [queue as &mut dyn GraphMember]).unwrap();
+        side.go_directly(9, &steps);
+    });
+}
+
+#[test]
+fn a_launch_that_the_driver_refuses_is_repeated_or_taken_back() {
+    let test = "a_launch_that_the_driver_refuses_is_repeated_or_taken_back";
+    let _alone = alone();
+    let _limit = Limit::new(test, STEP);
+    let Some((device, context)) = begin(test) else {
+        return;
+    };
+    if !is_standin() {
+        return waived(test, "a real driver does not fail on request");
+    }
+    on_both(&device, &context, 1, SOON, |side| {
+        let steps = [Do::Send(64), Do::Recv(64), Do::Send(1000), Do::Recv(1000)];
+        let mut graph = side.record(&steps);
+        graph.disarm(&mut [&mut side.queue]).unwrap();
+        for go in 0..60 {
+            // Leaves completions of credits that nobody has waited for.
+            side.go_directly(3 * go, &steps);
+            side.go_directly(3 * go + 1, &steps);
+            let call = ["cuGraphLaunch", "cuGraphExecKernelNodeSetParams_v2"][go as usize % 2];
+            let fault = Fault::here(&format!("{call}:999,nth=1"));
+            let refused = graph.launch(&side.stream, &mut [&mut side.queue]);
+            drop(fault);
+            assert!(matches!(refused, Err(Error::Cuda { .. })), "{refused:?}");
+            assert!(graph.is_armed());
+            if go % 3 == 0 {
+                graph.disarm(&mut [&mut side.queue]).unwrap();
+                side.go_directly(3 * go + 2, &steps);
+            } else {
+                side.launch(&mut graph, 3 * go + 2, &steps);
+            }
+        }
+    });
+}
+
+/// What was recorded of the queue is taken back, and the builder stays broken.
+#[test]
+fn a_message_that_the_driver_refuses_to_record_leaves_no_trace() {
+    let test = "a_message_that_the_driver_refuses_to_record_leaves_no_trace";
+    let _alone = alone();
+    let _limit = Limit::new(test, STEP);
+    let Some((device, context)) = begin(test) else {
+        return;
+    };
+    if !is_standin() {
+        return waived(test, "a real driver does not fail on request");
+    }
+    on_both(&device, &context, 1, SOON, |side| {
+        let steps = [Do::Send(64), Do::Recv(64), Do::Send(1000), Do::Recv(1000)];
+        let faults = [
+            "cuGraphAddBatchMemOpNode:999,nth=1",
+            "cuGraphAddBatchMemOpNode:999,nth=2",
+            "cuGraphAddBatchMemOpNode:999,nth=3",
+            "cuGraphAddKernelNode_v2:999,nth=1",
+            "cuStreamUpdateCaptureDependencies:999,nth=2",
+        ];
+        for (go, fault) in (0..).zip(faults) {
+            let Side {
+                queue,
+                stream,
+                memory,
+                ..
+            } = &mut *side;
+            let slice = [memory.slice(0, 64).unwrap()];
+            let into = [memory.slice(LONG as u64, LONG as u64).unwrap()];
+            let mut builder = GraphBuilder::capture(stream).unwrap();
+            builder.start_message(queue, &slice).unwrap();
+            let injected = Fault::here(fault);
+            let refused = builder.recv_message(queue, &into);
+            drop(injected);
+            assert!(
+                matches!(refused, Err(Error::Cuda { .. })),
+                "{fault}: {refused:?}"
+            );
+            let still = builder.wait_messages(queue);
+            assert_eq!(still, refused);
+            assert_eq!(builder.instantiate().map(drop), refused);
+            side.go_directly(go, &steps);
+        }
+    });
+}
+
+/// The deadline of each wait counts from when the graph comes to it.
+#[test]
+fn a_wait_in_a_graph_ends_at_its_deadline() {
+    let test = "a_wait_in_a_graph_ends_at_its_deadline";
+    let _alone = alone();
+    let _limit = Limit::new(test, STEP);
+    let Some((device, context)) = begin(test) else {
+        return;
+    };
+    let [mut a, _b] = pair(&device, Some(Duration::from_millis(50)), None);
+    let stream = CudaStream::new(&context, test).unwrap();
+    let memory = Region::alloc(a.domain(), 64, Access::ALL).unwrap();
+    let mut builder = GraphBuilder::capture(&stream).unwrap();
+    let slice = memory.slice(0, 64).unwrap();
+    builder.recv_message(&mut a, &[slice]).unwrap();
+    let mut graph = builder.instantiate().unwrap();
+    graph.launch(&stream, &mut [&mut a]).unwrap();
+    let ticket = graph.message_tickets()[0].clone();
+    assert!(ticket.wait(SOON).is_err());
+    assert!(stream.synchronize(SOON).is_err());
+    let cause = a.failure().unwrap().cause;
+    assert!(matches!(cause, Cause::Deadline(_)), "{cause:?}");
+    assert!(stream.take_fault().is_some());
+    // It cannot be launched again.
+    let refused = graph.launch(&stream, &mut [&mut a]).unwrap_err();
+    assert!(matches!(refused, Error::Work(_)), "{refused}");
+}
