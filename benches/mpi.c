@@ -1,0 +1,93 @@
+/*
+ * What `doorbell bench pingpong` and `doorbell bench collective` measure, by MPI: `scripts/bench --part mpi` runs both in turns.
+ *
+ *     mpi pingpong ITERATIONS SIZE...     median of a round trip between two ranks, by MPI_Send and MPI_Recv
+ *     mpi all-reduce ITERATIONS SIZE...   mean of MPI_Allreduce on the slowest rank: a sum of f32
+ *
+ * Rank 0 prints a line for each size: bytes, microseconds, and microseconds of CPU of its thread for an operation.
+ */
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static int by_value(const void *a, const void *b)
+{
+	const double x = *(const double *)a, y = *(const double *)b;
+	return (x > y) - (x < y);
+}
+
+static double cpu_us(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+	return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
+}
+
+static void round_trip(int rank, char *out, char *in, int bytes)
+{
+	if (rank == 0) {
+		MPI_Send(out, bytes, MPI_BYTE, 1, 0, MPI_COMM_WORLD);
+		MPI_Recv(in, bytes, MPI_BYTE, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+	} else {
+		MPI_Recv(in, bytes, MPI_BYTE, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+		MPI_Send(out, bytes, MPI_BYTE, 0, 0, MPI_COMM_WORLD);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	int rank, count, i, k;
+
+	MPI_Init(&argc, &argv);
+	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+	MPI_Comm_size(MPI_COMM_WORLD, &count);
+	if (argc < 4 || (strcmp(argv[1], "pingpong") == 0 && count != 2)) {
+		fprintf(stderr, "usage: mpi pingpong|all-reduce ITERATIONS SIZE... (pingpong: 2 ranks)\n");
+		MPI_Abort(MPI_COMM_WORLD, 2);
+	}
+	for (k = 3; k < argc; k++) {
+		const int bytes = atoi(argv[k]), iterations = atoi(argv[2]), warmup = iterations / 10 + 1;
+		const int is_pingpong = strcmp(argv[1], "pingpong") == 0;
+		double *times = calloc((size_t)iterations, sizeof *times);
+		char *out = calloc((size_t)bytes + 1, 1), *in = calloc((size_t)bytes + 1, 1);
+		double begun = 0, cpu = 0, own, slowest;
+
+		if (times == NULL || out == NULL || in == NULL)
+			MPI_Abort(MPI_COMM_WORLD, 2);
+		for (i = -warmup; i < iterations; i++) {
+			double start;
+
+			if (i == 0) {
+				MPI_Barrier(MPI_COMM_WORLD);
+				begun = MPI_Wtime();
+				cpu = cpu_us();
+			}
+			start = MPI_Wtime();
+			if (is_pingpong)
+				round_trip(rank, out, in, bytes);
+			else
+				MPI_Allreduce(out, in, bytes / 4, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+			if (i >= 0)
+				times[i] = (MPI_Wtime() - start) * 1e6;
+		}
+		own = (MPI_Wtime() - begun) * 1e6 / iterations;
+		cpu = (cpu_us() - cpu) / iterations;
+		MPI_Reduce(&own, &slowest, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
+		if (is_pingpong) {
+			qsort(times, (size_t)iterations, sizeof *times, by_value);
+			slowest = times[iterations / 2];
+		}
+		if (rank == 0) {
+			printf("%d %.3f %.3f\n", bytes, slowest, cpu);
+			fflush(stdout);
+		}
+		free(times);
+		free(out);
+		free(in);
+	}
+	MPI_Finalize();
+	return 0;
+}
