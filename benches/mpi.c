@@ -4,26 +4,17 @@
  *     mpi pingpong ITERATIONS SIZE...     median of a round trip between two ranks, by MPI_Send and MPI_Recv
  *     mpi all-reduce ITERATIONS SIZE...   mean of MPI_Allreduce on the slowest rank: a sum of f32
  *
- * Rank 0 prints a line for each size: bytes, microseconds, and microseconds of CPU of its thread for an operation.
+ * Rank 0 prints a line for each size: bytes and microseconds.
  */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static int by_value(const void *a, const void *b)
 {
 	const double x = *(const double *)a, y = *(const double *)b;
 	return (x > y) - (x < y);
-}
-
-static double cpu_us(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-	return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
 }
 
 static void round_trip(int rank, char *out, char *in, int bytes)
@@ -53,7 +44,7 @@ int main(int argc, char **argv)
 		const int is_pingpong = strcmp(argv[1], "pingpong") == 0;
 		double *times = calloc((size_t)iterations, sizeof *times);
 		char *out = calloc((size_t)bytes + 1, 1), *in = calloc((size_t)bytes + 1, 1);
-		double begun = 0, cpu = 0, own, slowest;
+		double begun = 0, own, slowest;
 
 		if (times == NULL || out == NULL || in == NULL)
 			MPI_Abort(MPI_COMM_WORLD, 2);
@@ -63,7 +54,6 @@ int main(int argc, char **argv)
 			if (i == 0) {
 				MPI_Barrier(MPI_COMM_WORLD);
 				begun = MPI_Wtime();
-				cpu = cpu_us();
 			}
 			start = MPI_Wtime();
 			if (is_pingpong)
@@ -74,14 +64,13 @@ int main(int argc, char **argv)
 				times[i] = (MPI_Wtime() - start) * 1e6;
 		}
 		own = (MPI_Wtime() - begun) * 1e6 / iterations;
-		cpu = (cpu_us() - cpu) / iterations;
 		MPI_Reduce(&own, &slowest, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
 		if (is_pingpong) {
 			qsort(times, (size_t)iterations, sizeof *times, by_value);
 			slowest = times[iterations / 2];
 		}
 		if (rank == 0) {
-			printf("%d %.3f %.3f\n", bytes, slowest, cpu);
+			printf("%d %.3f\n", bytes, slowest);
 			fflush(stdout);
 		}
 		free(times);
