@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use doorbell::softcx::Faults;
 use doorbell::{
-    Access, Cause, Control, CudaContext, CudaStream, Device, Error, Executor, GraphBuilder,
-    GraphExec, GraphMember, MessageConfig, MessageQueue, Region, StateKind,
+    Access, Algorithm, Cause, Communicator, Condition, Control, CudaContext, CudaStream, DataType,
+    Device, Error, Executor, GraphBuilder, GraphExec, GraphMember, MessageConfig, MessageQueue,
+    ReduceOp, Reduction, Region, StateKind, stream_wait_value32,
 };
 use rig::gpu::{alone, context};
 use rig::{Limit, Random, SOON, control, from_env, strict, strict_device};
@@ -529,6 +530,255 @@ fn a_launch_that_the_driver_refuses_is_repeated_or_taken_back() {
             }
         }
     });
+}
+
+/// Each of the two directions of a queue is a graph's for itself.
+#[test]
+fn a_graph_that_only_sends_leaves_receives_alone() {
+    let test = "a_graph_that_only_sends_leaves_receives_alone";
+    let _alone = alone();
+    let _limit = Limit::new(test, STEP);
+    let Some((device, context)) = begin(test) else {
+        return;
+    };
+    on_both(&device, &context, 1, None, |side| {
+        let (first, second) = (0, LONG as u64);
+        let sends = [Do::Send(64), Do::Recv(64)];
+        // The graph is armed while this side receives by other calls, and is taken back every other time.
+        for go in 0..60 {
+            side.write(go, &sends);
+            let Side {
+                queue,
+                stream,
+                memory,
+                ..
+            } = &mut *side;
+            let record = |queue: &mut MessageQueue| {
+                let mut builder = GraphBuilder::capture(stream).unwrap();
+                let slice = memory.slice(first, 64).unwrap();
+                builder.start_message(queue, &[slice]).unwrap();
+                builder.instantiate().unwrap()
+            };
+            let mut graph = record(queue);
+            let mut other = record(queue);
+            // In the order in which they were prepared.
+            let refused = graph.disarm(&mut [&mut *queue]).unwrap_err();
+            assert!(
+                matches!(
+                    refused,
+                    Error::State {
+                        kind: StateKind::OutOfOrder,
+                        ..
+                    }
+                ),
+                "{refused}"
+            );
+            other.disarm(&mut [&mut *queue]).unwrap();
+            if go % 2 == 0 {
+                graph.launch(stream, &mut [&mut *queue]).unwrap();
+                other.arm(&mut [&mut *queue]).unwrap();
+            }
+            let into = [memory.slice(second, LONG as u64).unwrap()];
+            let is_by_thread = go % 4 < 2;
+            if go % 2 == 1 {
+                graph.disarm(&mut [&mut *queue]).unwrap();
+                let slice = memory.slice(first, 64).unwrap();
+                queue.send_now(&[slice], SOON).unwrap();
+                other.arm(&mut [&mut *queue]).unwrap();
+            }
+            // While a graph is armed.
+            let received = match is_by_thread {
+                true => queue.recv_now(&into, SOON),
+                false => queue.recv(stream, &into).unwrap().wait(SOON),
+            };
+            assert_eq!(received, Ok(64));
+            stream.synchronize(SOON).unwrap();
+            other.disarm(&mut [&mut *queue]).unwrap();
+            side.check(go, &sends);
+        }
+    });
+}
+
+/// The peer answers only what the graph sends: nothing that the graph waits for may come behind that answer.
+#[test]
+fn a_graph_sends_what_a_receive_of_another_stream_waits_for() {
+    let test = "a_graph_sends_what_a_receive_of_another_stream_waits_for";
+    let _alone = alone();
+    let _limit = Limit::new(test, STEP);
+    let Some((device, context)) = begin(test) else {
+        return;
+    };
+    let [mut asks, mut answers] = pair(&device, SOON, SOON);
+    let memory = Region::alloc(asks.domain(), 256, Access::ALL).unwrap();
+    let slice = |at| [memory.slice(at, 64).unwrap()];
+    let streams = [(); 3].map(|()| CudaStream::new(&context, test).unwrap());
+    let mut builder = GraphBuilder::capture(&streams[0]).unwrap();
+    builder.send_message(&mut asks, &slice(0)).unwrap();
+    let mut graph = builder.instantiate().unwrap();
+    // Each receive of a lap of the credits' completions.
+    for round in 0..80 {
+        memory.fill(0, 64, round).unwrap();
+        let answer = asks.recv(&streams[1], &slice(64)).unwrap();
+        graph.launch(&streams[0], &mut [&mut asks]).unwrap();
+        answers.recv(&streams[2], &slice(128)).unwrap();
+        let sent = answers.send(&streams[2], &slice(128)).unwrap();
+        assert_eq!(answer.wait(SOON), Ok(64), "{round}");
+        assert_eq!(sent.wait(SOON), Ok(64));
+        assert!(memory.is_filled_with(64, 64, round).unwrap());
+    }
+}
+
+/// Nothing of the queue is in the builder then.
+#[test]
+fn a_queue_whose_only_step_was_refused_goes_on() {
+    let test = "a_queue_whose_only_step_was_refused_goes_on";
+    let _alone = alone();
+    let _limit = Limit::new(test, STEP);
+    let Some((device, context)) = begin(test) else {
+        return;
+    };
+    let domain = device.protection_domain();
+    let mut queue = MessageQueue::new(&domain, &MessageConfig::default()).unwrap();
+    let stream = CudaStream::new(&context, test).unwrap();
+    let memory = Region::alloc(&domain, 64, Access::ALL).unwrap();
+    let slice = [memory.slice(0, 64).unwrap()];
+    for is_instantiated in [false, true] {
+        let mut builder = GraphBuilder::capture(&stream).unwrap();
+        for _ in 0..2 {
+            let refused = builder.send_message(&mut queue, &slice).unwrap_err();
+            assert!(
+                matches!(
+                    refused,
+                    Error::State {
+                        kind: StateKind::NotConnected,
+                        ..
+                    }
+                ),
+                "{refused}"
+            );
+        }
+        if is_instantiated {
+            let mut graph = builder.instantiate().unwrap();
+            graph.disarm(&mut []).unwrap();
+        }
+        assert_eq!(queue.failure(), None);
+    }
+}
+
+/// Its graph cannot be launched any more.
+#[test]
+fn a_queue_that_is_dropped_while_a_graph_is_armed_ends_its_connection() {
+    let test = "a_queue_that_is_dropped_while_a_graph_is_armed";
+    let _alone = alone();
+    let _limit = Limit::new(test, STEP);
+    let Some((device, context)) = begin(test) else {
+        return;
+    };
+    let [mut a, mut b] = pair(&device, SOON, None);
+    let stream = CudaStream::new(&context, test).unwrap();
+    let memory = Region::alloc(a.domain(), 64, Access::ALL).unwrap();
+    let slice = [memory.slice(0, 64).unwrap()];
+    let mut builder = GraphBuilder::capture(&stream).unwrap();
+    builder.start_message(&mut a, &slice).unwrap();
+    let graph = builder.instantiate().unwrap();
+    drop(a);
+    // The peer's message finds nobody.
+    let sent = b.send_now(&slice, SOON);
+    assert!(matches!(sent, Err(Error::Work(_))), "{sent:?}");
+    drop(graph);
+}
+
+/// An operation that finds no room leaves the other members as they were.
+#[test]
+fn a_launch_without_room_leaves_all_members_as_they_were() {
+    let test = "a_launch_without_room_leaves_all_members_as_they_were";
+    let _alone = alone();
+    let _limit = Limit::new(test, STEP);
+    let Some((device, context)) = begin(test) else {
+        return;
+    };
+    let [mut a, mut b] = pair(&device, SOON, None);
+    let ranks = pair(&device, SOON, None);
+    let mut ranks = {
+        let [one, other] = ranks;
+        [
+            Communicator::new(0, vec![None, Some(one)]).unwrap(),
+            Communicator::new(1, vec![Some(other), None]).unwrap(),
+        ]
+    };
+    let memory = Region::alloc(a.domain(), 4096, Access::ALL).unwrap();
+    let of_ranks = Region::alloc(ranks[0].domain(), 4096, Access::ALL).unwrap();
+    let gate = Region::alloc(a.domain(), 64, Access::ALL).unwrap();
+    let streams = [(); 2].map(|()| CudaStream::new(&context, test).unwrap());
+    let sum = Reduction::new(DataType::I64, ReduceOp::Sum);
+    let mut graphs = Vec::new();
+    for (rank, stream) in ranks.iter_mut().zip(&streams) {
+        let at = 1024 * u64::from(rank.rank());
+        let slice = of_ranks.slice(at, 16).unwrap();
+        let reduce = rank.all_reduce(&slice, &slice, sum, Some(Algorithm::Ring));
+        let reduce = reduce.unwrap();
+        let mut builder = GraphBuilder::capture(stream).unwrap();
+        if rank.rank() == 0 {
+            let into = [memory.slice(2048, 64).unwrap()];
+            builder.recv_message(&mut a, &into).unwrap();
+        }
+        builder.collective(rank, &reduce).unwrap();
+        graphs.push(builder.instantiate().unwrap());
+    }
+    let open = Condition::GreaterOrEqual(1);
+    for stream in &streams {
+        stream_wait_value32(stream, &gate, 0, open, SOON).unwrap();
+    }
+    // Behind the gate, until a queue of the ranks is full.
+    let mut launched = [0, 0];
+    for (at, (rank, stream)) in ranks.iter_mut().zip(&streams).enumerate() {
+        loop {
+            let members: &mut [&mut dyn GraphMember] = match at {
+                0 => &mut [&mut a, rank],
+                _ => &mut [rank],
+            };
+            match graphs[at].launch(stream, members) {
+                Ok(()) => launched[at] += 1,
+                Err(error) => {
+                    assert!(matches!(error, Error::QueueFull { .. }), "{error}");
+                    assert!(!graphs[at].is_armed());
+                    break;
+                }
+            }
+        }
+    }
+    assert_eq!(launched[0], launched[1]);
+    assert!(launched[0] > 4, "{launched:?}");
+    gate.store_u32(0, 1).unwrap();
+    // What was launched receives these messages, and the next call the one behind them.
+    let message = [memory.slice(3072, 64).unwrap()];
+    for number in 0..=launched[0] {
+        memory.fill(3072, 64, number as u8 + 1).unwrap();
+        b.send_now(&message, SOON).unwrap();
+    }
+    streams
+        .iter()
+        .for_each(|stream| stream.synchronize(SOON).unwrap());
+    assert!(memory.is_filled_with(2048, 64, launched[0] as u8).unwrap());
+    let into = [memory.slice(2048, 64).unwrap()];
+    assert_eq!(a.recv_now(&into, SOON), Ok(64));
+    assert!(
+        memory
+            .is_filled_with(2048, 64, launched[0] as u8 + 1)
+            .unwrap()
+    );
+    for (rank, stream) in ranks.iter_mut().zip(&streams) {
+        let members: &mut [&mut dyn GraphMember] = match rank.rank() {
+            0 => &mut [&mut a, rank],
+            _ => &mut [rank],
+        };
+        let graph = &mut graphs[usize::from(members.len() == 1)];
+        graph.launch(stream, members).unwrap();
+    }
+    b.send_now(&message, SOON).unwrap();
+    streams
+        .iter()
+        .for_each(|stream| stream.synchronize(SOON).unwrap());
 }
 
 /// What was recorded of the queue is taken back, and the builder stays broken.

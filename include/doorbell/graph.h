@@ -104,8 +104,8 @@ int doorbell_graph_builder_write_value32(doorbell_graph_builder *builder, const 
  * in each launch; a launch sends what is in it then. Messages take slots and numbers when a launch is prepared: if a
  * builder or a graph is destroyed while it is armed, the queue is aborted. Returns the codes of
  * doorbell_message_queue_send, and DOORBELL_ESTATE for a queue whose doorbells the calling thread rings; nothing is
- * recorded then. After DOORBELL_ECUDA all that was recorded of the queue is taken back, and the builder can only be
- * destroyed.
+ * recorded then. If the error comes while nodes are added, as those of the driver do and those of memory that the GPU
+ * cannot reach, all that was recorded of the queue is taken back, and the builder can only be destroyed.
  * Threads: one at a time for builder, one at a time for queue.
  */
 int doorbell_graph_builder_send_message(doorbell_graph_builder *builder, doorbell_message_queue *queue,
@@ -160,8 +160,8 @@ typedef struct doorbell_graph_members {
 int doorbell_graph_members_init(doorbell_graph_members *members, uint32_t struct_size);
 
 /*
- * Ends the recording and creates a graph that is armed for its first launch. The builder is gone, also if CUDA returns
- * an error.
+ * Ends the recording and creates a graph that is armed for its first launch. The builder is gone, also after an error:
+ * then the message queues and communicators that were recorded are aborted.
  * Threads: alone with builder.
  */
 int doorbell_graph_builder_instantiate(doorbell_graph_builder *builder, doorbell_graph **graph);
@@ -197,7 +197,8 @@ int doorbell_graph_arm(doorbell_graph *graph, const doorbell_graph_members *memb
 
 /*
  * Disarms the graph: takes the prepared operations back, so that other work can be posted before the next launch.
- * Returns DOORBELL_EFOREIGN if one that was recorded is missing in `members`.
+ * Returns DOORBELL_EFOREIGN if one that was recorded is missing in `members`, DOORBELL_ESTATE if another graph has
+ * messages of the same queue prepared behind those of this one.
  * Threads: one at a time for graph.
  */
 int doorbell_graph_disarm(doorbell_graph *graph, const doorbell_graph_members *members);

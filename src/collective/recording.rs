@@ -101,7 +101,7 @@ impl Communicator {
     /// Records an operation.
     ///
     /// # Errors
-    /// As [`Communicator::launch`]. If a part was recorded, all that was recorded of the communicator is taken back; then the second value is true.
+    /// As [`Communicator::launch`]. If a part was recorded, the second value is true, and the recording is to be taken back.
     pub(crate) fn record(
         &mut self,
         stream: &dyn Executor,
@@ -112,15 +112,8 @@ impl Communicator {
             .map_err(|error| (error, false))?;
         let mut parts = Vec::new();
         let mut target = InRecording { stream, recording };
-        match self.give_rounds(&mut target, collective, &mut parts) {
-            Ok(()) => Ok(RecordedCollective { parts }),
-            Err((error, has_begun)) => {
-                if has_begun {
-                    recording.take_back(self);
-                }
-                Err((error, has_begun))
-            }
-        }
+        self.give_rounds(&mut target, collective, &mut parts)?;
+        Ok(RecordedCollective { parts })
     }
 }
 

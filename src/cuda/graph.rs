@@ -151,6 +151,7 @@ impl Draft {
         let state = self.stream.state();
         // SAFETY: the graph lives, and the nodes before are of it.
         let added = unsafe { state.add_nodes(graph, &after, &mut queue, &mut nodes) };
+        let mut followed = Ok(());
         if self.captured
             && let Some(last) = nodes.last()
         {
@@ -159,10 +160,11 @@ impl Draft {
                     as u32;
             let mut last = last.raw;
             // SAFETY: a node of the graph that the stream is captured into.
-            check("cuStreamUpdateCaptureDependencies", unsafe {
+            followed = check("cuStreamUpdateCaptureDependencies", unsafe {
                 sys::cuStreamUpdateCaptureDependencies(self.stream.raw_inside(), &mut last, 1, SET)
-            })?;
+            });
         }
+        let added = added.and(followed);
         self.is_partial |= added.is_err() && !nodes.is_empty();
         added?;
         self.groups.push(DraftGroup {

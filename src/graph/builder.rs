@@ -26,8 +26,8 @@ use crate::{Error, Result, StateKind};
 ///   prepared; until it, nothing else can be posted to those queues. Dropping the builder, or a [`GraphExec`] that is not launched, cancels it
 ///   as dropping [`Prepared`](crate::Prepared) does; [`GraphExec::disarm`] leaves no trace.
 /// - Messages and collective operations take their slots and numbers when they are prepared, as if they were sent then. So a builder or a [`GraphExec`] that is dropped with
-///   such operations prepared aborts the connections; disarm it before. Each launch waits for the credit of each message that it sends, and for the completions of
-///   those that it gives, so it executes the same operations each time.
+///   such operations prepared aborts the connections; disarm it before. Each launch waits for a free slot for each message that it sends, and for the completions of the
+///   credits that it gives, so it executes the same operations each time.
 /// - If a message or a collective operation could be recorded only in part, [`GraphBuilder::instantiate`] returns that error.
 /// - While a stream is captured, the library's other calls refuse it ([`Error::State`]): what they queue would be repeated with stale values.
 ///   [`CudaStream::launch_host`] does so too, for the driver would call the function again with each launch.
@@ -187,8 +187,8 @@ impl GraphBuilder {
     /// Adds a message, and a wait until its memory may be used again: [`MessageQueue::send`]. It has the same memory with each launch, and its contents of then.
     ///
     /// # Errors
-    /// Those of [`MessageQueue::send`]; [`Error::State`] for a queue on the path [`Control::Sync`]: nothing was recorded then. [`Error::Cuda`]: all that was recorded of the
-    /// queue is taken back, and the builder can only be dropped.
+    /// Those of [`MessageQueue::send`]; [`Error::State`] for a queue on the path [`Control::Sync`]; [`Error::Cuda`]. Nothing was recorded then, unless the error came while
+    /// nodes were added, as those of the driver do and those of memory that the GPU cannot reach: then all that was recorded of the queue is taken back, and the builder can only be dropped.
     pub fn send_message(&mut self, queue: &mut MessageQueue, slices: &[Slice<'_>]) -> Result<()> {
         self.message(queue, MessageStep::Send(OwnedSlices::of(slices)))
     }
@@ -239,6 +239,7 @@ impl GraphBuilder {
     ///
     /// # Errors
     /// [`Error::Cuda`], for example if the capture was broken off, or its streams were not joined; the error of an operation of which a part was recorded.
+    /// Message queues and communicators that were recorded are aborted then.
     pub fn instantiate(mut self) -> Result<GraphExec> {
         if let Some(error) = self.broken {
             return Err(error);
@@ -287,7 +288,10 @@ impl GraphBuilder {
         let (recording, reports) = (&mut self.recording, &mut self.reports);
         let recorded = step.record(members, &stream, recording, reports);
         if let Err((error, has_begun)) = recorded {
-            self.broken = has_begun.then(|| error.clone());
+            if has_begun {
+                self.recording.take_back(&mut Members(members));
+                self.broken = Some(error.clone());
+            }
             return Err(error);
         }
         let before = self.added;

@@ -102,11 +102,12 @@ impl GraphExec {
     /// Takes the preparation of the next launch back, so that other work can be posted to the members before it.
     ///
     /// # Errors
-    /// [`Error::Foreign`] if a member that was recorded is missing: nothing has changed then.
+    /// [`Error::Foreign`] if a member that was recorded is missing; [`Error::State`] if another graph has messages of the same queue prepared behind those of this one: nothing has changed then.
     pub fn disarm(&mut self, members: &mut [&mut dyn GraphMember]) -> Result<()> {
         for step in &self.steps {
             step.check_member(members)?;
         }
+        self.recording.check_last(&mut Members(members))?;
         self.recording.take_back(&mut Members(members));
         self.reports.clear();
         self.is_armed = false;

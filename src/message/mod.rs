@@ -10,10 +10,12 @@
 //! - `memory`: its slots, and the headers of messages to send.
 //! - `header`: the bytes in front of each message.
 //! - `costs`: [`MessageCosts`], from which length on a message is better read.
-//! - `recording`: the operations of one launch of a graph.
+//! - `recording`, `armed`: the operations of one launch of a graph.
 //! - `config`, `address`, `ticket`: [`MessageConfig`], [`MessageAddress`], [`MessageTicket`].
 
 mod address;
+#[cfg(feature = "cuda")]
+mod armed;
 mod batch;
 mod config;
 mod costs;

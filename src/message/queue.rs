@@ -5,12 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "cuda")]
+use super::armed::ArmedGuard;
 use super::batch::OperationBatch;
 use super::config::SLOTS_MAX;
 use super::memory::{MessageMemory, check_slice, check_slices};
 use super::receive::{Receive, ReceiveOutcome, capacity};
-#[cfg(feature = "cuda")]
-use super::recording::QueueNumbers;
 use super::{MessageAddress, MessageConfig, MessageTicket};
 use crate::endpoint::{
     AbortHandle, Control, Endpoint, PathReport, Prepared, QueueKind, Ticket, Work, poll_until,
@@ -65,6 +65,9 @@ const CREDIT_BYTES: u64 = 4;
 /// # Ok::<(), doorbell::Error>(())
 /// ```
 pub struct MessageQueue {
+    /// Before the endpoints.
+    #[cfg(feature = "cuda")]
+    pub(super) armed: ArmedGuard,
     /// Sends messages, and receives into the slots.
     pub(super) endpoint: Endpoint,
     /// Reads messages that are not eager, and writes credits. In one queue with the sends, a send would stand behind a receive that waits for its answer.
@@ -130,6 +133,8 @@ impl MessageQueue {
             Access::LOCAL_WRITE | Access::REMOTE_WRITE,
         )?;
         let mut queue = MessageQueue {
+            #[cfg(feature = "cuda")]
+            armed: ArmedGuard::new(endpoint.abort_handle().and(returns.abort_handle())),
             endpoint,
             returns,
             config,
@@ -477,7 +482,11 @@ impl MessageQueue {
         }
         let patience = self.config.endpoint.room_timeout;
         let look = || {
-            stream.query()?;
+            // A stream that is being captured cannot be asked.
+            match stream.turns() {
+                Some(turns) => drop(turns.take()),
+                None => drop(stream.query()?),
+            }
             Ok(is_free().then_some(()))
         };
         // The receive may have been given to another stream, which this process looks at once in a millisecond.
@@ -606,32 +615,24 @@ impl MessageQueue {
         self.by_kernels.push_back((self.received, outcome));
     }
 
+    /// So many messages that were prepared are not sent.
     #[cfg(feature = "cuda")]
-    pub(super) fn numbers(&self) -> QueueNumbers {
-        QueueNumbers {
-            sent: self.sent,
-            received: self.received,
-            unsignaled: self.unsignaled,
-            uncollected: self.uncollected,
-            unwaited: self.unwaited,
+    pub(super) fn forget_sent(&mut self, count: u32) {
+        self.sent = self.sent.wrapping_sub(count);
+        let is_later = |it: &(u32, Region)| it.0.wrapping_sub(self.sent) < count;
+        while self.unread.back().is_some_and(is_later) {
+            self.unread.pop_back();
         }
     }
 
-    /// Goes back to these numbers: what was prepared since has been taken back.
+    /// The same of receives, by kernels.
     #[cfg(feature = "cuda")]
-    pub(super) fn set_numbers(&mut self, numbers: QueueNumbers) {
-        let is_later = |number: u32, first: u32| number.wrapping_sub(first).cast_signed() >= 0;
-        while (self.unread.back()).is_some_and(|it| is_later(it.0, numbers.sent)) {
-            self.unread.pop_back();
-        }
-        while (self.by_kernels.back()).is_some_and(|it| is_later(it.0, numbers.received)) {
+    pub(super) fn forget_received(&mut self, count: u32) {
+        self.received = self.received.wrapping_sub(count);
+        let is_later = |it: &(u32, Arc<ReceiveOutcome>)| it.0.wrapping_sub(self.received) < count;
+        while self.by_kernels.back().is_some_and(is_later) {
             self.by_kernels.pop_back();
         }
-        self.sent = numbers.sent;
-        self.received = numbers.received;
-        self.unsignaled = numbers.unsignaled;
-        self.uncollected = numbers.uncollected;
-        self.unwaited = numbers.unwaited;
     }
 
     pub(super) fn note_credit(&mut self, is_signaled: bool) {

@@ -1,12 +1,17 @@
 //! Messages in graphs: the same operations with each launch, whatever was sent before it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::MessageTicket;
+use super::armed::ArmedMark;
 use super::batch::OperationBatch;
 use super::queue::{MessageQueue, PendingSend, Repeats};
+use super::receive::Receive;
 use super::ticket::MessageReport;
-use crate::endpoint::{AbortHandle, Endpoint, Prepared, QueueKind, Ticket, stream_post_all};
+use crate::endpoint::{
+    AbortHandle, Control, Endpoint, Prepared, QueueKind, Ticket, stream_post_all,
+};
 use crate::region::Slice;
 use crate::stream::{Executor, Submission};
 use crate::{Error, Result, StateKind};
@@ -25,8 +30,11 @@ pub(crate) struct Recording {
 
 struct RecordedQueue {
     id: u64,
-    before: QueueNumbers,
     abort: AbortHandle,
+    /// Its drop ends the connection if the operations are still prepared then.
+    _armed: ArmedMark,
+    sending: Option<SendNumbers>,
+    receiving: Option<ReceiveNumbers>,
     /// Messages whose wait is not recorded yet.
     sends: VecDeque<RecordedSend>,
     /// The wait for the completion of the last credit.
@@ -39,14 +47,21 @@ struct RecordedSend {
     report: usize,
 }
 
-/// The numbers of a queue before its operations of a launch were prepared.
+/// The numbers of a queue before its messages of a launch were prepared, and how many those are.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct QueueNumbers {
-    pub(super) sent: u32,
-    pub(super) received: u32,
-    pub(super) unsignaled: u32,
-    pub(super) uncollected: u32,
-    pub(super) unwaited: u32,
+struct SendNumbers {
+    sent: u32,
+    unwaited: u32,
+    count: u32,
+}
+
+/// The same of receives.
+#[derive(Debug, Clone, Copy)]
+struct ReceiveNumbers {
+    received: u32,
+    unsignaled: u32,
+    uncollected: u32,
+    count: u32,
 }
 
 /// A message of a recording, until there are tickets.
@@ -54,8 +69,27 @@ pub(super) struct QueueNumbers {
 pub(crate) struct RecordedMessage(usize);
 
 impl Recording {
-    fn queue(&mut self, id: u64) -> Option<&mut RecordedQueue> {
-        self.queues.iter_mut().find(|queue| queue.id == id)
+    fn queue(&self, id: u64) -> Option<&RecordedQueue> {
+        self.queues.iter().find(|queue| queue.id == id)
+    }
+
+    /// What is recorded of a queue.
+    fn queue_of(&mut self, queue: &MessageQueue) -> &mut RecordedQueue {
+        let id = queue.id();
+        let found = self.queues.iter().position(|recorded| recorded.id == id);
+        let at = found.unwrap_or(self.queues.len());
+        if found.is_none() {
+            self.queues.push(RecordedQueue {
+                id,
+                abort: queue.abort_handle(),
+                _armed: queue.armed.mark(),
+                sending: None,
+                receiving: None,
+                sends: VecDeque::new(),
+                credit: None,
+            });
+        }
+        &mut self.queues[at]
     }
 
     /// Adds the waits that no step has added: for the messages that were started, and for the last credits.
@@ -84,38 +118,63 @@ impl Recording {
         }
         stream_post_all(stream, &mut self.owed)?;
         for queue in &mut self.queues {
-            (queue.before.unwaited, queue.before.uncollected) = (0, 0);
+            if let Some(before) = &mut queue.sending {
+                before.unwaited = 0;
+            }
+            if let Some(before) = &mut queue.receiving {
+                before.uncollected = 0;
+            }
         }
         Ok(())
     }
 
-    /// Takes the operations back whose endpoints are among `parts`, the newest first. Returns whether those were all. Others are cancelled, and their
-    /// queues are aborted when this is dropped.
-    pub(crate) fn take_back(&mut self, parts: &mut dyn RecordingParts) -> bool {
+    /// Fails if a message was sent or received behind those that are prepared here: their numbers cannot be given again then.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub(crate) fn check_last(&self, parts: &mut dyn RecordingParts) -> Result<()> {
+        for recorded in &self.queues {
+            if let Some(RecordingPart::Queue(queue)) = parts.part(recorded.id)
+                && !recorded.is_last_of(queue)
+            {
+                return Err(Error::state(
+                    StateKind::OutOfOrder,
+                    "GraphExec::disarm",
+                    "another graph has messages prepared behind those of this one; disarm that one first",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the operations back whose endpoints are among `parts`, the newest first. Others are cancelled, and their queues are aborted when this is dropped.
+    pub(crate) fn take_back(&mut self, parts: &mut dyn RecordingParts) {
         let pending = self.queues.iter_mut().flat_map(|queue| {
             let waits = queue.sends.drain(..).rev().map(|send| send.wait);
             waits.chain(queue.credit.take())
         });
         let pending: Vec<Prepared> = pending.collect();
         let in_order = self.owed.drain(..).chain(self.batch.prepared.drain(..));
-        let mut is_all = true;
         for prepared in pending.into_iter().chain(in_order.rev()) {
             match parts.part(prepared.endpoint_id()) {
                 Some(RecordingPart::Endpoint(endpoint)) => endpoint.rollback(prepared),
                 Some(RecordingPart::Queue(queue)) => queue.take_back(prepared),
-                None => is_all = false,
+                None => {}
             }
         }
         self.queues.retain(|recorded| {
             let Some(RecordingPart::Queue(queue)) = parts.part(recorded.id) else {
                 return true;
             };
-            queue.set_numbers(recorded.before);
+            if recorded.is_last_of(queue) {
+                recorded.give_numbers_back(queue);
+            } else {
+                recorded.abort.abort();
+            }
             false
         });
         self.batch.others.clear();
         self.reports.clear();
-        is_all && self.queues.is_empty()
     }
 
     /// Takes back what was added since there were so many operations and other programs. These are of endpoints.
@@ -146,6 +205,27 @@ impl Recording {
         reports
             .map(|report| report.ticket(posted, stream.turns()))
             .collect()
+    }
+}
+
+impl RecordedQueue {
+    /// Whether the queue has sent and received nothing since.
+    fn is_last_of(&self, queue: &MessageQueue) -> bool {
+        let is_sent = |it: SendNumbers| queue.sent == it.sent.wrapping_add(it.count);
+        let is_received = |it: ReceiveNumbers| queue.received == it.received.wrapping_add(it.count);
+        self.sending.is_none_or(is_sent) && self.receiving.is_none_or(is_received)
+    }
+
+    fn give_numbers_back(&self, queue: &mut MessageQueue) {
+        if let Some(before) = self.sending {
+            queue.forget_sent(before.count);
+            queue.unwaited = before.unwaited;
+        }
+        if let Some(before) = self.receiving {
+            queue.forget_received(before.count);
+            queue.unsignaled = before.unsignaled;
+            queue.uncollected = before.uncollected;
+        }
     }
 }
 
@@ -213,35 +293,77 @@ impl MessageQueue {
         slices: &[Slice<'_>],
         recording: &mut Recording,
     ) -> Result<RecordedMessage> {
-        self.enter(recording)?;
+        self.check_recordable()?;
+        let id = self.id();
+        let before = SendNumbers {
+            sent: self.sent,
+            unwaited: self.unwaited,
+            count: 0,
+        };
+        let recorded = recording.queue(id);
+        let is_first = recorded.is_none_or(|recorded| recorded.sending.is_none());
+        let mut owed = OperationBatch::default();
         let mut batch = OperationBatch::default();
-        let made = self.make_send(slices, Repeats::Always, &mut batch);
-        let PendingSend {
-            wait,
-            parts,
-            number,
-            len_bytes,
-            held,
-        } = self.or_roll_back(&mut batch, made)?;
-        let end = match self.make_end(number, held.clone()) {
-            Ok(end) => end,
+        let made = self.make_recorded_send(slices, is_first, &mut owed, &mut batch);
+        let (pending, end) = match made {
+            Ok(made) => made,
             Err(error) => {
-                self.endpoint.rollback(wait);
                 self.roll_back(&mut batch);
+                self.roll_back(&mut owed);
+                self.unwaited = before.unwaited;
                 return Err(error);
             }
         };
+        let PendingSend {
+            wait,
+            parts,
+            len_bytes,
+            held,
+            ..
+        } = pending;
         self.note_message(held);
-        let report = recording.reports.len();
-        let mut made = MessageReport::of_send(parts, len_bytes);
+        recording.owed.extend(owed.prepared);
+        let index = recording.reports.len();
+        let mut report = MessageReport::of_send(parts, len_bytes);
         let count = batch.prepared.len();
-        let before = recording.batch.append(batch);
-        (before..before + count).for_each(|index| made.waits_for(index));
-        recording.reports.push(made);
-        if let Some(recorded) = recording.queue(self.endpoint.id()) {
-            recorded.sends.push_back(RecordedSend { wait, end, report });
+        let first = recording.batch.append(batch);
+        (first..first + count).for_each(|operation| report.waits_for(operation));
+        recording.reports.push(report);
+        let recorded = recording.queue_of(self);
+        recorded.sending.get_or_insert(before).count += 1;
+        recorded.sends.push_back(RecordedSend {
+            wait,
+            end,
+            report: index,
+        });
+        Ok(RecordedMessage(index))
+    }
+
+    fn make_recorded_send(
+        &mut self,
+        slices: &[Slice<'_>],
+        is_first: bool,
+        owed: &mut OperationBatch,
+        batch: &mut OperationBatch,
+    ) -> Result<(PendingSend, Option<(Submission, Ticket)>)> {
+        if is_first {
+            let timeout = self.timeout();
+            for _ in 0..self.unwaited {
+                let wait = self
+                    .endpoint
+                    .prepare_wait_cq_for(QueueKind::Send, timeout)?;
+                owed.prepared.push(wait);
+            }
+            self.unwaited = 0;
         }
-        Ok(RecordedMessage(report))
+        let pending = self.make_send(slices, Repeats::Always, batch)?;
+        match self.make_end(pending.number, pending.held.clone()) {
+            Ok(end) => Ok((pending, end)),
+            Err(error) => {
+                self.endpoint.rollback(pending.wait);
+                Err(error)
+            }
+        }
     }
 
     /// Records the wait for the oldest message that has none. Returns false if there is no such message.
@@ -270,74 +392,79 @@ impl MessageQueue {
         slices: &[Slice<'_>],
         recording: &mut Recording,
     ) -> Result<RecordedMessage> {
-        self.enter(recording)?;
+        self.check_recordable()?;
         self.make_result_free(stream)?;
+        let id = self.id();
+        let before = ReceiveNumbers {
+            received: self.received,
+            unsignaled: self.unsignaled,
+            uncollected: self.uncollected,
+            count: 0,
+        };
+        let recorded = recording.queue(id);
+        let is_first = recorded.is_none_or(|recorded| recorded.receiving.is_none());
+        let mut owed = OperationBatch::default();
         let mut batch = OperationBatch::default();
-        let made = self.make_receive(slices, true, Repeats::Always, &mut batch);
-        let (receive, waits) = self.or_roll_back(&mut batch, made)?;
-        let timeout = self.timeout();
-        // Prepared now, because the recording may end without the queue; executed before the next receive, or at the end: the stream does not wait for the answer of the peer's NIC.
-        let credit = self.returns.prepare_wait_cq_for(QueueKind::Send, timeout);
-        let credit = self.or_roll_back(&mut batch, credit)?;
+        let made = self.make_recorded_receive(slices, is_first, &mut owed, &mut batch);
+        let (receive, waits, credit) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                self.roll_back(&mut batch);
+                self.roll_back(&mut owed);
+                self.uncollected = before.uncollected;
+                return Err(error);
+            }
+        };
         self.note_kernel(&receive);
         self.received = self.received.wrapping_add(1);
         self.unsignaled = 0;
-        if let Some(recorded) = recording.queue(self.endpoint.id())
-            && let Some(last) = recorded.credit.replace(credit)
-        {
+        recording.owed.extend(owed.prepared);
+        let recorded = recording.queue_of(self);
+        recorded.receiving.get_or_insert(before).count += 1;
+        if let Some(last) = recorded.credit.replace(credit) {
             recording.batch.prepared.push(last);
         }
-        let before = recording.batch.append(batch);
+        let first = recording.batch.append(batch);
         let mut report = MessageReport::of_receive(receive.outcome());
-        for index in waits {
-            report.waits_for(before + index);
+        for operation in waits {
+            report.waits_for(first + operation);
         }
         let index = recording.reports.len();
         recording.reports.push(report);
         Ok(RecordedMessage(index))
     }
 
-    /// The queue's first operation of a launch: what comes before must not change what the launch executes.
-    fn enter(&mut self, recording: &mut Recording) -> Result<()> {
-        let id = self.endpoint.id();
-        if recording.queue(id).is_some() {
-            return Ok(());
+    fn make_recorded_receive(
+        &mut self,
+        slices: &[Slice<'_>],
+        is_first: bool,
+        owed: &mut OperationBatch,
+        batch: &mut OperationBatch,
+    ) -> Result<(Arc<Receive>, Vec<usize>, Prepared)> {
+        if is_first {
+            self.collect(owed)?;
+            self.uncollected = 0;
         }
+        let (receive, waits) = self.make_receive(slices, true, Repeats::Always, batch)?;
+        // Prepared now, because the recording may end without the queue; executed before the next receive, or at the end: the stream does not wait for the answer of the peer's NIC.
+        let timeout = self.timeout();
+        let credit = self.returns.prepare_wait_cq_for(QueueKind::Send, timeout)?;
+        Ok((receive, waits, credit))
+    }
+
+    /// Fails for a queue whose operations no graph can have.
+    fn check_recordable(&self) -> Result<()> {
         if let Some(failure) = self.failure() {
             return Err(Error::Work(failure));
         }
-        let before = self.numbers();
-        let mut owed = OperationBatch::default();
-        let made = self.make_owed(&mut owed);
-        self.or_roll_back(&mut owed, made)?;
-        (self.unwaited, self.uncollected) = (0, 0);
-        recording.owed.extend(owed.prepared);
-        recording.queues.push(RecordedQueue {
-            id,
-            before,
-            abort: self.abort_handle(),
-            sends: VecDeque::new(),
-            credit: None,
-        });
-        Ok(())
-    }
-
-    fn make_owed(&mut self, owed: &mut OperationBatch) -> Result<()> {
-        if self.path().control == crate::Control::Sync {
+        if self.path().control == Control::Sync {
             return Err(Error::state(
                 StateKind::Unsupported,
                 "GraphBuilder",
                 "the queue uses the path `sync`, whose doorbells are rung by the calling thread; graphs need another path",
             ));
         }
-        let timeout = self.timeout();
-        for _ in 0..self.unwaited {
-            let wait = self
-                .endpoint
-                .prepare_wait_cq_for(QueueKind::Send, timeout)?;
-            owed.prepared.push(wait);
-        }
-        self.collect(owed)
+        Ok(())
     }
 
     /// Takes a prepared operation back.
