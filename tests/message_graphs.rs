@@ -39,10 +39,19 @@ fn begin(test: &str) -> Option<(Device, CudaContext)> {
 
 /// Two queues that are connected.
 fn pair(device: &Device, timeout: Option<Duration>, room: Option<Duration>) -> [MessageQueue; 2] {
+    pair_of(device, 32, timeout, room)
+}
+
+fn pair_of(
+    device: &Device,
+    ahead: u32,
+    timeout: Option<Duration>,
+    room: Option<Duration>,
+) -> [MessageQueue; 2] {
     let mut config = MessageConfig::default()
         .eager_bytes(EAGER)
         .slots(SLOTS as u32)
-        .ahead(32);
+        .ahead(ahead);
     config.endpoint = config.endpoint.wait_timeout(timeout).room_timeout(room);
     if control(device) != Control::Proxy {
         config.endpoint = config.endpoint.rnr_retry(0);
@@ -626,6 +635,42 @@ fn a_graph_sends_what_a_receive_of_another_stream_waits_for() {
         assert_eq!(sent.wait(SOON), Ok(64));
         assert!(memory.is_filled_with(64, 64, round).unwrap());
     }
+}
+
+/// Otherwise the wait for a read would take the completion of an earlier credit for its own, and end before the message is there.
+#[test]
+fn a_graph_waits_first_for_completions_of_earlier_credits() {
+    let test = "a_graph_waits_first_for_completions_of_earlier_credits";
+    let _alone = alone();
+    let _limit = Limit::new(test, STEP);
+    let Some((device, context)) = begin(test) else {
+        return;
+    };
+    // With two messages ahead each credit has a completion.
+    let [mut a, mut b] = pair_of(&device, 2, SOON, SOON);
+    let memory = Region::alloc(a.domain(), 4 * LONG as u64, Access::ALL).unwrap();
+    let [from, into] = [0, LONG as u64].map(|at| [memory.slice(at, LONG as u64).unwrap()]);
+    memory.fill(0, LONG as u64, 7).unwrap();
+    let short = [memory.slice(0, 64).unwrap()];
+    b.send_now(&short, SOON).unwrap();
+    assert_eq!(a.recv_now(&into, SOON), Ok(64));
+    let stream = CudaStream::new(&context, test).unwrap();
+    let mut builder = GraphBuilder::capture(&stream).unwrap();
+    builder.recv_message(&mut a, &into).unwrap();
+    let mut graph = builder.instantiate().unwrap();
+    let slow = Faults {
+        delay_ns: 20_000_000,
+        ..strict()
+    };
+    if !device.set_faults(slow) {
+        return waived(test, "the device injects no faults here");
+    }
+    let sent = b.start_send_now(&from, SOON).unwrap();
+    graph.launch(&stream, &mut [&mut a]).unwrap();
+    let received = graph.message_tickets()[0].wait(SOON);
+    assert_eq!(received, Ok(LONG as u64));
+    assert!(memory.is_filled_with(LONG as u64, LONG as u64, 7).unwrap());
+    b.wait_send_now(&sent, SOON).unwrap();
 }
 
 /// Nothing of the queue is in the builder then.
