@@ -12,7 +12,9 @@ pub(super) struct ArmedGuard {
 }
 
 /// Messages of the queue are prepared as long as this lives.
-pub(super) struct ArmedMark(#[allow(dead_code)] Arc<()>);
+pub(super) struct ArmedMark {
+    _mark: Arc<()>,
+}
 
 impl ArmedGuard {
     pub(super) fn new(abort: AbortHandle) -> ArmedGuard {
@@ -23,7 +25,9 @@ impl ArmedGuard {
     }
 
     pub(super) fn mark(&self) -> ArmedMark {
-        ArmedMark(Arc::clone(&self.marks))
+        ArmedMark {
+            _mark: Arc::clone(&self.marks),
+        }
     }
 }
 
