@@ -122,10 +122,19 @@ impl QueuePairMemory {
     /// [`Error::Range`] or [`Error::Alignment`] naming the size; [`Error::System`] if there is not so much.
     pub fn new(sizes: &QueuePairSizes) -> Result<(Pages, QueuePairMemory)> {
         sizes.check()?;
-        let mut end = 0;
+        let page = page_bytes();
+        let mut end: usize = 0;
+        // What is longer than the rest of a page has pages of its own, as buffers of libmlx5 have. A GPU maps each of these by itself: a part of a page that was
+        // mapped before may have another address there.
         let mut place = |bytes: usize| {
-            let start = end;
-            end = (start + bytes).next_multiple_of(64);
+            let is_within = end % page + bytes <= page;
+            let start = if is_within {
+                end
+            } else {
+                end.next_multiple_of(page)
+            };
+            let unit = if bytes > page { page } else { 64 };
+            end = (start + bytes).next_multiple_of(unit);
             start
         };
         // As in mlx5: the receive ring first, the send ring behind it.
@@ -136,8 +145,8 @@ impl QueuePairMemory {
         // Each record on a cache line of its own: the device reads them while the driver writes its neighbours.
         let record = place(8);
         let cq_records = [place(8), place(8)];
-        let uar = end.next_multiple_of(page_bytes());
-        let pages = Pages::new(uar + page_bytes())?;
+        let uar = end.next_multiple_of(page);
+        let pages = Pages::new(uar + page)?;
         let memory = QueuePairMemory {
             sizes: *sizes,
             send_ring: pages.at(send_ring),
@@ -156,6 +165,42 @@ impl QueuePairMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spans_of_several_pages_share_none() {
+        for depth in [1, 16, 64, 65, 256, 1000] {
+            let sizes = QueuePairSizes::of(&Capacity {
+                send_depth: depth,
+                recv_depth: depth,
+                segments: 3,
+                inline_bytes: 64,
+            });
+            let (_pages, memory) = QueuePairMemory::new(&sizes).unwrap();
+            let mut spans = vec![
+                (memory.send_ring.addr(), sizes.send_wqebbs as usize * 64),
+                (memory.record.addr(), 8),
+            ];
+            for side in [0, 1] {
+                let count = sizes.cqes[side] as usize;
+                spans.push((memory.cqs[side].addr(), count * 64));
+                spans.push((memory.cq_marks[side].addr(), count * 4));
+                spans.push((memory.cq_records[side].addr(), 8));
+            }
+            let page = page_bytes();
+            let pages: Vec<_> = (spans.iter())
+                .map(|(start, bytes)| start / page..(start + bytes).div_ceil(page))
+                .collect();
+            for (at, a) in pages.iter().enumerate() {
+                for b in &pages[at + 1..] {
+                    let are_apart = a.end <= b.start || b.end <= a.start;
+                    assert!(
+                        are_apart || (a.len() == 1 && b.len() == 1),
+                        "{depth}: {a:?} {b:?}"
+                    );
+                }
+            }
+        }
+    }
 
     #[test]
     fn the_ring_holds_the_depth_in_the_longest_work_requests() {
