@@ -4,6 +4,8 @@
 mod rig;
 mod waived;
 
+#[cfg(feature = "cuda")]
+use std::sync::Barrier as Meeting;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -482,19 +484,24 @@ impl Launched<'_> {
     }
 }
 
-/// Each operation in a graph of its own, launched several times.
+/// Each operation in a graph of its own, launched several times. A graph is instantiated while no stream waits: the driver may wait for all streams of the context
+/// then, and keep all other calls out.
 #[cfg(feature = "cuda")]
 fn repeat_in_graphs(
     rank: &mut Communicator,
     stream: &doorbell::CudaStream,
     mut launched: Vec<&mut Launched<'_>>,
+    meeting: &Meeting,
     what: &str,
 ) {
     let record = |(rank, it): (&mut Communicator, &mut Launched<'_>)| {
+        stream.synchronize(SOON).unwrap();
+        meeting.wait();
         let mut builder = doorbell::GraphBuilder::capture(stream).unwrap();
         builder.collective(rank, &it.collective).unwrap();
         let mut graph = builder.instantiate().unwrap();
         it.write_fresh();
+        meeting.wait();
         graph.launch(stream, &mut [rank]).unwrap();
         it.tickets = graph.collective_tickets().to_vec();
         graph
@@ -533,6 +540,8 @@ fn carry_out_all(
     in_graphs: usize,
 ) {
     let ranks = communicators(device, count, SOON);
+    #[cfg(feature = "cuda")]
+    let meeting = &Meeting::new(count as usize);
     let carry_out = |mut rank: Communicator| {
         let stream = stream_of(&rank);
         let by_gpu = !stream.executes_on_host();
@@ -574,7 +583,7 @@ fn carry_out_all(
         {
             let first = seed as usize % in_graphs;
             let some = launched.iter_mut().skip(first).step_by(in_graphs);
-            repeat_in_graphs(&mut rank, stream, some.collect(), &what);
+            repeat_in_graphs(&mut rank, stream, some.collect(), meeting, &what);
         }
         rank.finish(SOON).unwrap();
         rank
@@ -867,10 +876,8 @@ fn direct_paths_need_no_thread_of_the_library() {
                 region
             })
             .collect();
-        let mut tickets = Vec::new();
-        for ((rank, stream), region) in ranks.iter_mut().zip(&streams).zip(&regions) {
-            let open = Condition::GreaterOrEqual(1);
-            stream_wait_value32(stream, &gate, 0, open, SOON).unwrap();
+        let mut prepared = Vec::new();
+        for (rank, region) in ranks.iter_mut().zip(&regions) {
             let slices = [0, 1, 2, 3].map(|at| region.slice(at * whole, whole).unwrap());
             let operations = [
                 rank.all_reduce(&slices[0], &slices[1], sum, Some(algorithm)),
@@ -881,20 +888,35 @@ fn direct_paths_need_no_thread_of_the_library() {
                 // The last one: what the test sees.
                 rank.all_reduce(&slices[2], &slices[3], sum, Some(algorithm)),
             ];
-            let operations = operations.map(Result::unwrap);
-            #[cfg(feature = "cuda")]
-            if let Some(stream) = stream.cuda().filter(|_| in_graph) {
+            prepared.push(operations.map(Result::unwrap));
+        }
+        // Instantiated before any stream waits. A graph stays until its launch is done, though its handle goes.
+        #[cfg(feature = "cuda")]
+        let mut graphs = Vec::new();
+        #[cfg(feature = "cuda")]
+        for ((rank, stream), operations) in ranks.iter_mut().zip(&streams).zip(&prepared) {
+            graphs.extend(stream.cuda().filter(|_| in_graph).map(|stream| {
                 let mut builder = doorbell::GraphBuilder::capture(stream).unwrap();
-                for operation in &operations {
+                for operation in operations {
                     builder.collective(rank, operation).unwrap();
                 }
-                let mut graph = builder.instantiate().unwrap();
+                builder.instantiate().unwrap()
+            }));
+        }
+        #[cfg(feature = "cuda")]
+        let mut graphs = graphs.into_iter();
+        let mut tickets = Vec::new();
+        for ((rank, stream), operations) in ranks.iter_mut().zip(&streams).zip(&prepared) {
+            let open = Condition::GreaterOrEqual(1);
+            stream_wait_value32(stream, &gate, 0, open, SOON).unwrap();
+            #[cfg(feature = "cuda")]
+            if let Some(mut graph) = graphs.next() {
+                let stream = stream.cuda().unwrap();
                 graph.launch(stream, &mut [rank]).unwrap();
                 tickets.extend_from_slice(graph.collective_tickets());
-                // It stays until the launch is done, though this handle goes.
                 continue;
             }
-            for operation in &operations {
+            for operation in operations {
                 tickets.push(rank.launch(stream, operation).unwrap());
             }
         }

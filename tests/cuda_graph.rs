@@ -462,8 +462,9 @@ fn capture_refuses_unrepeatable_calls_and_stays_valid() {
         graph.send(&mut bench.pair.a, &work).unwrap();
         graph.wait_cq(&mut bench.pair.a, QueueKind::Send).unwrap();
     }
-    let mut graph = graph.instantiate().unwrap();
+    // It may wait for all streams of the context.
     flag.store_u32(0, 1).unwrap();
+    let mut graph = graph.instantiate().unwrap();
     for _ in 0..5 {
         bench.region.fill(1 << 15, 64, 0).unwrap();
         bench.launch(&mut graph).unwrap();
@@ -715,9 +716,10 @@ fn dropped_graph_completes_and_dropped_capture_ends() {
     };
     let flag = bench.pair.region(4096);
     let condition = Condition::GreaterOrEqual(1);
+    // Instantiated before a stream waits, for which that may wait as well.
+    let mut graph = bench.writes(4);
     doorbell::stream_wait_value32(&bench.stream, &flag, 0, condition, None).unwrap();
     bench.region.fill(0, 64, 3).unwrap();
-    let mut graph = bench.writes(4);
     bench.launch(&mut graph).unwrap();
     let tickets = graph.tickets().to_vec();
     drop(graph);

@@ -6,6 +6,7 @@ mod rig;
 mod standin;
 mod waived;
 
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
@@ -115,10 +116,25 @@ struct Side {
     stream: CudaStream,
     memory: Region,
     random: Random,
+    meeting: Arc<Barrier>,
+}
+
+/// Instantiates on both sides while neither stream waits: the driver may wait for all streams of the context then, and keep all other calls out.
+fn instantiate(builder: GraphBuilder, meeting: &Barrier) -> GraphExec {
+    meeting.wait();
+    let graph = builder.instantiate().unwrap();
+    meeting.wait();
+    graph
 }
 
 impl Side {
-    fn new(side: usize, queue: MessageQueue, context: &CudaContext, seed: u64) -> Side {
+    fn new(
+        side: usize,
+        queue: MessageQueue,
+        context: &CudaContext,
+        seed: u64,
+        meeting: &Arc<Barrier>,
+    ) -> Side {
         let memory = Region::alloc(queue.domain(), 16 * LONG as u64, Access::ALL).unwrap();
         Side {
             side,
@@ -126,6 +142,7 @@ impl Side {
             queue,
             memory,
             random: Random(seed + side as u64),
+            meeting: Arc::clone(meeting),
         }
     }
 
@@ -136,6 +153,7 @@ impl Side {
     /// Records these steps. Some messages are waited for at once, if those of the peer that come before can be received.
     fn record(&mut self, steps: &[Do]) -> GraphExec {
         let Side { queue, stream, .. } = self;
+        stream.synchronize(SOON).unwrap();
         let mut builder = GraphBuilder::capture(stream).unwrap();
         for (step, what) in steps.iter().enumerate() {
             match what {
@@ -152,7 +170,7 @@ impl Side {
         if self.random.below(2) == 0 {
             builder.wait_messages(queue).unwrap();
         }
-        builder.instantiate().unwrap()
+        instantiate(builder, &self.meeting)
     }
 
     /// Writes what is to be sent, and something else where messages are received.
@@ -240,9 +258,10 @@ fn on_both(
     run: impl Fn(&mut Side) + Sync,
 ) {
     let mut side = 0;
+    let meeting = Arc::new(Barrier::new(2));
     let sides = pair(device, SOON, room).map(|queue| {
         side += 1;
-        Side::new(side - 1, queue, context, seed)
+        Side::new(side - 1, queue, context, seed, &meeting)
     });
     thread::scope(|scope| {
         let run = &run;
@@ -457,6 +476,7 @@ fn refused_steps_and_launches_change_nothing() {
             queue,
             stream,
             memory,
+            meeting,
             ..
         } = side;
         let mut builder = GraphBuilder::capture(stream).unwrap();
@@ -471,7 +491,7 @@ fn refused_steps_and_launches_change_nothing() {
             assert!(matches!(refused, Error::Foreign { .. }), "{refused}");
         }
         builder.recv_message(queue, &into).unwrap();
-        let mut graph = builder.instantiate().unwrap();
+        let mut graph = instantiate(builder, meeting);
         // The queue is the graph's until that is launched.
         let refused = queue.start_send(stream, &slice);
         assert!(matches!(refused, Err(Error::State { .. })), "{refused:?}");
@@ -487,8 +507,10 @@ fn refused_steps_and_launches_change_nothing() {
             queue,
             stream,
             memory,
+            meeting,
             ..
         } = side;
+        stream.synchronize(SOON).unwrap();
         let mut builder = GraphBuilder::capture(stream).unwrap();
         let slice = [memory.slice(0, 64).unwrap()];
         let mut recorded = 0;
@@ -500,7 +522,7 @@ fn refused_steps_and_launches_change_nothing() {
         };
         assert!(matches!(refused, Error::QueueFull { .. }), "{refused}");
         assert!(recorded >= 32, "{recorded}");
-        let mut graph = builder.instantiate().unwrap();
+        let mut graph = instantiate(builder, meeting);
         graph.disarm(&mut [queue as &mut dyn GraphMember]).unwrap();
         side.go_directly(9, &steps);
     });
@@ -560,13 +582,14 @@ fn a_graph_that_only_sends_leaves_receives_alone() {
                 queue,
                 stream,
                 memory,
+                meeting,
                 ..
             } = &mut *side;
             let record = |queue: &mut MessageQueue| {
                 let mut builder = GraphBuilder::capture(stream).unwrap();
                 let slice = memory.slice(first, 64).unwrap();
                 builder.start_message(queue, &[slice]).unwrap();
-                builder.instantiate().unwrap()
+                instantiate(builder, meeting)
             };
             let mut graph = record(queue);
             let mut other = record(queue);

@@ -118,6 +118,7 @@ impl StreamState {
             queue.entering.push(PendingEntry {
                 after,
                 done: 0,
+                calls: 0,
                 what: PendingWork::Program {
                     failure_notifier,
                     owner: Arc::clone(owner),
@@ -248,6 +249,7 @@ impl StreamState {
         queue.entering.push(PendingEntry {
             after,
             done: queue.issued,
+            calls: 0,
             what,
         });
     }

@@ -46,6 +46,7 @@ impl StreamState {
                 queue.entering.push(PendingEntry {
                     after: queue.issued,
                     done: queue.issued,
+                    calls: 0,
                     what: PendingWork::Launched {
                         _exec: Arc::clone(exec),
                     },

@@ -54,6 +54,8 @@ impl Passed {
 pub(super) struct PendingEntry {
     pub(super) after: u64,
     pub(super) done: u64,
+    /// Calls of the driver that were made for this entry and those before it that have none.
+    pub(super) calls: usize,
     pub(super) what: PendingWork,
 }
 

@@ -41,6 +41,11 @@ impl Arrived {
         }
     }
 
+    /// How many calls of the driver the entries are.
+    pub(super) fn calls(&self) -> usize {
+        self.entries.iter().map(|entry| entry.calls).sum()
+    }
+
     /// The number of the last entry.
     pub(super) fn last(&self) -> Option<u64> {
         self.entries.back().map(|last| last.done)
@@ -109,6 +114,7 @@ mod tests {
         let entry = |done| PendingEntry {
             after: 0,
             done,
+            calls: 0,
             what: PendingWork::Count,
         };
         numbers.map(entry).collect()
@@ -129,6 +135,17 @@ mod tests {
             .collect();
         assert!(found.iter().copied().eq(0..=most), "{found:?}");
         assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn calls_are_those_of_the_entries_that_are_left() {
+        let queue = PendingQueue::new();
+        let mut entering = entries(0..4);
+        (entering[1].calls, entering[3].calls) = (2, 300);
+        queue.enter(&mut entering);
+        assert_eq!(queue.lock().calls(), 302);
+        queue.lock().entries.truncate(3);
+        assert_eq!(queue.lock().calls(), 2);
     }
 
     #[test]

@@ -20,8 +20,8 @@ use crate::stream::{
 };
 use crate::{Error, Result, StateKind};
 
-/// Entries of a stream from which on [`Executor::synchronize`](crate::Executor::synchronize) waits before it queues.
-const ENTRIES_MAX: usize = 256;
+/// Calls of a stream from which on [`Executor::synchronize`](crate::Executor::synchronize) waits before it queues.
+const CALLS_MAX: usize = 256;
 
 /// Gives the stream what was prepared, without a look at failures.
 fn issue_unchecked(state: &StreamState, queue: &mut CallQueue) -> Result<()> {
@@ -182,10 +182,11 @@ impl StreamState {
         Ok(Some(number))
     }
 
-    /// Whether the stream has about as many calls as a driver takes before it blocks: 1,024, and an entry may take several.
+    /// Whether the stream has many of the calls that a driver takes before it blocks: 1,020 (docs/measured/h200-5.md), where each node of a graph counts as one. The
+    /// application's own work counts as well.
     pub(super) fn is_nearly_full(&self) -> bool {
         let functions = self.count.functions.load(Ordering::Relaxed);
-        functions + self.pending.lock().entries.len() > ENTRIES_MAX
+        functions + self.pending.lock().calls() > CALLS_MAX
     }
 
     /// Enters the prepared work in `pending`. This comes before the driver call, so a thread that finds a failure of the stream finds this work as well.
@@ -195,6 +196,10 @@ impl StreamState {
     /// A failure that was found meanwhile. Nothing is entered then.
     pub(super) fn enter(&self, queue: &mut CallQueue) -> Result<u64> {
         let before = self.count.given.load(Ordering::Relaxed);
+        let calls = queue.calls.len() + usize::from(queue.current().is_some());
+        if let Some(last) = queue.entering.last_mut() {
+            last.calls = calls;
+        }
         self.pending.enter(&mut queue.entering);
         self.check()
             .and_then(|()| may_wait(&queue.waited))

@@ -237,6 +237,9 @@ impl GraphBuilder {
 
     /// Ends the recording. The graph is armed for its first launch.
     ///
+    /// The driver may wait until all work of the context that is queued is done, and let no other thread use the GPU meanwhile: that of ranks which share the context, too,
+    /// so they instantiate before any of their streams waits for another one.
+    ///
     /// # Errors
     /// [`Error::Cuda`], for example if the capture was broken off, or its streams were not joined; the error of an operation of which a part was recorded.
     /// Message queues and communicators that were recorded are aborted then.

@@ -9,6 +9,7 @@ use cudarc::driver::sys::{
 
 use crate::call::{CUresult, CudaResult, In, Out, cuda, valid};
 use crate::capture;
+use crate::current;
 use crate::graph::{self, Node, NodeWork};
 use crate::handle::{self, ObjectTable};
 use crate::life::ContextLife;
@@ -62,6 +63,11 @@ fn find(exec: CUgraphExec) -> CudaResult<Arc<Exec>> {
 
 fn instantiate(to: &Out<CUgraphExec>, graph: CUgraph, flags: u64) -> CudaResult {
     let graph = graph::find(graph)?;
+    // Seen on an H200 with driver 580.159 (docs/measured/h200-5.md): while a stream waited, tens of graphs were instantiated at once, and then one only when the stream
+    // went on, with all calls of other threads behind it. Which graph needs more of the driver's memory, no caller can know.
+    if let Ok(context) = current::context() {
+        context.wait_idle_alone();
+    }
     valid(!to.is_null() && flags & !(FLAGS | DEVICE_LAUNCH) == 0)?;
     if flags & DEVICE_LAUNCH != 0 {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
@@ -109,6 +115,12 @@ impl Task for GraphLaunch {
 
     fn holds_work_queue(&self) -> bool {
         self.tasks.iter().any(|task| task.holds_work_queue())
+    }
+
+    /// On an H200 each node of memory operations and each copy from or to the host has one, while kernels and copies within the GPU have one together
+    /// (docs/measured/h200-5.md).
+    fn places(&self) -> u64 {
+        (self.tasks.len() as u64).max(1)
     }
 
     /// What the next launch waits for.

@@ -47,6 +47,8 @@ struct TaskQueue {
     submitted: u64,
     /// How many are done, or never will be.
     completed: u64,
+    /// Places in the stream's queue that work not done has.
+    places: u64,
     /// How many must be done before later work of other streams in the same work queue begins: all that were queued before a task that only has to
     /// begin, and a wait with them.
     held_until: u64,
@@ -83,6 +85,7 @@ impl TaskQueue {
         } else {
             self.held_until.max(self.submitted)
         };
+        self.places += task.places();
         self.tasks.push_back(task);
         self.submitted = place;
         place
@@ -140,7 +143,7 @@ impl Stream {
     /// A stream takes so many calls, and the next one waits until one of them is done. Other streams wait meanwhile, above all copies
     /// (Oneflow-Inc/oneflow pull request 890): it has the driver's lock.
     fn wait_for_room(&self) {
-        let is_full = |queue: &TaskQueue| queue.submitted - queue.completed >= settings().queue;
+        let is_full = |queue: &TaskQueue| queue.places >= settings().queue;
         if !is_full(&self.lock()) {
             return;
         }
@@ -314,6 +317,7 @@ impl Stream {
             self.context.with_work_queue(holds, || self.perform(&*task));
             let mut queue = self.lock();
             queue.completed += 1;
+            queue.places -= task.places();
             queue.busy = false;
             // With the lock held: a thread that sees the mark reached may query the stream next, and the other way round. Also if the task
             // was not done.

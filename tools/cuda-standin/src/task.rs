@@ -26,6 +26,11 @@ pub trait Task: Send + Sync {
         false
     }
 
+    /// How many places of its stream's queue it has until it is done.
+    fn places(&self) -> u64 {
+        1
+    }
+
     /// What is reached with its end.
     fn end(&self) -> Option<&StreamMark> {
         None

@@ -15,38 +15,38 @@ use super::gpu::{
 };
 
 /// How long a call may take before it counts as blocked.
-const BLOCKED: Duration = Duration::from_millis(300);
+pub const BLOCKED: Duration = Duration::from_millis(300);
 /// The same of the calls that are tried while another one is blocked.
-const MEANWHILE: Duration = Duration::from_millis(100);
+pub const MEANWHILE: Duration = Duration::from_millis(100);
 /// A kernel that does nothing, which every driver compiles.
 pub const PTX: &[u8] =
     b".version 6.4\n.target sm_52\n.address_size 64\n.visible .entry nothing()\n{\n ret;\n}\n\0";
 
-type Call = Box<dyn FnOnce() -> Result<()> + Send>;
-type Running = JoinHandle<Result<Duration>>;
+pub type Call = Box<dyn FnOnce() -> Result<()> + Send>;
+pub type Running = JoinHandle<Result<Duration>>;
 
 /// A stream, for another thread.
 #[derive(Clone, Copy)]
-struct SendableStream(CUstream);
+pub struct SendableStream(pub CUstream);
 
 // SAFETY: streams may be used from any thread; the driver locks.
 unsafe impl Send for SendableStream {}
 
 impl SendableStream {
-    fn raw(self) -> CUstream {
+    pub fn raw(self) -> CUstream {
         self.0
     }
 }
 
 /// A stream with a gate: it waits until the gate's word has the number of the wait.
-struct GatedStream {
-    gpu: Gpu,
-    gate: Page,
-    closed: u32,
+pub struct GatedStream {
+    pub gpu: Gpu,
+    pub gate: Page,
+    pub closed: u32,
 }
 
 impl GatedStream {
-    fn new() -> Result<GatedStream> {
+    pub fn new() -> Result<GatedStream> {
         Ok(GatedStream {
             gpu: Gpu::new()?,
             gate: Page::new(PORTABLE, false)?,
@@ -54,25 +54,25 @@ impl GatedStream {
         })
     }
 
-    fn close(&mut self) -> Result<()> {
+    pub fn close(&mut self) -> Result<()> {
         self.closed += 1;
         let geq = Flags::CU_STREAM_WAIT_VALUE_GEQ;
         self.gpu
             .queue(&mut [wait32(self.gate.gpu, self.closed, geq)])
     }
 
-    fn open(&self) {
+    pub fn open(&self) {
         self.gate.word(0).store(self.closed, Ordering::Release);
     }
 
-    fn opened(&self) -> Result<()> {
+    pub fn opened(&self) -> Result<()> {
         self.open();
         ensure!(drained(self.gpu.stream, SOON), "the stream did not end");
         Ok(())
     }
 
     /// Makes a call in a thread of its own, which says how long it took.
-    fn call(&self, call: Call) -> Running {
+    pub fn call(&self, call: Call) -> Running {
         let context = self.gpu.context.clone();
         std::thread::spawn(move || {
             // SAFETY: a context that lives as long as the process.
@@ -87,7 +87,7 @@ impl GatedStream {
 }
 
 /// Whether it ends by itself in that time.
-fn ends(running: &Running, limit: Duration) -> bool {
+pub fn ends(running: &Running, limit: Duration) -> bool {
     let start = Instant::now();
     while !running.is_finished() && start.elapsed() < limit {
         std::thread::sleep(Duration::from_millis(1));
@@ -95,7 +95,7 @@ fn ends(running: &Running, limit: Duration) -> bool {
     running.is_finished()
 }
 
-fn us(running: Running) -> Value {
+pub fn us(running: Running) -> Value {
     match running.join() {
         Ok(Ok(took)) => json!(took.as_secs_f64() * 1e6),
         Ok(Err(error)) => json!(format!("{error:#}")),
@@ -104,7 +104,7 @@ fn us(running: Running) -> Value {
 }
 
 /// A stream of the highest priority, on which copies are queued.
-fn copying() -> Result<SendableStream> {
+pub fn copying() -> Result<SendableStream> {
     let (mut least, mut greatest, mut stream) = (0, 0, std::ptr::null_mut());
     // SAFETY: each call writes what it says.
     unsafe {
@@ -116,7 +116,7 @@ fn copying() -> Result<SendableStream> {
     Ok(SendableStream(stream))
 }
 
-fn alloc() -> Result<u64> {
+pub fn alloc() -> Result<u64> {
     let mut memory = 0;
     // SAFETY: writes one address.
     check("cuMemAlloc", unsafe {
@@ -126,7 +126,7 @@ fn alloc() -> Result<u64> {
 }
 
 /// Calls that other threads make all the time.
-fn everyday(
+pub fn everyday(
     other: SendableStream,
     copying: SendableStream,
     host: Page,

@@ -16,6 +16,7 @@ mod examples;
 mod facts;
 mod figures;
 mod gpu;
+mod graphs;
 mod kernels;
 mod posts;
 mod process;

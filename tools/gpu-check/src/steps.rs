@@ -10,10 +10,13 @@ use serde_json::{Value, json};
 use super::kernels::{FAILURES, GROUPS, MARK, POSTS, PUTS};
 use super::process::{ExitReason, ProcessResult, run_judged};
 use super::report::{CheckedStep, RUN_TIME, Report, StepOutcome, Time};
-use super::verdicts::{CALLS, CAPTURES, COPIES, GRAPHS, ORDER, QUEUED, STREAMS};
+use super::verdicts::{
+    CALLS, CAPTURES, COPIES, GRAPH_CALLS, GRAPHS, GRAPHS_BESIDE, GRAPHS_MADE, ORDER, QUEUED,
+    STREAMS,
+};
 use super::{
-    attributes, blocking, captures, emitter, examples, facts, figures, kernels, posts, puts,
-    sanitizer, suites, times, trigger_latency,
+    attributes, blocking, captures, emitter, examples, facts, figures, graphs, kernels, posts,
+    puts, sanitizer, suites, times, trigger_latency,
 };
 
 const fn time(about_s: u64, limit_s: u64) -> Time {
@@ -23,7 +26,7 @@ const fn time(about_s: u64, limit_s: u64) -> Time {
 /// The name and the time of a step of this program.
 type LocalStep = (&'static str, Time);
 
-const FACTS: [LocalStep; 14] = [
+const FACTS: [LocalStep; 17] = [
     ("fact: device", time(2, 60)),
     ("fact: attributes", time(2, 30)),
     (CALLS, time(8, 60)),
@@ -38,6 +41,9 @@ const FACTS: [LocalStep; 14] = [
     (GRAPHS, time(2, 30)),
     (QUEUED, time(3, 60)),
     (COPIES, time(2, 60)),
+    (GRAPH_CALLS, time(10, 90)),
+    (GRAPHS_BESIDE, time(10, 90)),
+    (GRAPHS_MADE, time(5, 60)),
 ];
 /// Steps of kernels that ring doorbells, and of kernels that make work requests.
 const KERNELS: [LocalStep; 5] = [
@@ -80,6 +86,9 @@ pub fn run_step(name: &str, short: bool) -> Value {
         GRAPHS => blocking::graphs(),
         QUEUED => blocking::queued(short),
         COPIES => blocking::copies(),
+        GRAPH_CALLS => graphs::calls(),
+        GRAPHS_BESIDE => graphs::beside(short),
+        GRAPHS_MADE => graphs::instantiated(short),
         "fact: operations of a call" => facts::batches(),
         "fact: patched graphs" => facts::graphs(),
         "watchdog" => figures::watchdog(),

@@ -11,6 +11,9 @@ pub const CAPTURES: &str = "fact: calls during a capture";
 pub const GRAPHS: &str = "fact: a graph whose launch waits";
 pub const QUEUED: &str = "fact: calls on a stream that waits";
 pub const COPIES: &str = "fact: copies on a stream that waits";
+pub const GRAPH_CALLS: &str = "fact: calls about graphs behind a stream that waits";
+pub const GRAPHS_BESIDE: &str = "fact: graphs beside graphs that wait";
+pub const GRAPHS_MADE: &str = "fact: graphs that are made while a stream waits";
 
 /// The result of a step, or the reason of its failure.
 pub struct StepEvidence<'a> {
@@ -40,7 +43,7 @@ fn was_let_go(found: &Value) -> Option<bool> {
     Some(found.is_number())
 }
 
-const FACTS: [Fact; 32] = [
+const FACTS: [Fact; 36] = [
     (
         "The CPU sees a stream's 32-bit store before the 64-bit store behind it",
         ORDER,
@@ -234,6 +237,41 @@ const FACTS: [Fact; 32] = [
         |found| {
             let of = |name: &str| found.get(name)?.get("waits")?.as_bool();
             Some(!(of("host to GPU")? || of("GPU to host")? || of("GPU to GPU")?))
+        },
+    ),
+    (
+        "Four streams that wait in front of copies from the GPU to the host stop such a copy of another stream",
+        GRAPHS_BESIDE,
+        "/beside streams with a copy from GPU to host",
+        |found| Some(found.get("that wait")?.as_u64()? == 4),
+    ),
+    (
+        "Launching, uploading and destroying graphs waits for no stream",
+        GRAPH_CALLS,
+        "",
+        |found| {
+            let calls = found.as_object()?.iter();
+            let mut others = calls.filter(|(call, _)| !call.starts_with("cuGraphInstantiate"));
+            others.try_fold(true, |so_far, (_, call)| {
+                Some(so_far && !call.get("waits")?.as_bool()?)
+            })
+        },
+    ),
+    (
+        "Instantiating a graph waits for streams that wait, once the driver needs more memory",
+        GRAPHS_MADE,
+        "/graphs of 32 nodes, memory operations, instantiated/graphs until the caller is blocked",
+        |found| Some(found.is_number()),
+    ),
+    (
+        "Other threads cannot do anything on the GPU while it waits",
+        GRAPHS_MADE,
+        "/graphs of 32 nodes, memory operations, instantiated/blocked meanwhile",
+        |found| {
+            found
+                .as_object()?
+                .values()
+                .try_fold(true, |all, call| Some(all && call.as_bool()?))
         },
     ),
 ];
