@@ -86,6 +86,10 @@ enum Call {
         elements: u64,
         op: ReduceOp,
     },
+    /// Messages from a rank to a rank, of so many bytes.
+    Exchange {
+        messages: Vec<(u32, u32, u64)>,
+    },
     ReduceScatter {
         lens: Vec<u64>,
         op: ReduceOp,
@@ -101,12 +105,16 @@ fn algorithms(call: &Call, count: u32) -> Vec<Algorithm> {
     let halves = count.is_power_of_two();
     let mut all = match call {
         Call::Barrier => vec![Algorithm::Dissemination],
-        Call::Broadcast { .. } => vec![Algorithm::Binomial, Algorithm::ScatterGather],
+        Call::Broadcast { .. } => vec![
+            Algorithm::Binomial,
+            Algorithm::Knomial,
+            Algorithm::ScatterGather,
+        ],
         Call::Gather { .. } | Call::Scatter { .. } => vec![Algorithm::Linear],
         Call::AllGather { .. } => vec![Algorithm::Ring, Algorithm::Bruck],
         Call::AllToAll { .. } => vec![Algorithm::Pairwise, Algorithm::Bruck],
-        Call::AllToAllV { .. } => vec![],
-        Call::Reduce { .. } => vec![Algorithm::Binomial],
+        Call::AllToAllV { .. } | Call::Exchange { .. } => vec![],
+        Call::Reduce { .. } => vec![Algorithm::Binomial, Algorithm::Knomial],
         Call::ReduceScatter { .. } => vec![Algorithm::Ring],
         Call::AllReduce { .. } => vec![
             Algorithm::Ring,
@@ -137,6 +145,11 @@ fn random_call(random: &mut Random, count: u32) -> Call {
         .map(|_| (0..count).map(|_| len(1)).collect())
         .collect();
     let (bytes, elements) = (len(1), len(1));
+    let lens_of_messages: Vec<u64> = (0..12).map(|_| len(1)).collect();
+    let mut rank = || random.below(count.into()) as u32;
+    let messages: Vec<_> = (lens_of_messages.into_iter())
+        .map(|len| (rank(), rank(), len))
+        .collect();
     let op = *random.pick(&[
         ReduceOp::Sum,
         ReduceOp::Min,
@@ -144,7 +157,8 @@ fn random_call(random: &mut Random, count: u32) -> Call {
         ReduceOp::Average,
     ]);
     let in_place = random.below(2) == 0;
-    match random.below(10) {
+    match random.below(11) {
+        10 => Call::Exchange { messages },
         0 => Call::Barrier,
         1 => Call::Broadcast { root, bytes },
         2 => Call::Gather { root, lens },
@@ -274,6 +288,19 @@ fn memory(call: &Call, seed: u64, rank: u32, count: u32) -> Memory {
             });
             apart(of(rank, sum(&lens[mine])), expected.collect())
         }
+        Call::Exchange { messages } => {
+            let mut sent = vec![0; count as usize];
+            let mut expected = Vec::new();
+            for (from, to, len) in messages {
+                let whole = of(*from, sum_sent(messages, *from));
+                let start = &mut sent[*from as usize];
+                if *to == rank {
+                    expected.extend_from_slice(&whole[*start..*start + *len as usize]);
+                }
+                *start += *len as usize;
+            }
+            apart(of(rank, sum_sent(messages, rank)), expected)
+        }
         Call::Reduce { root, elements, op } => {
             let expected = match rank == *root {
                 true => reduced(seed, count, elements * 4, *op),
@@ -304,6 +331,12 @@ fn memory(call: &Call, seed: u64, rank: u32, count: u32) -> Memory {
             }
         }
     }
+}
+
+/// The bytes that a rank sends.
+fn sum_sent(messages: &[(u32, u32, u64)], rank: u32) -> u64 {
+    let own = messages.iter().filter(|(from, ..)| *from == rank);
+    own.map(|(.., len)| len).sum()
 }
 
 /// The operation of a rank, on the memory in two regions.
@@ -343,6 +376,23 @@ fn prepared(
             let own = rank.rank() as usize;
             let receives: Vec<u64> = lens.iter().map(|row| row[own]).collect();
             rank.all_to_all_v(&input, &output, &lens[own], &receives)
+        }
+        Call::Exchange { messages } => {
+            let (mut sends, mut receives) = (Vec::new(), Vec::new());
+            let (mut sent, mut received) = (0, 0);
+            for (from, to, len) in messages {
+                if *from == rank.rank() {
+                    sends.push((*to, regions[0].slice(sent, *len)?));
+                    sent += len;
+                }
+                if *to == rank.rank() {
+                    receives.push((*from, regions[1].slice(received, *len)?));
+                    received += len;
+                }
+            }
+            // In any order among ranks.
+            receives.sort_by_key(|(from, _)| *from);
+            rank.exchange(&sends, &receives)
         }
         Call::Reduce { root, op, .. } => {
             let output = is_root(root).then_some(&output);
@@ -642,6 +692,12 @@ fn every_algorithm_gives_the_result_of_a_sequential_computation() {
             },
             Call::AllToAll { block: 50 },
             Call::AllToAllV { lens: rows },
+            // Three to each rank, also to itself.
+            Call::Exchange {
+                messages: (0..3 * count * count)
+                    .map(|at| (at % count, at / count % count, u64::from(at) * 17))
+                    .collect(),
+            },
         ];
         for in_place in [false, true] {
             all.push(Call::AllGather {
@@ -1086,6 +1142,23 @@ fn refused_operations_name_the_argument() {
         rank.broadcast(&read_only.slice(0, 8).unwrap(), 0, None),
         "broadcast",
     );
+    let apart_short = apart.slice(0, 8).unwrap();
+    named(rank.exchange(&[(2, short)], &[]), "sends");
+    named(rank.exchange(&[], &[(2, short)]), "receives");
+    named(rank.exchange(&[(0, short)], &[]), "receives from itself");
+    named(
+        rank.exchange(&[(0, short)], &[(0, apart.slice(0, 7).unwrap())]),
+        "receives from itself",
+    );
+    named(rank.exchange(&[(1, short)], &[(1, long)]), "exchange");
+    named(rank.exchange(&[], &[(1, long), (1, short)]), "exchange");
+    named(
+        rank.exchange(&[], &[(1, read_only.slice(0, 8).unwrap())]),
+        "exchange",
+    );
+    // Memory may be sent twice.
+    let twice = rank.exchange(&[(1, short), (1, long)], &[(1, apart_short)]);
+    assert_eq!(twice.unwrap().messages(), 2);
     // Memory that overlaps; that of an all-reduce may be the same.
     let behind = region.slice(8, 16).unwrap();
     named(rank.all_to_all(&long, &long, None), "all-to-all");

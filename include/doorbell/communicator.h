@@ -69,7 +69,8 @@ enum doorbell_algorithm {
 	DOORBELL_ALGORITHM_SCATTER_GATHER = 7,
 	DOORBELL_ALGORITHM_LINEAR = 8,
 	DOORBELL_ALGORITHM_PARAMETER_SERVER = 9,
-	DOORBELL_ALGORITHM_DISSEMINATION = 10
+	DOORBELL_ALGORITHM_DISSEMINATION = 10,
+	DOORBELL_ALGORITHM_KNOMIAL = 11
 };
 
 /* What an operation does at each launch. */
@@ -201,6 +202,18 @@ int doorbell_communicator_all_to_all(const doorbell_communicator *communicator, 
 int doorbell_communicator_all_to_all_v(const doorbell_communicator *communicator, const doorbell_slice *input,
 				       const doorbell_slice *output, const uint64_t *sends, const uint64_t *receives,
 				       uint32_t algorithm, doorbell_collective **collective);
+
+/*
+ * Prepares a list of messages: `sends[i]` goes to the rank `to[i]`, and `receives[i]` comes from the rank `from[i]`. Ranks
+ * give lists of their own. The messages from one rank to another are received in the order in which they are sent, by
+ * slices as long as theirs; a rank may name itself. No order of the lists makes ranks wait for each other. Returns
+ * DOORBELL_ESTATE if a slice that is received into overlaps another one.
+ * Threads: one at a time for communicator.
+ */
+int doorbell_communicator_exchange(const doorbell_communicator *communicator, const uint32_t *to,
+				   const doorbell_slice *sends, size_t send_count, const uint32_t *from,
+				   const doorbell_slice *receives, size_t receive_count,
+				   doorbell_collective **collective);
 
 /*
  * Prepares a reduction of the inputs of all ranks into `output` of the rank `root`. All inputs and the output have one

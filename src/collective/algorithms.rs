@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::schedule::{Blocks, MemoryStep, Operand, OperandSpan, Round, Schedule};
+use super::schedule::{Blocks, MemoryStep, Operand, OperandSpan, Round, Schedule, Transfer};
 use crate::{Error, Result};
 
 /// How a collective operation is carried out. n is the number of ranks, S the bytes of the whole result.
@@ -24,6 +24,8 @@ pub enum Algorithm {
     Pairwise,
     /// A tree whose depth is log n.
     Binomial,
+    /// A tree whose depth is the logarithm of n to the base 4: a rank exchanges with up to three others at once.
+    Knomial,
     /// The root scatters blocks down a tree, which then travel around a ring. For long data.
     ScatterGather,
     /// The root exchanges one message with each other rank.
@@ -36,13 +38,14 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Algorithm; 10] = [
+    pub const ALL: [Algorithm; 11] = [
         Algorithm::Ring,
         Algorithm::RecursiveDoubling,
         Algorithm::RecursiveHalving,
         Algorithm::Bruck,
         Algorithm::Pairwise,
         Algorithm::Binomial,
+        Algorithm::Knomial,
         Algorithm::ScatterGather,
         Algorithm::Linear,
         Algorithm::ParameterServer,
@@ -58,6 +61,7 @@ impl Algorithm {
             Algorithm::Bruck => "bruck",
             Algorithm::Pairwise => "pairwise",
             Algorithm::Binomial => "binomial",
+            Algorithm::Knomial => "knomial",
             Algorithm::ScatterGather => "scatter-gather",
             Algorithm::Linear => "linear",
             Algorithm::ParameterServer => "parameter-server",
@@ -171,6 +175,55 @@ pub(super) fn broadcast_binomial(ranks: Ranks, root: u32, bytes: u64) -> Schedul
     let whole = OperandSpan::new(Operand::Output, 0, bytes);
     down_a_tree(ranks.relative_to(root), |_, _| whole)
         .with_peers(|peer| (peer + root) % ranks.count)
+}
+
+/// How many subtrees of equal size a tree of [`Algorithm::Knomial`] is divided into, again and again.
+const RADIX: u32 = 4;
+
+/// The distance of a relative rank from its siblings in a tree of that radix, the largest power of the radix that divides it; of the root, the least that is no less than the number of ranks.
+fn knomial_distance(ranks: Ranks) -> u64 {
+    let Ranks { rank, count } = ranks;
+    let radix = u64::from(RADIX);
+    let mut distance = 1;
+    while match rank {
+        0 => distance < u64::from(count),
+        rank => u64::from(rank).is_multiple_of(distance * radix),
+    } {
+        distance *= radix;
+    }
+    distance
+}
+
+/// The parent of a relative rank other than 0.
+fn knomial_parent(ranks: Ranks) -> u32 {
+    let siblings = knomial_distance(ranks) * u64::from(RADIX);
+    ranks.rank - (u64::from(ranks.rank) % siblings) as u32
+}
+
+/// The children of a relative rank, the largest subtrees first, by the distance of their level.
+fn knomial_children(ranks: Ranks) -> Vec<Vec<u32>> {
+    let mut levels = Vec::new();
+    let mut distance = knomial_distance(ranks) / u64::from(RADIX);
+    while distance > 0 {
+        let children = (1..u64::from(RADIX)).map(|at| u64::from(ranks.rank) + at * distance);
+        let inside = children.filter(|child| *child < u64::from(ranks.count));
+        levels.push(inside.map(|child| child as u32).collect());
+        distance /= u64::from(RADIX);
+    }
+    levels
+}
+
+/// As [`broadcast_binomial`].
+pub(super) fn broadcast_knomial(ranks: Ranks, root: u32, bytes: u64) -> Schedule {
+    let relative = ranks.relative_to(root);
+    let whole = OperandSpan::new(Operand::Output, 0, bytes);
+    let mut schedule = Schedule::default();
+    if relative.rank > 0 {
+        schedule.push(Round::default().receive(knomial_parent(relative), whole));
+    }
+    let children = knomial_children(relative).into_iter().flatten();
+    schedule.push(children.fold(Round::default(), |round, child| round.send(child, whole)));
+    schedule.with_peers(|peer| (peer + root) % ranks.count)
 }
 
 pub(super) fn broadcast_scatter_gather(ranks: Ranks, root: u32, bytes: u64) -> Schedule {
@@ -529,4 +582,65 @@ pub(super) fn reduce_binomial(ranks: Ranks, root: u32, bytes: u64) -> Schedule {
         schedule.copy(has, result);
     }
     schedule.with_peers(|peer| (peer + root) % ranks.count)
+}
+
+/// As [`reduce_binomial`].
+pub(super) fn reduce_knomial(ranks: Ranks, root: u32, bytes: u64) -> Schedule {
+    let relative = ranks.relative_to(root);
+    let mut schedule = Schedule::default();
+    let comes = [(); RADIX as usize - 1].map(|()| schedule.scratch(bytes));
+    let result = match relative.rank {
+        0 => OperandSpan::new(Operand::Output, 0, bytes),
+        _ => schedule.scratch(bytes),
+    };
+    let mut has = OperandSpan::new(Operand::Input, 0, bytes);
+    // The smallest subtrees are done first.
+    for level in knomial_children(relative).into_iter().rev() {
+        let mut round = Round::default();
+        for (child, comes) in level.into_iter().zip(comes) {
+            round = round.receive(child, comes).then(MemoryStep::Reduce {
+                first: has,
+                second: comes,
+                into: result,
+            });
+            has = result;
+        }
+        schedule.push(round);
+    }
+    match relative.rank {
+        0 => schedule.copy(has, result),
+        _ => schedule.push(Round::default().send(knomial_parent(relative), has)),
+    }
+    schedule.with_peers(|peer| (peer + root) % ranks.count)
+}
+
+/// Messages to and from any ranks. The ones between two ranks are received in the order in which they are sent; round k has the k-th of each peer on both sides, so that no rank waits
+/// for a message of a later round. Those to this rank itself are copied, and are as long as the ones that it receives from itself.
+pub(super) fn exchange(ranks: Ranks, sends: &[Transfer], receives: &[Transfer]) -> Schedule {
+    let mut rounds: Vec<Round> = Vec::new();
+    let mut place = |list: &[Transfer], add: fn(Round, u32, OperandSpan) -> Round| {
+        let mut before = vec![0; ranks.count as usize];
+        for Transfer { peer, span } in list.iter().filter(|it| it.peer != ranks.rank) {
+            let number: &mut usize = &mut before[*peer as usize];
+            if rounds.len() == *number {
+                rounds.push(Round::default());
+            }
+            rounds[*number] = add(std::mem::take(&mut rounds[*number]), *peer, *span);
+            *number += 1;
+        }
+    };
+    place(sends, Round::send);
+    place(receives, Round::receive);
+    let mut schedule = Schedule {
+        rounds,
+        scratch_bytes: 0,
+    };
+    let own = |list: &[Transfer]| -> Vec<OperandSpan> {
+        let own = list.iter().filter(|it| it.peer == ranks.rank);
+        own.map(|it| it.span).collect()
+    };
+    for (from, into) in own(sends).into_iter().zip(own(receives)) {
+        schedule.copy(from, into);
+    }
+    schedule
 }

@@ -19,6 +19,14 @@ use crate::{Cause, Error, Result, StateKind, WorkError};
 
 const ALL_REDUCE: &str = "all-reduce";
 
+/// The access that messages need of memory: longer ones are read.
+const SENT: Access = Access::REMOTE_READ;
+
+/// The same of memory that they are received into.
+fn received() -> Access {
+    Access::LOCAL_WRITE | Access::REMOTE_READ
+}
+
 /// Of how many ranks the times are predicted for the choice of an algorithm.
 const RANKS_PREDICTED: u32 = 16;
 
@@ -303,8 +311,13 @@ impl Communicator {
     ) -> Result<Collective> {
         self.check_rank("root", root)?;
         let bytes = u64::from(buffer.len_bytes);
-        let all = [Algorithm::Binomial, Algorithm::ScatterGather];
+        let all = [
+            Algorithm::Binomial,
+            Algorithm::Knomial,
+            Algorithm::ScatterGather,
+        ];
         let make = |algorithm, ranks| match algorithm {
+            Algorithm::Knomial => algorithms::broadcast_knomial(ranks, root, bytes),
             Algorithm::Binomial => algorithms::broadcast_binomial(ranks, root, bytes),
             _ => algorithms::broadcast_scatter_gather(ranks, root, bytes),
         };
@@ -463,6 +476,61 @@ impl Communicator {
         self.prepared(wanted, Some(input), Some(output))
     }
 
+    /// Prepares a list of messages: each of `sends` goes to a rank, and each of `receives` comes from one. Ranks give lists of their own. The messages from one rank to another are received in
+    /// the order in which they are sent, by slices as long as theirs; a rank may name itself. No order of the lists makes ranks wait for each other.
+    ///
+    /// # Errors
+    /// As [`Communicator::broadcast`]; [`Error::Range`] for a rank, and if the messages of this rank to itself are not as many or as long as those from itself; [`Error::State`] if a slice
+    /// that is received into overlaps another one.
+    pub fn exchange(
+        &self,
+        sends: &[(u32, Slice<'_>)],
+        receives: &[(u32, Slice<'_>)],
+    ) -> Result<Collective> {
+        const NAME: &str = "exchange";
+        let own = |list: &[(u32, Slice<'_>)]| -> Vec<u64> {
+            let own = list.iter().filter(|(peer, _)| *peer == self.rank());
+            own.map(|(_, slice)| slice.len_bytes.into()).collect()
+        };
+        for (argument, list, needed) in [("sends", sends, SENT), ("receives", receives, received())]
+        {
+            for (peer, slice) in list {
+                self.check_rank(argument, *peer)?;
+                self.check_memory(NAME, slice, needed)?;
+            }
+        }
+        let (sent, received) = (own(sends), own(receives));
+        if sent.len() != received.len() {
+            let (sent, received) = (sent.len() as u64, received.len() as u64);
+            return Err(range("receives from itself", received, sent, sent));
+        }
+        if let Some((sent, received)) = (sent.iter().zip(&received)).find(|(a, b)| a != b) {
+            return Err(range("receives from itself", *received, *sent, *sent));
+        }
+        check_listed(NAME, sends, receives)?;
+        let listed = |first: usize, list: &[(u32, Slice<'_>)]| -> Vec<Transfer> {
+            let numbered = list.iter().zip(first..);
+            let transfer = |((peer, slice), at): (&(u32, Slice<'_>), usize)| {
+                let place = Operand::Listed(at as u32);
+                let span = OperandSpan::new(place, 0, slice.len_bytes.into());
+                Transfer { peer: *peer, span }
+            };
+            numbered.map(transfer).collect()
+        };
+        let [sent, received] = [listed(0, sends), listed(sends.len(), receives)];
+        let wanted = Wanted {
+            name: NAME,
+            algorithm: Algorithm::Linear,
+            schedule: algorithms::exchange(self.ranks, &sent, &received),
+            reduction: None,
+            predicted_ns: None,
+        };
+        let mut collective = self.prepared(wanted, None, None)?;
+        let all = sends.iter().chain(receives);
+        collective.memories.listed = all.map(|(_, slice)| Memory::of(slice)).collect();
+        Ok(collective)
+    }
+
     /// Prepares a reduction of the inputs of all ranks into `output` of the rank `root`. It is as long as the input; other ranks give none.
     ///
     /// # Errors
@@ -478,8 +546,11 @@ impl Communicator {
         self.check_rank("root", root)?;
         let bytes = elements(input, reduction)?;
         self.check_root_memory("output", output, root, bytes)?;
-        let all = [Algorithm::Binomial];
-        let make = |_, ranks: Ranks| algorithms::reduce_binomial(ranks, root, bytes);
+        let all = [Algorithm::Binomial, Algorithm::Knomial];
+        let make = |algorithm, ranks| match algorithm {
+            Algorithm::Knomial => algorithms::reduce_knomial(ranks, root, bytes),
+            _ => algorithms::reduce_binomial(ranks, root, bytes),
+        };
         let mut wanted = self.choose("reduce", algorithm, Some(reduction), &all, make)?;
         if self.rank() == root {
             wanted.divide(OperandSpan::new(Operand::Output, 0, bytes));
@@ -804,19 +875,13 @@ impl Communicator {
         if let (Some(input), Some(output)) = (input, output) {
             check_apart(name, input, output)?;
         }
-        let needed = Access::LOCAL_WRITE | Access::REMOTE_READ;
-        for (slice, needed) in [(input, Access::REMOTE_READ), (output, needed)] {
-            let Some(slice) = slice else { continue };
-            self.domain.check_same(slice.region.domain(), "memory")?;
-            if !slice.region.is_registered() || !slice.region.access().contains(needed) {
-                let reason = format!("its memory is deregistered, or does not have {needed:?}");
-                return Err(Error::state(StateKind::NoAccess, name, reason));
-            }
+        for (slice, needed) in [(input, SENT), (output, received())] {
+            slice.map_or(Ok(()), |slice| self.check_memory(name, slice, needed))?;
         }
         let scratch = match schedule.scratch_bytes {
             0 => None,
             bytes => {
-                let region = self.scratch(bytes, needed, output.or(input))?;
+                let region = self.scratch(bytes, received(), output.or(input))?;
                 Some(Memory {
                     region,
                     offset: 0,
@@ -834,9 +899,19 @@ impl Communicator {
                 input: input.map(Memory::of),
                 output: output.map(Memory::of),
                 scratch,
+                listed: Vec::new(),
             },
             reduction,
         })
+    }
+
+    fn check_memory(&self, name: &'static str, slice: &Slice<'_>, needed: Access) -> Result<()> {
+        self.domain.check_same(slice.region.domain(), "memory")?;
+        if slice.region.is_registered() && slice.region.access().contains(needed) {
+            return Ok(());
+        }
+        let reason = format!("its memory is deregistered, or does not have {needed:?}");
+        Err(Error::state(StateKind::NoAccess, name, reason))
     }
 }
 
@@ -894,14 +969,47 @@ fn range(argument: &'static str, value: u64, min: u64, max: u64) -> Error {
 
 /// Fails for memory that overlaps. That of an all-reduce may be the same.
 fn check_apart(name: &'static str, input: &Slice<'_>, output: &Slice<'_>) -> Result<()> {
-    let [from, to] = [input, output].map(|slice| {
-        let start = slice.region.remote().addr + slice.offset;
-        (start, start + u64::from(slice.len_bytes))
-    });
+    let [from, to] = [ends(input), ends(output)];
     let overlaps = from.0.max(to.0) < from.1.min(to.1);
     if overlaps && !(name == ALL_REDUCE && from == to) {
         let reason = "input and output overlap";
         return Err(Error::state(StateKind::WrongKind, name, reason));
+    }
+    Ok(())
+}
+
+/// Where a slice begins and ends.
+fn ends(slice: &Slice<'_>) -> (u64, u64) {
+    let start = slice.region.remote().addr + slice.offset;
+    (start, start + u64::from(slice.len_bytes))
+}
+
+/// Fails for memory of a list that is received into and overlaps other memory of it.
+fn check_listed(
+    name: &'static str,
+    sends: &[(u32, Slice<'_>)],
+    receives: &[(u32, Slice<'_>)],
+) -> Result<()> {
+    let of = |list: &[(u32, Slice<'_>)], is_received: bool| -> Vec<(u64, u64, bool)> {
+        let spans = list.iter().map(|(_, slice)| ends(slice));
+        let spans = spans.filter(|(start, end)| start < end);
+        spans
+            .map(|(start, end)| (start, end, is_received))
+            .collect()
+    };
+    let mut all = [of(sends, false), of(receives, true)].concat();
+    all.sort_unstable();
+    // The ends of what begins before, of any memory and of what is received into.
+    let (mut of_any, mut of_received) = (0, 0);
+    for (start, end, is_received) in all {
+        if start < if is_received { of_any } else { of_received } {
+            let reason = "a slice that is received into overlaps another one";
+            return Err(Error::state(StateKind::WrongKind, name, reason));
+        }
+        of_any = of_any.max(end);
+        if is_received {
+            of_received = of_received.max(end);
+        }
     }
     Ok(())
 }

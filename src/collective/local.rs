@@ -42,6 +42,8 @@ pub(super) struct Memories {
     pub(super) input: Option<Memory>,
     pub(super) output: Option<Memory>,
     pub(super) scratch: Option<Memory>,
+    /// Those of a list of messages.
+    pub(super) listed: Vec<Memory>,
 }
 
 impl Memories {
@@ -51,14 +53,12 @@ impl Memories {
     /// [`Error::OutOfBounds`] if the operation has no such memory.
     pub(super) fn place(&self, span: OperandSpan) -> Result<(&Region, u64)> {
         let memory = self.of(span.place);
-        let found = memory
-            .as_ref()
-            .filter(|memory| span.offset + span.len <= memory.len);
+        let found = memory.filter(|memory| span.offset + span.len <= memory.len);
         let memory = found.ok_or(Error::OutOfBounds {
             argument: "span",
             offset: span.offset,
             len_bytes: span.len,
-            limit_bytes: memory.as_ref().map_or(0, |memory| memory.len),
+            limit_bytes: memory.map_or(0, |memory| memory.len),
             what: "a collective operation's memory",
         })?;
         Ok((&memory.region, memory.offset + span.offset))
@@ -70,18 +70,17 @@ impl Memories {
     /// [`Error::State`].
     pub(super) fn check_host(&self, places: impl IntoIterator<Item = Operand>) -> Result<()> {
         for place in places {
-            self.of(place)
-                .as_ref()
-                .map_or(Ok(()), |it| it.region.check_host())?;
+            self.of(place).map_or(Ok(()), |it| it.region.check_host())?;
         }
         Ok(())
     }
 
-    fn of(&self, place: Operand) -> &Option<Memory> {
+    fn of(&self, place: Operand) -> Option<&Memory> {
         match place {
-            Operand::Input => &self.input,
-            Operand::Output => &self.output,
-            Operand::Scratch => &self.scratch,
+            Operand::Input => self.input.as_ref(),
+            Operand::Output => self.output.as_ref(),
+            Operand::Scratch => self.scratch.as_ref(),
+            Operand::Listed(at) => self.listed.get(at as usize),
         }
     }
 
@@ -99,7 +98,10 @@ impl Memories {
 
     fn regions(self) -> impl Iterator<Item = Region> {
         let memories = [self.input, self.output, self.scratch].into_iter();
-        memories.flatten().map(|memory| memory.region)
+        memories
+            .flatten()
+            .chain(self.listed)
+            .map(|memory| memory.region)
     }
 }
 

@@ -7,6 +7,8 @@ pub(super) enum Operand {
     Output,
     /// Of the library.
     Scratch,
+    /// One of a list of messages.
+    Listed(u32),
 }
 
 /// A part of a memory, in bytes.

@@ -18,6 +18,7 @@ impl Memory {
             Operand::Input if !self.in_place => &mut self.parts[0],
             Operand::Input | Operand::Output => &mut self.parts[1],
             Operand::Scratch => &mut self.parts[2],
+            Operand::Listed(_) => panic!("no list of messages"),
         }
     }
 
@@ -273,6 +274,14 @@ fn broadcasts_reach_every_rank_from_any_root() {
                 assert_eq!(messages, u64::from(count) - 1);
                 assert!(tree.iter().all(|it| it.messages() <= log2_up(count)));
                 check("binomial", &tree, &memories, expected);
+                let wide: Vec<Schedule> = all(count)
+                    .map(|ranks| of::broadcast_knomial(ranks, root, bytes))
+                    .collect();
+                let messages: u64 = wide.iter().map(Schedule::messages).sum();
+                assert_eq!(messages, u64::from(count) - 1);
+                let depth = log2_up(count).div_ceil(2);
+                assert!(wide.iter().all(|it| it.messages() <= 3 * depth));
+                check("knomial", &wide, &memories, expected);
                 let blocks: Vec<Schedule> = all(count)
                     .map(|ranks| of::broadcast_scatter_gather(ranks, root, bytes))
                     .collect();
@@ -551,18 +560,26 @@ fn reductions_are_at_the_root_or_in_blocks() {
                         memory(bytes(&numbers(rank, elements)), output)
                     })
                     .collect();
-                let tree: Vec<Schedule> = all(count)
-                    .map(|ranks| of::reduce_binomial(ranks, root, len))
-                    .collect();
-                let messages: u64 = tree.iter().map(Schedule::messages).sum();
-                assert_eq!(messages, u64::from(count) - 1);
-                check("binomial", &tree, &memories, |rank, _| {
-                    Some(if rank == root {
-                        expected.clone()
-                    } else {
-                        Vec::new()
-                    })
-                });
+                for (name, make) in [
+                    (
+                        "binomial",
+                        of::reduce_binomial as fn(Ranks, u32, u64) -> Schedule,
+                    ),
+                    ("knomial", of::reduce_knomial),
+                ] {
+                    let tree: Vec<Schedule> =
+                        all(count).map(|ranks| make(ranks, root, len)).collect();
+                    let messages: u64 = tree.iter().map(Schedule::messages).sum();
+                    assert_eq!(messages, u64::from(count) - 1);
+                    assert!(tree.iter().all(|it| it.messages() <= 1));
+                    check(name, &tree, &memories, |rank, _| {
+                        Some(if rank == root {
+                            expected.clone()
+                        } else {
+                            Vec::new()
+                        })
+                    });
+                }
             }
             // Also blocks of which some are empty.
             let uneven = (0..count)
@@ -602,4 +619,37 @@ fn reductions_are_at_the_root_or_in_blocks() {
             }
         }
     }
+}
+
+/// The k-th message to or from a peer is in round k, on both sides.
+#[test]
+fn exchanges_have_the_messages_of_two_ranks_in_the_same_rounds() {
+    let span = |at| OperandSpan::new(Operand::Listed(at), 0, 8);
+    let from = |first: u32, peers: &[u32]| -> Vec<Transfer> {
+        let numbered = peers.iter().zip(first..);
+        let transfer = |(peer, at): (&u32, u32)| Transfer {
+            peer: *peer,
+            span: span(at),
+        };
+        numbered.map(transfer).collect()
+    };
+    let ranks = Ranks { rank: 1, count: 3 };
+    let schedule = of::exchange(ranks, &from(0, &[0, 1, 0, 2, 0]), &from(5, &[2, 1, 0]));
+    let peers = |transfers: &[Transfer]| -> Vec<(u32, OperandSpan)> {
+        transfers.iter().map(|it| (it.peer, it.span)).collect()
+    };
+    let rounds = &schedule.rounds;
+    assert_eq!(rounds.len(), 3);
+    assert_eq!(peers(&rounds[0].sends), [(0, span(0)), (2, span(3))]);
+    assert_eq!(peers(&rounds[0].receives), [(2, span(5)), (0, span(7))]);
+    assert_eq!(peers(&rounds[1].sends), [(0, span(2))]);
+    assert_eq!(peers(&rounds[2].sends), [(0, span(4))]);
+    let copy = MemoryStep::Copy {
+        from: span(1),
+        into: span(6),
+    };
+    assert_eq!(rounds[2].then, [copy]);
+    let alone = Ranks { rank: 0, count: 1 };
+    let alone = of::exchange(alone, &from(0, &[0]), &from(1, &[0]));
+    assert_eq!((alone.messages(), alone.rounds.len()), (0, 1));
 }

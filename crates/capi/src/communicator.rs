@@ -69,6 +69,8 @@ pub const DOORBELL_ALGORITHM_LINEAR: u32 = 8;
 pub const DOORBELL_ALGORITHM_PARAMETER_SERVER: u32 = 9;
 /// [`Algorithm::Dissemination`].
 pub const DOORBELL_ALGORITHM_DISSEMINATION: u32 = 10;
+/// [`Algorithm::Knomial`].
+pub const DOORBELL_ALGORITHM_KNOMIAL: u32 = 11;
 
 const TYPES: [(u32, DataType); 7] = [
     (DOORBELL_TYPE_F16, DataType::F16),
@@ -87,7 +89,7 @@ const REDUCTIONS: [(u32, ReduceOp); 4] = [
     (DOORBELL_REDUCE_AVERAGE, ReduceOp::Average),
 ];
 
-const ALGORITHMS: [(u32, Option<Algorithm>); 11] = [
+const ALGORITHMS: [(u32, Option<Algorithm>); 12] = [
     (DOORBELL_ALGORITHM_AUTO, None),
     (DOORBELL_ALGORITHM_RING, Some(Algorithm::Ring)),
     (
@@ -114,6 +116,7 @@ const ALGORITHMS: [(u32, Option<Algorithm>); 11] = [
         DOORBELL_ALGORITHM_DISSEMINATION,
         Some(Algorithm::Dissemination),
     ),
+    (DOORBELL_ALGORITHM_KNOMIAL, Some(Algorithm::Knomial)),
 ];
 
 /// What a number of the header stands for.
@@ -569,6 +572,55 @@ pub unsafe extern "C" fn doorbell_communicator_all_to_all_v(
             );
             Ok(ranks.all_to_all_v(&input, &output, sends, receives))
         })
+    }
+}
+
+/// The messages of a list.
+///
+/// # Safety
+/// The arrays have that length, and handles are as the header says.
+unsafe fn listed<'a>(
+    ranks: (*const u32, &'static str),
+    slices: (*const doorbell_slice, &'static str),
+    count: usize,
+) -> Result<Vec<(u32, Slice<'a>)>, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let numbers = array(ranks.0, count, ranks.1)?;
+        let given = array(slices.0, count, slices.1)?.iter();
+        let each = numbers.iter().zip(given);
+        each.map(|(rank, given)| Ok((*rank, slice(given, slices.1)?)))
+            .collect()
+    }
+}
+
+/// Prepares a list of messages.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_communicator_exchange(
+    communicator: *const doorbell_communicator,
+    to: *const u32,
+    sends: *const doorbell_slice,
+    send_count: usize,
+    from: *const u32,
+    receives: *const doorbell_slice,
+    receive_count: usize,
+    collective: *mut *mut doorbell_collective,
+) -> c_int {
+    // SAFETY: the caller's promise about handles, places, slices and arrays.
+    unsafe {
+        prepare(
+            communicator,
+            DOORBELL_ALGORITHM_AUTO,
+            collective,
+            |ranks, _| {
+                let sends = listed((to, "to"), (sends, "sends"), send_count)?;
+                let receives = listed((from, "from"), (receives, "receives"), receive_count)?;
+                Ok(ranks.exchange(&sends, &receives))
+            },
+        )
     }
 }
 

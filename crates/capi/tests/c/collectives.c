@@ -187,6 +187,41 @@ static void moves(struct ranks *ranks)
 			EXPECT(at[i].output[j] == given(j / BLOCK, i * BLOCK + j % BLOCK));
 }
 
+/* Each rank sends two messages to the next one, and one to itself. */
+static void exchanges(struct ranks *ranks)
+{
+	struct rank *at = ranks->at;
+	doorbell_slice sends[RANKS][3], receives[RANKS][3];
+	uint32_t to[RANKS][3], from[RANKS][3];
+	doorbell_collective *none;
+	uint32_t i, j;
+
+	for (i = 0; i < RANKS; i++)
+		for (j = 0; j < 3; j++) {
+			to[i][j] = j == 2 ? i : (i + 1) % RANKS;
+			from[i][j] = j == 2 ? i : (i + RANKS - 1) % RANKS;
+			sends[i][j] = at[i].in;
+			receives[i][j] = at[i].out;
+			sends[i][j].offset += 4 * BLOCK * j;
+			receives[i][j].offset += 4 * BLOCK * j;
+			sends[i][j].len_bytes = receives[i][j].len_bytes = 4 * BLOCK;
+		}
+	ON_ALL(ranks, doorbell_communicator_exchange(it->communicator, to[i], sends[i], 3, from[i], receives[i], 3,
+						     &it->collective));
+	for (i = 0; i < RANKS; i++)
+		for (j = 0; j < 3 * BLOCK; j++)
+			EXPECT(at[i].output[j] == given(from[i][j / BLOCK], j));
+	FAILS(DOORBELL_EINVAL, "`to`", doorbell_communicator_exchange(at[0].communicator, NULL, sends[0], 1, NULL, NULL, 0,
+								      &none));
+	FAILS(DOORBELL_EINVAL, "`receives`", doorbell_communicator_exchange(at[0].communicator, NULL, NULL, 0, from[0], NULL,
+									    1, &none));
+	FAILS(DOORBELL_ERANGE, "`receives from itself`", doorbell_communicator_exchange(at[0].communicator, to[0], sends[0], 3,
+											from[0], receives[0], 2, &none));
+	receives[0][1].offset -= 4;
+	FAILS(DOORBELL_ESTATE, "overlaps", doorbell_communicator_exchange(at[0].communicator, to[0], sends[0], 3, from[0],
+									  receives[0], 3, &none));
+}
+
 static void reduces(struct ranks *ranks)
 {
 	const uint64_t lens[RANKS] = {0, 8, 40};
@@ -226,7 +261,7 @@ static void refuses(const struct rig *rig, struct ranks *ranks)
 	EXPECT(none == NULL);
 	FAILS(DOORBELL_ERANGE, "`op`", doorbell_communicator_all_reduce(at[0].communicator, &at[0].in, &at[0].out, 0, 4, 0,
 									&none));
-	FAILS(DOORBELL_ERANGE, "`algorithm`", doorbell_communicator_barrier(at[0].communicator, 11, &none));
+	FAILS(DOORBELL_ERANGE, "`algorithm`", doorbell_communicator_barrier(at[0].communicator, 12, &none));
 	FAILS(DOORBELL_ESTATE, "dissemination",
 	      doorbell_communicator_barrier(at[0].communicator, DOORBELL_ALGORITHM_RING, &none));
 	/* Three ranks are no power of two. */
@@ -330,6 +365,7 @@ int main(void)
 	rig_make(&rig);
 	make(&rig, &ranks);
 	moves(&ranks);
+	exchanges(&ranks);
 	reduces(&ranks);
 	refuses(&rig, &ranks);
 	ends(&ranks);
