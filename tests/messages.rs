@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use doorbell::softcx::Faults;
 use doorbell::{
     Access, Cause, Control, Device, Error, Executor, HostStream, MessageAddress, MessageConfig,
-    MessageQueue, MessageTicket, PendingSend, PostedSend, Region, Slice, StateKind,
+    MessageQueue, MessageTicket, PendingSend, PostedSend, ProtectionDomain, Region, Slice,
+    StateKind,
 };
 use rig::{Limit, Random, SOON, from_env, has_no_queue, strict, strict_device};
 
@@ -28,13 +29,16 @@ fn config() -> MessageConfig {
 /// Two queues that are connected. Where the stream itself posts receives, no message comes before there is one for it, so none is sent twice for want of one. A
 /// proxy may see the doorbell of a credit first.
 fn pair(device: &Device, config: &MessageConfig) -> [MessageQueue; 2] {
+    pair_in(&device.protection_domain(), config)
+}
+
+fn pair_in(domain: &ProtectionDomain, config: &MessageConfig) -> [MessageQueue; 2] {
     let mut config = *config;
-    if rig::control(device) != Control::Proxy {
+    if rig::control(domain.device()) != Control::Proxy {
         config.endpoint = config.endpoint.rnr_retry(0);
     }
     let config = &config;
-    let domain = device.protection_domain();
-    let mut queues = [(); 2].map(|()| MessageQueue::new(&domain, config).unwrap());
+    let mut queues = [(); 2].map(|()| MessageQueue::new(domain, config).unwrap());
     let addresses = queues.each_ref().map(MessageQueue::address);
     queues[0].connect(&addresses[1]).unwrap();
     queues[1].connect(&addresses[0]).unwrap();
@@ -653,6 +657,116 @@ fn every_wait_ends() {
 }
 
 /// One thread sends in both directions before it receives, and waits for its sends in any order.
+/// Three peers send at random; the receiver takes what comes.
+#[test]
+fn messages_are_received_from_any_peer() {
+    let test = "messages_are_received_from_any_peer";
+    let limit = Limit::new(test, STEP);
+    let domain = rig::device().protection_domain();
+    let lens = [0, 8, 700, 10_000];
+    let first = from_env("DOORBELL_SEED", 1);
+    for seed in first..first + 10 {
+        limit.step(seed, STEP);
+        let mut random = Random(seed);
+        let config = config().slots(1 + random.below(4) as u32).ahead(8);
+        let [mut senders, mut receivers] = [Vec::new(), Vec::new()];
+        for _ in 0..3 {
+            let [sender, receiver] = pair_in(&domain, &config);
+            senders.push(sender);
+            receivers.push(receiver);
+        }
+        let plan: Vec<usize> = (0..60).map(|_| random.below(3) as usize).collect();
+        let [from, into] = [&senders[0], &receivers[0]].map(|queue| region(queue, 1 << 14));
+        let byte = |sender: usize, number: usize| (sender * 100 + number % 97) as u8;
+        thread::scope(|scope| {
+            let (plan, from) = (&plan, &from);
+            let sending = scope.spawn(move || {
+                let mut sent = [0; 3];
+                for sender in plan.iter().copied() {
+                    let number = sent[sender];
+                    sent[sender] += 1;
+                    let len = lens[number % 4];
+                    // Each send is waited for, so the memory is free again.
+                    from.fill(0, len, byte(sender, number)).unwrap();
+                    let slice = [from.slice(0, len).unwrap()];
+                    senders[sender].send_now(&slice, SOON).unwrap();
+                }
+                senders.iter_mut().for_each(|it| it.finish(SOON).unwrap());
+                senders
+            });
+            let mut got = [0; 3];
+            for _ in 0..plan.len() {
+                into.fill(0, 10_000, 0xee).unwrap();
+                let slice = [into.slice(0, 10_000).unwrap()];
+                let mut all: Vec<_> = receivers.iter_mut().collect();
+                let received = MessageQueue::recv_any_now(&mut all, &slice, SOON);
+                let (sender, len) = received.unwrap();
+                let number = got[sender];
+                got[sender] += 1;
+                assert_eq!(len, lens[number % 4], "seed {seed}: {number} of {sender}");
+                let filled = into.is_filled_with(0, len, byte(sender, number));
+                assert_eq!(filled, Ok(true), "seed {seed}: {number} of {sender}");
+            }
+            receivers.iter_mut().for_each(|it| it.finish(SOON).unwrap());
+            // The queues stay until both sides are done.
+            drop(sending.join().unwrap());
+        });
+    }
+}
+
+#[test]
+fn queues_with_messages_take_turns_and_one_that_fails_is_named() {
+    let test = "queues_with_messages_take_turns";
+    let _limit = Limit::new(test, STEP);
+    let domain = rig::device().protection_domain();
+    let [mut senders, mut receivers] = [Vec::new(), Vec::new()];
+    for _ in 0..3 {
+        let [sender, receiver] = pair_in(&domain, &config().slots(8));
+        senders.push(sender);
+        receivers.push(receiver);
+    }
+    let memory = region(&receivers[0], 64);
+    let slice = [memory.slice(0, 8).unwrap()];
+    let none = MessageQueue::recv_any_now(&mut [], &slice, SOON).unwrap_err();
+    assert!(matches!(none, Error::Range { .. }), "{none}");
+    let mut all: Vec<_> = receivers.iter_mut().collect();
+    let late = MessageQueue::recv_any_now(&mut all, &slice, SHORT).unwrap_err();
+    assert!(matches!(late, Error::Timeout { .. }), "{late}");
+    for _ in 0..4 {
+        for sender in &mut senders {
+            sender.send_now(&slice, SOON).unwrap();
+        }
+    }
+    // The device delivers each message when its sender was told; the last is there if this one is.
+    let begin = MessageQueue::recv_any_now(&mut all[2..], &slice, SOON);
+    assert_eq!(begin, Ok((0, 8)));
+    let mut of: Vec<usize> = (0..9)
+        .map(|_| {
+            MessageQueue::recv_any_now(&mut all, &slice, SOON)
+                .unwrap()
+                .0
+        })
+        .collect();
+    for turn in of.chunks_mut(3) {
+        turn.sort_unstable();
+        assert_eq!(turn, [0, 1, 2]);
+    }
+    let other = Device::open("softcx").unwrap().protection_domain();
+    let foreign = Region::alloc(&other, 64, Access::ALL).unwrap();
+    let foreign = [foreign.slice(0, 8).unwrap()];
+    let refused = MessageQueue::recv_any_now(&mut all, &foreign, SOON).unwrap_err();
+    assert!(matches!(refused, Error::Foreign { .. }), "{refused}");
+    all[1].abort_handle().abort();
+    let failed = MessageQueue::recv_any_now(&mut all, &slice, SOON).unwrap_err();
+    assert!(matches!(failed, Error::Work(_)), "{failed}");
+    let failed: Vec<bool> = all.iter().map(|queue| queue.failure().is_some()).collect();
+    assert_eq!(failed, [false, true, false]);
+    all.remove(1);
+    // One message of before is left.
+    let received = MessageQueue::recv_any_now(&mut all, &slice, SOON);
+    assert_eq!(received, Ok((0, 8)));
+}
+
 #[test]
 fn a_thread_sends_before_it_receives() {
     let test = "a_thread_sends_before_it_receives";

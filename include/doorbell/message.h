@@ -180,6 +180,18 @@ int doorbell_message_queue_recv_now(doorbell_message_queue *queue, const doorbel
 				    uint64_t *len_bytes, int64_t timeout_ms);
 
 /*
+ * Receives the next message of whichever of `queues` has one, in this thread: from any peer, or of any tag. Writes the index
+ * of the queue to `index` and the length in bytes to `len_bytes`, each of which may be NULL. Queues that have messages take
+ * turns. A queue that has failed ends the call with its error, though others may have messages: see
+ * doorbell_message_queue_failure. All are of one protection domain, that of the memory. A queue that is there twice is
+ * DOORBELL_EBUSY. Otherwise as doorbell_message_queue_recv_now, for each of them.
+ * Threads: one at a time for queues.
+ */
+int doorbell_message_queues_recv_any_now(doorbell_message_queue *const *queues, size_t queue_count,
+					 const doorbell_slice *slices, uint32_t slice_count, size_t *index,
+					 uint64_t *len_bytes, int64_t timeout_ms);
+
+/*
  * Waits in this thread until the peer has received all messages of this side, and knows which messages this side has
  * received.
  * Threads: one at a time for queue.

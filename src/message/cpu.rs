@@ -110,6 +110,22 @@ impl MessageQueue {
             .map_err(|error| limit.name(error, "the receive of a message"))
     }
 
+    /// Receives the next message of whichever queue has one, in this thread: from any peer, or of any tag. Returns the index of the queue and the length in bytes. Queues that have
+    /// messages take turns. Waits for at most `timeout`; `None` waits for ever.
+    ///
+    /// # Errors
+    /// As [`MessageQueue::recv_now`]. A queue that has failed ends the call with its error, though others may have messages: [`MessageQueue::failure`] tells which one, and the call
+    /// can be repeated without it. The memory is of all their protection domains, so of one. [`Error::Truncated`] and [`Error::Malformed`] do not say of which queue the message was. [`Error::Range`] without a queue.
+    pub fn recv_any_now(
+        queues: &mut [&mut MessageQueue],
+        slices: &[Slice<'_>],
+        timeout: Option<Duration>,
+    ) -> Result<(usize, u64)> {
+        let limit = CallTime::new(timeout);
+        let received = MessageQueue::receive_any_until(queues, slices, limit);
+        received.map_err(|error| limit.name(error, "the receive of a message"))
+    }
+
     /// Waits in this thread until the peer has received all messages of this side, and has all credits for those that this side has received. Call it before
     /// the queue is dropped, and agree with the peer after it, as by `Group::barrier`: a drop ends the connection, and what the peer still waits for fails.
     ///
@@ -188,14 +204,61 @@ impl MessageQueue {
     }
 
     fn receive_until(&mut self, slices: &[Slice<'_>], limit: CallTime) -> Result<u64> {
-        let peer = self.peer()?;
+        self.prepare_to_receive(slices, limit)?;
+        self.endpoint.wait_cq(QueueKind::Recv, limit.left())?;
+        self.receive_arrived(slices)
+    }
+
+    fn receive_any_until(
+        queues: &mut [&mut MessageQueue],
+        slices: &[Slice<'_>],
+        limit: CallTime,
+    ) -> Result<(usize, u64)> {
+        if queues.is_empty() {
+            return Err(Error::Range {
+                argument: "queues.len()",
+                value: 0,
+                min: 1,
+                max: u64::MAX,
+            });
+        }
+        for queue in queues.iter_mut() {
+            queue.prepare_to_receive(slices, limit)?;
+        }
+        // Another one comes first after each message.
+        let turns = queues
+            .iter()
+            .fold(0_u32, |sum, queue| sum.wrapping_add(queue.received));
+        let first = turns as usize % queues.len();
+        let look = || {
+            for at in (first..queues.len()).chain(0..first) {
+                let Some(queue) = queues.get_mut(at) else {
+                    continue;
+                };
+                if queue.endpoint.poll_cq(QueueKind::Recv)?.is_some() {
+                    return Ok(Some((at, queue.receive_arrived(slices)?)));
+                }
+            }
+            Ok(None)
+        };
+        // Each look lets the devices work.
+        poll_until("the wait for a message", limit.left(), || false, look)
+    }
+
+    /// All that can be late, full or refused before the next message is taken.
+    fn prepare_to_receive(&mut self, slices: &[Slice<'_>], limit: CallTime) -> Result<()> {
+        self.peer()?;
         self.check_target(slices, false)?;
         self.endpoint.check_post(QueueKind::Recv)?;
         self.returns.check_post(QueueKind::Send)?;
         // Before the message is taken: nothing that could be late or full comes behind it.
         self.collect_credits(limit)?;
-        self.returns.wait_room(QueueKind::Send, 2, limit.left())?;
-        self.endpoint.wait_cq(QueueKind::Recv, limit.left())?;
+        self.returns.wait_room(QueueKind::Send, 2, limit.left())
+    }
+
+    /// Takes the next message, whose completion was taken, and gives its credit.
+    fn receive_arrived(&mut self, slices: &[Slice<'_>]) -> Result<u64> {
+        let peer = self.peer()?;
         let taken = match self.take(slices) {
             Err(error @ (Error::Truncated { .. } | Error::Malformed { .. })) => Err(error),
             Err(error) => return Err(self.break_off(error)),

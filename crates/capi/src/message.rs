@@ -522,6 +522,43 @@ pub unsafe extern "C" fn doorbell_message_queue_recv_now(
     })
 }
 
+/// Receives the next message of any queue in this thread.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_message_queues_recv_any_now(
+    queues: *const *mut doorbell_message_queue,
+    queue_count: usize,
+    slices: *const doorbell_slice,
+    slice_count: u32,
+    index: *mut usize,
+    len_bytes: *mut u64,
+    timeout_ms: i64,
+) -> c_int {
+    guard(|| {
+        let timeout = timeout(timeout_ms)?;
+        if queues.is_null() {
+            return Err(Failure::null("queues"));
+        }
+        // SAFETY: the caller's promise about handles, arrays, slices and places.
+        unsafe {
+            let (index, len_bytes) = (out_optional(index), out_optional(len_bytes));
+            let mut locked = Vec::new();
+            for queue in array(queues, queue_count, "queues")? {
+                locked.push(get(*queue, "queues[]")?.lock()?);
+            }
+            let mut all: Vec<&mut MessageQueue> = locked.iter_mut().map(|it| &mut **it).collect();
+            let (from, len) = with_slices(slices, slice_count, |slices| {
+                Ok(MessageQueue::recv_any_now(&mut all, slices, timeout)?)
+            })?;
+            index.map(|place| place.write(from));
+            len_bytes.map(|place| place.write(len));
+        }
+        Ok(0)
+    })
+}
+
 /// Waits until the peer has everything.
 ///
 /// # Safety

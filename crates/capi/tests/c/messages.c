@@ -126,6 +126,27 @@ static void exchange(const struct rig *rig, const struct messages *messages)
 			WORKS(doorbell_posted_send_destroy(posted));
 			GIVES(DOORBELL_EHANDLE, doorbell_posted_send_destroy(posted));
 		}
+		{
+			/* Whichever queue has a message. */
+			doorbell_message_queue *both[2], *twice[2];
+			size_t index = 9;
+
+			both[0] = messages->a;
+			both[1] = messages->b;
+			twice[0] = twice[1] = messages->b;
+			GIVES(DOORBELL_ETIMEOUT, doorbell_message_queues_recv_any_now(both, 2, &to, 1, &index, NULL, 20));
+			EXPECT(index == 9);
+			fill(rig, 11);
+			WORKS(doorbell_message_queue_send_now(messages->a, from, 2, SOON_MS));
+			WORKS(doorbell_message_queues_recv_any_now(both, 2, &to, 1, &index, &len_bytes, SOON_MS));
+			EXPECT(index == 1 && len_bytes == 7 && arrived(rig, 7, 11));
+			WORKS(doorbell_message_queue_send_now(messages->b, from, 2, SOON_MS));
+			WORKS(doorbell_message_queues_recv_any_now(both, 2, &to, 1, NULL, NULL, SOON_MS));
+			GIVES(DOORBELL_EBUSY, doorbell_message_queues_recv_any_now(twice, 2, &to, 1, NULL, NULL, SOON_MS));
+			FAILS(DOORBELL_ERANGE, "`queues.len()`",
+			      doorbell_message_queues_recv_any_now(both, 0, &to, 1, NULL, NULL, SOON_MS));
+			len_bytes = 99;
+		}
 		GIVES(DOORBELL_ETIMEOUT, doorbell_message_queue_recv_now(messages->b, &to, 1, &len_bytes, 20));
 		EXPECT(len_bytes == 99);
 	}
