@@ -326,6 +326,201 @@ fn random_exchanges_survive_loss_duplicates_and_reordering() {
     }
 }
 
+/// What became of the messages of one direction: for each that was queued, what its ticket says.
+#[derive(Default)]
+struct Outcomes {
+    sends: Vec<Result<u64, Error>>,
+    receives: Vec<Result<u64, Error>>,
+}
+
+/// A receive whose ticket has failed, and its memory then: nothing writes there any more.
+struct FailedReceive {
+    memory: Region,
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+fn read_bytes(memory: &Region, at: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    memory.read(at, &mut bytes).unwrap();
+    bytes
+}
+
+/// Waits for a ticket, which settles whatever has failed.
+fn settled(ticket: &MessageTicket) -> Result<u64, Error> {
+    let outcome = ticket.wait(SOON);
+    let is_late = matches!(outcome, Err(Error::Timeout { .. }));
+    assert!(!is_late, "a ticket does not settle: {outcome:?}");
+    outcome
+}
+
+/// Two sides send to each other on streams while something fails at a random moment: a connection is aborted on either side, all packets are lost, or a queue
+/// is dropped, and a wait may be left to its deadline. Returns how many receives were done and how many failed.
+fn fail_among_messages(device: &Device, seed: u64, loses: bool) -> [usize; 2] {
+    const COUNT: usize = 12;
+    let mut random = Random(seed);
+    let lens: [Vec<usize>; 2] = [(); 2].map(|()| {
+        let len = |_| *random.pick(&[0, 1, 8, EAGER as usize, 300, 5000, 70_000]);
+        (0..COUNT).map(len).collect()
+    });
+    let mut config = config().slots(*random.pick(&[1, 2, 4])).ahead(64);
+    // A wait whose message does not come ends by itself, that of a peer which is not told of an abort, too.
+    let few = random.below(3) == 0;
+    let timeout = if few { 60 } else { 300 };
+    config.endpoint = config
+        .endpoint
+        .wait_timeout(Some(Duration::from_millis(timeout)));
+    let queues = pair(device, &config);
+    let handles = [&queues[0], &queues[1]].map(MessageQueue::abort_handle);
+    let after = Duration::from_micros(random.below(3000));
+    let how = random.below(if loses { 4 } else { 3 });
+    let seeds = [random.next(), random.next()];
+    let lens = &lens;
+    let sides = thread::scope(|scope| {
+        let mut sides = Vec::new();
+        for ((side, mut queue), seed) in queues.into_iter().enumerate().zip(seeds) {
+            sides.push(scope.spawn(move || {
+                let mut random = Random(seed);
+                let (own, other) = (&lens[side], &lens[1 - side]);
+                let [mine, theirs] = [own, other].map(|lens| Side::place(lens, COUNT) as u64 + 8);
+                let [from, into] = [mine, theirs].map(|len| region(&queue, len));
+                into.fill(0, theirs, GUARD).unwrap();
+                for (number, len) in own.iter().enumerate() {
+                    let message: Vec<u8> = (0..*len).map(|at| byte(side, number, at)).collect();
+                    let at = Side::place(own, number) as u64;
+                    from.write(at, &message).unwrap();
+                }
+                let streams = ["sends", "receives"].map(|name| any_stream(name, &mut random));
+                // One side may leave the other's last receives without messages.
+                let sends = if few && side == 0 { COUNT / 2 } else { COUNT };
+                let (mut sent, mut received) = (Vec::new(), Vec::new());
+                let mut is_over = false;
+                while !is_over && (sent.len() < sends || received.len() < COUNT) {
+                    if sent.len() < sends && (random.below(2) == 0 || received.len() == COUNT) {
+                        let number = sent.len();
+                        let at = Side::place(own, number) as u64;
+                        let slice = from.slice(at, own[number] as u64).unwrap();
+                        match queue.send(&streams[0], &[slice]) {
+                            Ok(ticket) => sent.push(ticket),
+                            Err(_) => is_over = true,
+                        }
+                    } else if received.len() < COUNT {
+                        let number = received.len();
+                        let at = Side::place(other, number) as u64;
+                        let slice = into.slice(at, other[number] as u64).unwrap();
+                        match queue.recv(&streams[1], &[slice]) {
+                            Ok(ticket) => received.push(ticket),
+                            Err(_) => is_over = true,
+                        }
+                    }
+                }
+                // A dropped queue fails its peer's.
+                let queue = (how != 2 || side == 0).then_some(queue);
+                let mut failed = Vec::new();
+                let mut receives = Vec::new();
+                for (number, ticket) in received.iter().enumerate() {
+                    let outcome = settled(ticket);
+                    if outcome.is_err() {
+                        let at = Side::place(other, number) as u64;
+                        let bytes = read_bytes(&into, at, other[number] + 8);
+                        let memory = into.clone();
+                        failed.push(FailedReceive { memory, at, bytes });
+                    }
+                    receives.push(outcome);
+                }
+                let sends = sent.iter().map(settled).collect();
+                (
+                    Outcomes { sends, receives },
+                    into,
+                    failed,
+                    (queue, from, streams),
+                )
+            }));
+        }
+        thread::sleep(after);
+        match how {
+            0 | 1 => handles[how as usize].abort(),
+            2 => {}
+            _ => assert!(device.set_faults(Faults {
+                loss: 1.0,
+                seed,
+                ..strict()
+            })),
+        }
+        let sides = sides.into_iter().map(|side| side.join());
+        let sides: Vec<_> = sides.collect();
+        if loses {
+            device.set_faults(strict());
+        }
+        assert!(sides.iter().all(Result::is_ok), "DOORBELL_SEED={seed}");
+        sides.into_iter().flatten().collect::<Vec<_>>()
+    });
+    thread::sleep(Duration::from_millis(2));
+    let mut counts = [0; 2];
+    for side in [0, 1] {
+        let ([sender, receiver], lens) = ([&sides[side], &sides[1 - side]], &lens[side]);
+        let (sends, receives) = (&sender.0.sends, &receiver.0.receives);
+        let what = format!("DOORBELL_SEED={seed}, from side {side}");
+        let first_failed = receives.iter().position(Result::is_err);
+        let done = first_failed.unwrap_or(receives.len());
+        counts[0] += done;
+        counts[1] += receives.len() - done;
+        for (number, received) in receives.iter().enumerate() {
+            let at = Side::place(lens, number) as u64;
+            let bytes = read_bytes(&receiver.1, at, lens[number] + 8);
+            let is_there = (0..lens[number]).all(|at| bytes[at] == byte(side, number, at));
+            assert!(
+                bytes[lens[number]..].iter().all(|it| *it == GUARD),
+                "{what}: bytes behind message {number}"
+            );
+            match received {
+                Ok(len) => {
+                    assert_eq!(*len, lens[number] as u64, "{what}: message {number}");
+                    assert!(is_there, "{what}: message {number} is said to be there");
+                    assert!(
+                        number < done,
+                        "{what}: message {number} came behind a failure"
+                    );
+                }
+                // Which ones may fail, nobody can say.
+                Err(_) => {}
+            }
+            let is_read = lens[number] > EAGER as usize;
+            if is_read && matches!(sends.get(number), Some(Ok(_))) {
+                assert!(is_there, "{what}: message {number} is said to be received");
+            }
+        }
+        for failed in &receiver.2 {
+            let now = read_bytes(&failed.memory, failed.at, failed.bytes.len());
+            assert_eq!(now, failed.bytes, "{what}: a write behind a failed ticket");
+        }
+    }
+    counts
+}
+
+#[test]
+fn tickets_are_true_whatever_fails_at_whatever_moment() {
+    let test = "tickets_are_true_whatever_fails_at_whatever_moment";
+    let limit = Limit::new(test, STEP);
+    let device = strict_device();
+    let loses = device.set_faults(strict());
+    let first = from_env("DOORBELL_SEED", 1);
+    let rounds = from_env("DOORBELL_MESSAGES", 800) / 20;
+    let mut counts = [0; 2];
+    for seed in first..first + rounds {
+        limit.step(seed, STEP);
+        let of_seed = fail_among_messages(&device, seed, loses);
+        for (count, more) in counts.iter_mut().zip(of_seed) {
+            *count += more;
+        }
+    }
+    // Both were seen, unless one seed was asked for.
+    assert!(
+        rounds < 20 || counts.iter().all(|it| *it > 20),
+        "{counts:?}"
+    );
+}
+
 /// A message that is longer than the memory of its receive fails there, with both lengths, and stores nothing. Its send completes, the stream of the
 /// receive has a fault, and the next message comes.
 #[test]

@@ -92,10 +92,12 @@ impl LateRead {
     }
 
     /// Has the operation read `remote`, of 1 byte to as many as its slice has. The operation has not been rung: the caller is what the same stream executes
-    /// before it. Does nothing if the endpoint has failed or was reset, and with the second call.
+    /// before it. Does nothing with the second call.
+    ///
+    /// An endpoint that has failed may not have been stopped yet, and execute what comes next: a no-operation in the place of the read would complete without the message.
     ///
     /// # Errors
-    /// [`Error::Range`] for the length.
+    /// [`Error::Range`] for the length. [`Error::State`] if the endpoint was reset.
     pub(crate) fn set(&self, remote: RemoteSlice) -> Result<()> {
         let len_bytes = u32::try_from(remote.len_bytes()).ok();
         let Some(len_bytes) = len_bytes.filter(|len| (1..=self.capacity).contains(len)) else {
@@ -110,9 +112,13 @@ impl LateRead {
             return Ok(());
         }
         let shared = &self.shared;
-        shared.if_alive(self.epoch, || {
+        let is_set = shared.if_current(self.epoch, || {
             shared.read_over_nop(self.posted, (remote.addr(), remote.rkey()), len_bytes);
         });
-        Ok(())
+        if is_set {
+            return Ok(());
+        }
+        let reason = "its endpoint was reset before";
+        Err(Error::state(StateKind::Discarded, "read a message", reason))
     }
 }

@@ -42,6 +42,16 @@ impl EndpointShared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Calls `what` if the generation `epoch` has not ended, though it may have failed, and returns whether it did. No generation begins meanwhile.
+    pub(in crate::endpoint) fn if_current(&self, epoch: u32, what: impl FnOnce()) -> bool {
+        let _generation = self.hold_generation();
+        let is_current = self.epoch.load(Ordering::Relaxed) == epoch;
+        if is_current {
+            what();
+        }
+        is_current
+    }
+
     /// [`EndpointShared::hold_generation`], if nobody holds it.
     pub(in crate::endpoint) fn try_hold_generation(&self) -> Option<MutexGuard<'_, ()>> {
         match self.generation.try_lock() {
