@@ -54,6 +54,54 @@ fn communicators(device: &Device, count: u32, timeout: Option<Duration>) -> Vec<
         .collect()
 }
 
+/// More messages between two ranks than their queue holds, by queues that refuse what they have no room for.
+#[test]
+fn operations_of_more_messages_than_a_queue_holds_wait_for_room() {
+    let test = "operations_of_more_messages_than_a_queue_holds";
+    let _turn = turn();
+    let limit = Limit::new(test, STEP);
+    let device = rig::device();
+    if has_no_queue(&device, test) {
+        return;
+    }
+    for many in [60_u64, 65, 200] {
+        limit.step(many, STEP);
+        let domain = device.protection_domain();
+        let config = MessageConfig::default();
+        let mut pair = [(); 2].map(|()| MessageQueue::new(&domain, &config).unwrap());
+        let addresses = pair.each_ref().map(MessageQueue::address);
+        pair[0].connect(&addresses[1]).unwrap();
+        pair[1].connect(&addresses[0]).unwrap();
+        let [a, b] = pair;
+        let ranks = vec![
+            Communicator::new(0, vec![None, Some(a)]).unwrap(),
+            Communicator::new(1, vec![Some(b), None]).unwrap(),
+        ];
+        on_all(ranks, |mut rank| {
+            let stream = stream_of(&rank);
+            let other = 1 - rank.rank();
+            let [from, into] =
+                [(); 2].map(|()| Region::alloc(rank.domain(), 8 * many, Access::ALL).unwrap());
+            let value = |rank: u32, at: u64| u64::from(rank) << 32 | at;
+            let sent: Vec<u64> = (0..many).map(|at| value(rank.rank(), at)).collect();
+            from.write_values(0, &sent).unwrap();
+            let all = |region| -> Vec<_> {
+                let slice = |at| (other, Region::slice(region, at * 8, 8).unwrap());
+                (0..many).map(slice).collect()
+            };
+            let exchange = rank.exchange(&all(&from), &all(&into)).unwrap();
+            let ticket = rank.launch(&stream, &exchange).unwrap();
+            ticket.wait(SOON).unwrap();
+            let mut came = vec![0_u64; many as usize];
+            into.read_values(0, &mut came).unwrap();
+            let expected: Vec<u64> = (0..many).map(|at| value(other, at)).collect();
+            assert_eq!(came, expected);
+            rank.finish(SOON).unwrap();
+            rank
+        });
+    }
+}
+
 /// A random operation, which all ranks derive from the same numbers.
 #[derive(Debug, Clone)]
 enum Call {

@@ -417,6 +417,33 @@ fn a_call_blocked_on_a_full_stream_returns_when_the_wait_ends() {
     }
 }
 
+/// Each call that waits for the stream queues a count, and the driver's call for it would block once the stream is full.
+#[test]
+fn synchronize_ends_in_time_however_often_it_is_called() {
+    let _alone = alone();
+    let test = "synchronize_ends_in_time_however_often";
+    let _limit = Limit::new(test, BOUND);
+    let Some(context) = context(test) else {
+        return;
+    };
+    let stream = new_stream(&context, test);
+    let bench = Bench::new();
+    let open = Condition::GreaterOrEqual(1);
+    stream_wait_value32(&stream, &bench.region, 256, open, None).unwrap();
+    std::thread::scope(|scope| {
+        let calls = scope.spawn(|| {
+            for _ in 0..1200 {
+                let late = stream.synchronize(Some(Duration::from_millis(1)));
+                assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+            }
+            assert_eq!(stream.query(), Ok(false));
+        });
+        until("all calls are over", || calls.is_finished());
+        bench.region.store_u32(256, 1).unwrap();
+    });
+    stream.synchronize(SOON).unwrap();
+}
+
 /// The driver frees memory when the GPU is idle, and lets no other thread copy meanwhile. The library does not know when work of the application waits.
 #[test]
 fn no_memory_is_freed_while_work_of_the_application_waits() {

@@ -183,7 +183,7 @@ int doorbell_message_queue_recv_now(doorbell_message_queue *queue, const doorbel
  * Receives the next message of whichever of `queues` has one, in this thread: from any peer, or of any tag. Writes the index
  * of the queue to `index` and the length in bytes to `len_bytes`, each of which may be NULL. Queues that have messages take
  * turns. A queue that has failed ends the call with its error, though others may have messages: see
- * doorbell_message_queue_failure. All are of one protection domain, that of the memory. A queue that is there twice is
+ * doorbell_message_queue_failure. After any error `index` is not written, also if a message was consumed. All are of one protection domain, that of the memory. A queue that is there twice is
  * DOORBELL_EBUSY. Otherwise as doorbell_message_queue_recv_now, for each of them.
  * Threads: one at a time for queues.
  */

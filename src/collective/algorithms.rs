@@ -45,11 +45,11 @@ impl Algorithm {
         Algorithm::Bruck,
         Algorithm::Pairwise,
         Algorithm::Binomial,
-        Algorithm::Knomial,
         Algorithm::ScatterGather,
         Algorithm::Linear,
         Algorithm::ParameterServer,
         Algorithm::Dissemination,
+        Algorithm::Knomial,
     ];
 
     /// The name, as [`FromStr`] reads it.
@@ -588,16 +588,20 @@ pub(super) fn reduce_binomial(ranks: Ranks, root: u32, bytes: u64) -> Schedule {
 pub(super) fn reduce_knomial(ranks: Ranks, root: u32, bytes: u64) -> Schedule {
     let relative = ranks.relative_to(root);
     let mut schedule = Schedule::default();
-    let comes = [(); RADIX as usize - 1].map(|()| schedule.scratch(bytes));
-    let result = match relative.rank {
-        0 => OperandSpan::new(Operand::Output, 0, bytes),
+    let levels = knomial_children(relative);
+    let most = levels.iter().map(Vec::len).max().unwrap_or(0);
+    let comes: Vec<OperandSpan> = (0..most).map(|_| schedule.scratch(bytes)).collect();
+    let result = match (relative.rank, most) {
+        (0, _) => OperandSpan::new(Operand::Output, 0, bytes),
+        // A leaf reduces nothing.
+        (_, 0) => NOTHING,
         _ => schedule.scratch(bytes),
     };
     let mut has = OperandSpan::new(Operand::Input, 0, bytes);
     // The smallest subtrees are done first.
-    for level in knomial_children(relative).into_iter().rev() {
+    for level in levels.into_iter().rev() {
         let mut round = Round::default();
-        for (child, comes) in level.into_iter().zip(comes) {
+        for (child, comes) in level.into_iter().zip(comes.iter().copied()) {
             round = round.receive(child, comes).then(MemoryStep::Reduce {
                 first: has,
                 second: comes,

@@ -11,7 +11,7 @@ use super::reduction::{ReduceOp, Reduction};
 use super::schedule::{Blocks, MemoryStep, Operand, OperandSpan, Schedule, Transfer};
 use super::target::{OnStream, RoundTarget};
 use super::ticket::CollectiveTicket;
-use crate::endpoint::{AbortHandle, PathReport};
+use crate::endpoint::{AbortHandle, PathReport, poll_until};
 use crate::message::MessageQueue;
 use crate::region::{Access, ProtectionDomain, Region, Slice};
 use crate::stream::Executor;
@@ -293,6 +293,7 @@ impl Communicator {
             algorithm,
             None,
             &[Algorithm::Dissemination],
+            None,
             |_, ranks| algorithms::barrier(ranks),
         )?;
         self.prepared(wanted, None, None)
@@ -321,7 +322,7 @@ impl Communicator {
             Algorithm::Binomial => algorithms::broadcast_binomial(ranks, root, bytes),
             _ => algorithms::broadcast_scatter_gather(ranks, root, bytes),
         };
-        let wanted = self.choose("broadcast", algorithm, None, &all, make)?;
+        let wanted = self.choose("broadcast", algorithm, None, &all, Some(root), make)?;
         self.prepared(wanted, None, Some(buffer))
     }
 
@@ -347,7 +348,14 @@ impl Communicator {
         )?;
         self.check_root_memory("output", output, root, blocks.bytes())?;
         let make = |_, ranks: Ranks| algorithms::gather_linear(ranks, root, &blocks);
-        let wanted = self.choose("gather", algorithm, None, &[Algorithm::Linear], make)?;
+        let wanted = self.choose(
+            "gather",
+            algorithm,
+            None,
+            &[Algorithm::Linear],
+            Some(root),
+            make,
+        )?;
         self.prepared(wanted, Some(input), output)
     }
 
@@ -373,7 +381,14 @@ impl Communicator {
         )?;
         self.check_root_memory("input", input, root, blocks.bytes())?;
         let make = |_, ranks: Ranks| algorithms::scatter_linear(ranks, root, &blocks);
-        let wanted = self.choose("scatter", algorithm, None, &[Algorithm::Linear], make)?;
+        let wanted = self.choose(
+            "scatter",
+            algorithm,
+            None,
+            &[Algorithm::Linear],
+            Some(root),
+            make,
+        )?;
         self.prepared(wanted, input, Some(output))
     }
 
@@ -399,7 +414,7 @@ impl Communicator {
             Algorithm::Bruck => algorithms::all_gather_bruck(ranks, &blocks),
             _ => algorithms::all_gather_recursive_doubling(ranks, &blocks),
         };
-        let mut wanted = self.choose("all-gather", algorithm, None, &all, make)?;
+        let mut wanted = self.choose("all-gather", algorithm, None, &all, None, make)?;
         if let Some(input) = input {
             check_len("input.len_bytes()", input, own.len)?;
             let mut schedule = Schedule::default();
@@ -441,7 +456,7 @@ impl Communicator {
             _ => algorithms::all_to_all_bruck(ranks, block),
         };
         let all = [Algorithm::Pairwise, Algorithm::Bruck];
-        let wanted = self.choose("all-to-all", algorithm, None, &all, make)?;
+        let wanted = self.choose("all-to-all", algorithm, None, &all, None, make)?;
         self.prepared(wanted, Some(input), Some(output))
     }
 
@@ -477,7 +492,8 @@ impl Communicator {
     }
 
     /// Prepares a list of messages: each of `sends` goes to a rank, and each of `receives` comes from one. Ranks give lists of their own. The messages from one rank to another are received in
-    /// the order in which they are sent, by slices as long as theirs; a rank may name itself. No order of the lists makes ranks wait for each other.
+    /// the order in which they are sent, by slices as long as theirs; a rank may name itself. No order of the lists makes ranks wait for each other. A launch with more messages between two
+    /// ranks than their queue has room for ([`MessageConfig::ahead`](crate::MessageConfig::ahead)) waits in the calling thread until the stream has made room.
     ///
     /// # Errors
     /// As [`Communicator::broadcast`]; [`Error::Range`] for a rank, and if the messages of this rank to itself are not as many or as long as those from itself; [`Error::State`] if a slice
@@ -551,7 +567,8 @@ impl Communicator {
             Algorithm::Knomial => algorithms::reduce_knomial(ranks, root, bytes),
             _ => algorithms::reduce_binomial(ranks, root, bytes),
         };
-        let mut wanted = self.choose("reduce", algorithm, Some(reduction), &all, make)?;
+        let mut wanted =
+            self.choose("reduce", algorithm, Some(reduction), &all, Some(root), make)?;
         if self.rank() == root {
             wanted.divide(OperandSpan::new(Operand::Output, 0, bytes));
         }
@@ -593,7 +610,7 @@ impl Communicator {
                 _ => algorithms::reduce_scatter_recursive_halving(ranks, &blocks, result),
             }
         };
-        let mut wanted = self.choose(name, algorithm, Some(reduction), &all, make)?;
+        let mut wanted = self.choose(name, algorithm, Some(reduction), &all, None, make)?;
         wanted.divide(result);
         self.prepared(wanted, Some(input), Some(output))
     }
@@ -647,7 +664,7 @@ impl Communicator {
                 _ => algorithms::all_reduce_recursive_doubling(ranks, bytes),
             }
         };
-        let mut wanted = self.choose(name, algorithm, Some(reduction), &all, make)?;
+        let mut wanted = self.choose(name, algorithm, Some(reduction), &all, None, make)?;
         if wanted.algorithm == Algorithm::RecursiveDoubling {
             wanted.divide(whole);
         }
@@ -716,25 +733,28 @@ impl Communicator {
         let mut has_begun = false;
         for round in &schedule.rounds {
             let mut pending = Vec::with_capacity(round.sends.len());
+            for send in &round.sends {
+                let sent = self.with_room(to, send.peer, has_begun, |to, queue| {
+                    with_slice(memories, send, |slices| to.start_send(queue, slices))
+                });
+                let sent = sent.map_err(|error| (error, has_begun))?;
+                has_begun = true;
+                pending.push((send.peer, sent));
+            }
+            for receive in &round.receives {
+                let received = self.with_room(to, receive.peer, has_begun, |to, queue| {
+                    with_slice(memories, receive, |slices| {
+                        to.recv(receive.peer, queue, slices)
+                    })
+                });
+                parts.push(received.map_err(|error| (error, has_begun))?);
+                has_begun = true;
+            }
             let mut give = |given: Result<()>| {
                 given.map_err(|error| (error, has_begun))?;
                 has_begun = true;
                 Ok::<(), (Error, bool)>(())
             };
-            for send in &round.sends {
-                let sent = self.queue(send.peer).and_then(|queue| {
-                    with_slice(memories, send, |slices| to.start_send(queue, slices))
-                });
-                give(sent.map(|sent| pending.push((send.peer, sent))))?;
-            }
-            for receive in &round.receives {
-                let received = self.queue(receive.peer).and_then(|queue| {
-                    with_slice(memories, receive, |slices| {
-                        to.recv(receive.peer, queue, slices)
-                    })
-                });
-                give(received.map(|part| parts.push(part)))?;
-            }
             for (peer, sent) in pending {
                 let waited = self
                     .queue(peer)
@@ -753,6 +773,27 @@ impl Communicator {
             }
         }
         Ok(())
+    }
+
+    /// Calls with the queue to a peer. What has begun goes on when there is room in the queue, if the target's operations make room as they end.
+    fn with_room<T: RoundTarget, R>(
+        &mut self,
+        to: &mut T,
+        peer: u32,
+        has_begun: bool,
+        mut call: impl FnMut(&mut T, &mut MessageQueue) -> Result<R>,
+    ) -> Result<R> {
+        let queue = self.queue(peer)?;
+        if !(has_begun && to.makes_room()) {
+            return call(to, queue);
+        }
+        let (device, timeout) = (queue.domain().device().clone(), queue.timeout());
+        let look = || match call(to, queue) {
+            Err(Error::QueueFull { .. }) => Ok(None),
+            called => called.map(Some),
+        };
+        let operation = "the wait for room in a message queue";
+        poll_until(operation, timeout, || device.progress(), look)
     }
 
     fn queue(&mut self, peer: u32) -> Result<&mut MessageQueue> {
@@ -816,6 +857,7 @@ impl Communicator {
         forced: Option<Algorithm>,
         reduction: Option<Reduction>,
         all: &[Algorithm],
+        root: Option<u32>,
         make: impl Fn(Algorithm, Ranks) -> Schedule,
     ) -> Result<Wanted> {
         if let Some(forced) = forced.filter(|forced| !all.contains(forced)) {
@@ -827,16 +869,19 @@ impl Communicator {
             );
             return Err(Error::state(StateKind::Unsupported, name, reason));
         }
-        let candidates = all
-            .iter()
-            .filter(|it| forced.is_none_or(|forced| forced == **it));
+        // The costs count what a rank does, not how deep a tree is, by which a k-nomial one could be the better.
+        let candidates = all.iter().filter(|it| match forced {
+            Some(forced) => forced == **it,
+            None => **it != Algorithm::Knomial,
+        });
         let predicted = candidates.map(|algorithm| {
             let of_rank = |rank| {
                 let count = self.ranks.count;
                 self.costs
                     .predicted_ns(&make(*algorithm, Ranks { rank, count }))
             };
-            let slowest = self.some_ranks().map(of_rank).fold(0.0, f64::max);
+            let ranks = self.some_ranks().chain(root);
+            let slowest = ranks.map(of_rank).fold(0.0, f64::max);
             (slowest, *algorithm)
         });
         let best = predicted.min_by(|a, b| a.0.total_cmp(&b.0));
@@ -852,7 +897,7 @@ impl Communicator {
         })
     }
 
-    /// The ranks whose times are predicted: all, or of many those at the ends and in the middle.
+    /// The ranks whose times are predicted, beside the root: all, or of many those at the ends and in the middle.
     fn some_ranks(&self) -> impl Iterator<Item = u32> {
         let count = self.size();
         let step = (count / RANKS_PREDICTED).max(1);
@@ -1094,6 +1139,21 @@ mod tests {
                 }
             }
         }
+        // Of many ranks the root is one of those that are looked at.
+        let of_root = |root: u32| {
+            let ranks = Communicator {
+                id: 0,
+                ranks: Ranks { rank: 3, count: 64 },
+                queues: (0..64).map(|_| None).collect(),
+                domain: domain.clone(),
+                costs: CollectiveCosts::default(),
+            };
+            let whole = region.slice(0, 1 << 20).unwrap();
+            let tree = ranks.broadcast(&whole, root, Some(Algorithm::Binomial));
+            let chosen = ranks.broadcast(&whole, root, None).unwrap().algorithm();
+            (tree.unwrap().predicted_ns(), chosen)
+        };
+        assert_eq!(of_root(0), of_root(2));
         // Short and long data have different ones.
         let of = |name| chosen.iter().filter(|it| it.0 == name).count();
         assert!(

@@ -57,6 +57,11 @@ impl RoundTarget for InRecording<'_> {
         self.stream
     }
 
+    /// A graph's operations are all prepared before the first is executed.
+    fn makes_room(&self) -> bool {
+        false
+    }
+
     fn start_send(
         &mut self,
         queue: &mut MessageQueue,

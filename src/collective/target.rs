@@ -18,6 +18,8 @@ pub(super) trait RoundTarget {
 
     /// The stream that executes it.
     fn stream(&self) -> &dyn Executor;
+    /// Whether operations end while others are still to be given, so that their queues have room again.
+    fn makes_room(&self) -> bool;
     fn start_send(&mut self, queue: &mut MessageQueue, slices: &[Slice<'_>]) -> Result<Self::Sent>;
     fn recv(
         &mut self,
@@ -43,6 +45,10 @@ impl RoundTarget for OnStream<'_> {
 
     fn stream(&self) -> &dyn Executor {
         self.0
+    }
+
+    fn makes_room(&self) -> bool {
+        true
     }
 
     fn start_send(

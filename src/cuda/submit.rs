@@ -25,7 +25,7 @@ const CALLS_MAX: usize = 256;
 
 /// Gives the stream what was prepared, without a look at failures.
 fn issue_unchecked(state: &StreamState, queue: &mut CallQueue) -> Result<()> {
-    state.pending.enter(&mut queue.entering);
+    state.announce(queue);
     let before = state.count.given.load(Ordering::Relaxed);
     state.issue(queue, before)
 }
@@ -182,6 +182,16 @@ impl StreamState {
         Ok(Some(number))
     }
 
+    /// Enters the prepared work, with the number of its calls. A flush behind a kernel is one more.
+    fn announce(&self, queue: &mut CallQueue) {
+        let current = usize::from(queue.current().is_some());
+        let flush = usize::from(queue.flush_behind);
+        if let Some(last) = queue.entering.last_mut().filter(|_| !queue.for_kernels) {
+            last.calls = queue.calls.len() + current + flush;
+        }
+        self.pending.enter(&mut queue.entering);
+    }
+
     /// Whether the stream has many of the calls that a driver takes before it blocks: 1,020 (docs/measured/h200-5.md), where each node of a graph counts as one. The
     /// application's own work counts as well.
     pub(super) fn is_nearly_full(&self) -> bool {
@@ -196,11 +206,7 @@ impl StreamState {
     /// A failure that was found meanwhile. Nothing is entered then.
     pub(super) fn enter(&self, queue: &mut CallQueue) -> Result<u64> {
         let before = self.count.given.load(Ordering::Relaxed);
-        let calls = queue.calls.len() + usize::from(queue.current().is_some());
-        if let Some(last) = queue.entering.last_mut() {
-            last.calls = calls;
-        }
-        self.pending.enter(&mut queue.entering);
+        self.announce(queue);
         self.check()
             .and_then(|()| may_wait(&queue.waited))
             .inspect_err(|_| self.pending.take_back(before, &mut queue.entering))?;

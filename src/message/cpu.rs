@@ -1,5 +1,6 @@
 //! Messages from the calling thread.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::header::{MessageHeader, MessagePlace};
@@ -8,6 +9,9 @@ use super::{MessageAddress, MessageQueue};
 use crate::endpoint::{QueueKind, Ticket, Work, poll_until};
 use crate::region::{RemoteSlice, Slice};
 use crate::{Error, Result, StateKind};
+
+/// The number of the next message that is received from any queue.
+static SERVED: AtomicU64 = AtomicU64::new(1);
 
 /// The end of a call.
 #[derive(Clone, Copy)]
@@ -222,21 +226,22 @@ impl MessageQueue {
                 max: u64::MAX,
             });
         }
-        for queue in queues.iter_mut() {
-            queue.prepare_to_receive(slices, limit)?;
-        }
-        // Another one comes first after each message.
-        let turns = queues
-            .iter()
-            .fold(0_u32, |sum, queue| sum.wrapping_add(queue.received));
-        let first = turns as usize % queues.len();
+        // The one that has waited longest comes first.
+        let mut order: Vec<usize> = (0..queues.len()).collect();
+        order.sort_by_key(|at| queues.get(*at).map(|queue| queue.served));
         let look = || {
-            for at in (first..queues.len()).chain(0..first) {
-                let Some(queue) = queues.get_mut(at) else {
+            for at in &order {
+                let Some(queue) = queues.get_mut(*at) else {
                     continue;
                 };
+                // One that is not ready, for want of a completion of its own credits, holds up no other.
+                match queue.prepare_to_receive(slices, CallTime::new(Some(Duration::ZERO))) {
+                    Err(Error::Timeout { .. }) => continue,
+                    prepared => prepared?,
+                }
                 if queue.endpoint.poll_cq(QueueKind::Recv)?.is_some() {
-                    return Ok(Some((at, queue.receive_arrived(slices)?)));
+                    queue.served = SERVED.fetch_add(1, Ordering::Relaxed);
+                    return Ok(Some((*at, queue.receive_arrived(slices)?)));
                 }
             }
             Ok(None)

@@ -88,6 +88,8 @@ pub struct MessageQueue {
     pub(super) unwaited: u32,
     /// The memory of messages that the peer has not read yet.
     unread: VecDeque<(u32, Region)>,
+    /// When a call that receives from any queue last took a message of this one, by a number that grows.
+    pub(super) served: u64,
     /// The receives by kernels that may still be under way. Their results have places, which are used again.
     by_kernels: VecDeque<(u32, Arc<ReceiveOutcome>)>,
 }
@@ -147,6 +149,7 @@ impl MessageQueue {
             uncollected: 0,
             unwaited: 0,
             unread: VecDeque::new(),
+            served: 0,
             by_kernels: VecDeque::new(),
         };
         for number in 0..config.slots {
@@ -348,7 +351,7 @@ impl MessageQueue {
         &self.config
     }
 
-    pub(super) fn timeout(&self) -> Option<Duration> {
+    pub(crate) fn timeout(&self) -> Option<Duration> {
         self.config.endpoint.wait_timeout
     }
 

@@ -185,6 +185,7 @@ const GPU_CHECK: Package = Package {
         ("attributes", &["gpu"]),
         ("blocking", &["gpu"]),
         ("captures", &["blocking", "gpu"]),
+        ("graphs", &["blocking", "gpu"]),
         ("facts", &["gpu"]),
         ("figures", &["gpu"]),
         ("kernels", &["gpu"]),
@@ -211,6 +212,7 @@ const GPU_CHECK: Package = Package {
                 "examples",
                 "facts",
                 "figures",
+                "graphs",
                 "kernels",
                 "posts",
                 "process",
@@ -287,7 +289,8 @@ const STANDIN: Package = Package {
         (
             "exec",
             &[
-                "context", "graph", "handle", "life", "mark", "node", "settings", "streams", "task",
+                "context", "current", "graph", "handle", "life", "mark", "node", "settings",
+                "streams", "task",
             ],
         ),
         (

@@ -13,7 +13,8 @@ use cudarc::driver::sys::{
 use serde_json::{Map, Value, json};
 
 use super::blocking::{
-    BLOCKED, Call, GatedStream, MEANWHILE, PTX, SendableStream, alloc, copying, ends, everyday, us,
+    BLOCKED, Call, GatedStream, MEANWHILE, PTX, Running, SendableStream, alloc, copying, ends,
+    everyday, us,
 };
 use super::gpu::{
     PORTABLE, Page, SOON, check, drained, is_few, new_stream, queue, wait32, write32,
@@ -21,7 +22,7 @@ use super::gpu::{
 
 /// What a node of these graphs does.
 #[derive(Clone, Copy, PartialEq)]
-enum Work {
+enum GraphWork {
     MemoryOperations,
     Kernel,
     HostToGpu,
@@ -29,12 +30,12 @@ enum Work {
     GpuToGpu,
 }
 
-const WORKS: [(&str, Work); 5] = [
-    ("memory operations", Work::MemoryOperations),
-    ("a kernel", Work::Kernel),
-    ("a copy from host to GPU", Work::HostToGpu),
-    ("a copy from GPU to host", Work::GpuToHost),
-    ("a copy from GPU to GPU", Work::GpuToGpu),
+const GRAPH_WORKS: [(&str, GraphWork); 5] = [
+    ("memory operations", GraphWork::MemoryOperations),
+    ("a kernel", GraphWork::Kernel),
+    ("a copy from host to GPU", GraphWork::HostToGpu),
+    ("a copy from GPU to host", GraphWork::GpuToHost),
+    ("a copy from GPU to GPU", GraphWork::GpuToGpu),
 ];
 
 /// What nodes are made of. Nothing is given back.
@@ -89,15 +90,15 @@ impl Parts {
     }
 
     /// The kinds of work that can be had here.
-    fn works(&self) -> impl Iterator<Item = (&'static str, Work)> {
+    fn works(&self) -> impl Iterator<Item = (&'static str, GraphWork)> {
         let has_kernel = self.function.is_some();
-        WORKS
+        GRAPH_WORKS
             .into_iter()
-            .filter(move |(_, work)| has_kernel || *work != Work::Kernel)
+            .filter(move |(_, work)| has_kernel || *work != GraphWork::Kernel)
     }
 
     /// A graph, not instantiated: it waits for the gate, if one is given, does the work, and stores a number.
-    fn graph(&self, gate: Option<(Page, u32)>, work: Work, number: u32) -> Result<usize> {
+    fn graph(&self, gate: Option<(Page, u32)>, work: GraphWork, number: u32) -> Result<usize> {
         let mut graph = null_mut();
         // SAFETY: writes one handle.
         check("cuGraphCreate", unsafe {
@@ -114,7 +115,7 @@ impl Parts {
     }
 
     /// A graph of so many nodes of that work, each behind the one before.
-    fn graph_of(&self, nodes: u32, work: Work) -> Result<usize> {
+    fn graph_of(&self, nodes: u32, work: GraphWork) -> Result<usize> {
         let mut graph = null_mut();
         // SAFETY: writes one handle.
         check("cuGraphCreate", unsafe {
@@ -128,17 +129,22 @@ impl Parts {
     }
 
     /// What [`Parts::graph`] does, queued on a stream.
-    fn give(&self, stream: SendableStream, gate: Option<(Page, u32)>, work: Work) -> Result<()> {
+    fn give(
+        &self,
+        stream: SendableStream,
+        gate: Option<(Page, u32)>,
+        work: GraphWork,
+    ) -> Result<()> {
         if let Some((gate, number)) = gate {
             let op = wait32(gate.gpu, number, Flags::CU_STREAM_WAIT_VALUE_GEQ);
             queue(stream.raw(), &mut [op])?;
         }
         let done = write32(self.page.gpu + 2048, 1);
         let (into, from) = match work {
-            Work::MemoryOperations => {
+            GraphWork::MemoryOperations => {
                 return queue(stream.raw(), &mut [write32(self.page.gpu + 4096, 1), done]);
             }
-            Work::Kernel => {
+            GraphWork::Kernel => {
                 let function = self.function.context("no kernel")? as sys::CUfunction;
                 let (stream, none) = (stream.raw(), null_mut());
                 // SAFETY: a kernel without parameters.
@@ -147,7 +153,7 @@ impl Parts {
                 })?;
                 return queue(stream, &mut [done]);
             }
-            Work::HostToGpu | Work::GpuToHost | Work::GpuToGpu => self.ends_of(work),
+            GraphWork::HostToGpu | GraphWork::GpuToHost | GraphWork::GpuToGpu => self.ends_of(work),
         };
         // SAFETY: memory of at least that length, which is never freed.
         check("cuMemcpyAsync", unsafe {
@@ -157,11 +163,11 @@ impl Parts {
     }
 
     /// Where a copy goes to, and where it comes from.
-    fn ends_of(&self, work: Work) -> (u64, u64) {
+    fn ends_of(&self, work: GraphWork) -> (u64, u64) {
         let (host, memory) = (self.page.gpu, self.memory);
         match work {
-            Work::GpuToHost => (host + 8192, memory),
-            Work::GpuToGpu => (memory + 8192, memory),
+            GraphWork::GpuToHost => (host + 8192, memory),
+            GraphWork::GpuToGpu => (memory + 8192, memory),
             _ => (memory, host),
         }
     }
@@ -188,12 +194,12 @@ impl Parts {
         Ok(())
     }
 
-    fn add_work(&self, graph: sys::CUgraph, last: &mut CUgraphNode, work: Work) -> Result<()> {
+    fn add_work(&self, graph: sys::CUgraph, last: &mut CUgraphNode, work: GraphWork) -> Result<()> {
         let (into, from) = match work {
-            Work::MemoryOperations => {
+            GraphWork::MemoryOperations => {
                 return self.add_op(graph, last, write32(self.page.gpu + 4096, 1));
             }
-            Work::Kernel => {
+            GraphWork::Kernel => {
                 let function = self.function.context("no kernel")?;
                 // SAFETY: plain numbers and pointers, for all of which zero is a value.
                 let mut params: CUDA_KERNEL_NODE_PARAMS = unsafe { std::mem::zeroed() };
@@ -212,7 +218,7 @@ impl Parts {
                 *last = node;
                 return Ok(());
             }
-            Work::HostToGpu | Work::GpuToHost | Work::GpuToGpu => self.ends_of(work),
+            GraphWork::HostToGpu | GraphWork::GpuToHost | GraphWork::GpuToGpu => self.ends_of(work),
         };
         let params = CUDA_MEMCPY3D {
             srcXInBytes: 0,
@@ -255,6 +261,13 @@ impl Parts {
 /// Of the nodes that one comes behind.
 fn count(last: CUgraphNode) -> usize {
     usize::from(!last.is_null())
+}
+
+/// The call was made, however long it took.
+fn succeeded(running: Running) -> Result<()> {
+    let said = us(running);
+    ensure!(said.is_number(), "{said}");
+    Ok(())
 }
 
 fn instantiate(graph: usize) -> Result<usize> {
@@ -346,7 +359,9 @@ pub fn calls() -> Result<Value> {
                     gated.close()?;
                 }
                 meanwhile.into_iter().for_each(|running| drop(us(running)));
-                let mut said = json!({"waits": !is_over, "us": us(running)});
+                let took = us(running);
+                ensure!(took.is_number(), "{call}: {took}");
+                let mut said = json!({"waits": !is_over, "us": took});
                 if !is_over {
                     said["blocked meanwhile"] = blocked.into();
                 }
@@ -387,22 +402,23 @@ pub fn beside(short: bool) -> Result<Value> {
             let mut stopped = json!(format!("none of {most}"));
             for (at, (exec, stream)) in waiting.iter().enumerate() {
                 let (exec, stream) = (*exec, *stream);
-                let calls = [
-                    gated.call(Box::new(move || match exec {
-                        Some(exec) => launch(exec, stream),
-                        None => parts.give(stream, Some((gate, number)), work),
-                    })),
-                    gated.call(Box::new(move || match passing {
-                        Some(exec) => launch(exec, other),
-                        None => parts.give(other, None, work),
-                    })),
-                ];
-                let is_over = calls.iter().all(|call| ends(call, MEANWHILE));
+                let first = gated.call(Box::new(move || match exec {
+                    Some(exec) => launch(exec, stream),
+                    None => parts.give(stream, Some((gate, number)), work),
+                }));
+                // It waits before the other one is queued.
+                let has_queued = ends(&first, MEANWHILE);
+                let second = gated.call(Box::new(move || match passing {
+                    Some(exec) => launch(exec, other),
+                    None => parts.give(other, None, work),
+                }));
+                let is_over = has_queued && ends(&second, MEANWHILE);
                 let is_stopped = !is_over || !drained(other.raw(), MEANWHILE);
                 if is_stopped {
                     gated.open();
                 }
-                calls.into_iter().for_each(|call| drop(us(call)));
+                succeeded(first)?;
+                succeeded(second)?;
                 if is_stopped {
                     stopped = json!({"that wait": at + 1, "a call is blocked": !is_over});
                     break;
@@ -442,7 +458,7 @@ pub fn beside(short: bool) -> Result<Value> {
         };
         found.insert(text, said);
         gated.open();
-        us(making);
+        succeeded(making)?;
         ensure!(drained(stream.raw(), SOON), "the launches did not end");
     }
     Ok(found.into())
@@ -515,7 +531,7 @@ pub fn instantiated(short: bool) -> Result<Value> {
                 said["blocked meanwhile"] = blocked.into();
             }
             gated.open();
-            us(making);
+            succeeded(making)?;
             ensure!(drained(stream.raw(), SOON), "the launches did not end");
             found.insert(format!("graphs of {NODES} nodes, {name}, {how}"), said);
         }

@@ -251,10 +251,12 @@ const FACTS: [Fact; 36] = [
         "",
         |found| {
             let calls = found.as_object()?.iter();
-            let mut others = calls.filter(|(call, _)| !call.starts_with("cuGraphInstantiate"));
-            others.try_fold(true, |so_far, (_, call)| {
-                Some(so_far && !call.get("waits")?.as_bool()?)
-            })
+            let others = calls.filter(|(call, _)| !call.starts_with("cuGraphInstantiate"));
+            let waits: Option<Vec<bool>> = others
+                .map(|(_, call)| call.get("waits")?.as_bool())
+                .collect();
+            let waits = waits.filter(|waits| !waits.is_empty())?;
+            Some(!waits.contains(&true))
         },
     ),
     (
