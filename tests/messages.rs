@@ -975,6 +975,53 @@ fn queues_with_messages_take_turns_and_one_that_fails_is_named() {
     assert_eq!(received, Ok((0, 8)));
 }
 
+/// The completion of a credit is late where the peer's device does not answer.
+#[test]
+fn late_credits_of_one_queue_hold_up_no_other() {
+    let test = "late_credits_of_one_queue_hold_up_no_other";
+    let _limit = Limit::new(test, STEP);
+    let [own, slow, fast] = [(); 3].map(|()| rig::device());
+    if !slow.set_frozen(false) {
+        return waived::waived(test, "the device is not stopped from this process");
+    }
+    let own = own.protection_domain();
+    // Each credit is signaled.
+    let config = config().slots(1).ahead(1);
+    let pair_of = |device: &Device| {
+        let mut sender = MessageQueue::new(&device.protection_domain(), &config).unwrap();
+        let mut receiver = MessageQueue::new(&own, &config).unwrap();
+        let addresses = [sender.address(), receiver.address()];
+        sender.connect(&addresses[1]).unwrap();
+        receiver.connect(&addresses[0]).unwrap();
+        (sender, receiver)
+    };
+    let (mut first, a) = pair_of(&slow);
+    let (mut second, b) = pair_of(&fast);
+    let mut receivers = [a, b];
+    let mut all: Vec<_> = receivers.iter_mut().collect();
+    let into = region(all[0], 64);
+    let into = [into.slice(0, 8).unwrap()];
+    let [from, other] = [&first, &second].map(|queue| region(queue, 64));
+    first.send_now(&[from.slice(0, 8).unwrap()], SOON).unwrap();
+    assert!(slow.set_frozen(true));
+    assert_eq!(
+        MessageQueue::recv_any_now(&mut all, &into, SOON),
+        Ok((0, 8))
+    );
+    second
+        .send_now(&[other.slice(0, 8).unwrap()], SOON)
+        .unwrap();
+    // The first one has no completion of its credit: by itself it does not come to a message.
+    let late = MessageQueue::recv_any_now(&mut all[..1], &into, SHORT);
+    assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+    assert_eq!(
+        MessageQueue::recv_any_now(&mut all, &into, SOON),
+        Ok((1, 8))
+    );
+    assert!(slow.set_frozen(false));
+    receivers.iter_mut().for_each(|it| it.finish(SOON).unwrap());
+}
+
 /// One thread sends in both directions before it receives, and waits for its sends in any order.
 #[test]
 fn a_thread_sends_before_it_receives() {
