@@ -246,8 +246,9 @@ int doorbell_communicator_all_reduce(const doorbell_communicator *communicator, 
 /*
  * Queues an operation on a stream. Its result is there for what the stream executes next. `ticket` may be NULL. Returns
  * DOORBELL_EFOREIGN for an operation of another communicator; DOORBELL_ESTATE if the stream cannot carry it out;
- * DOORBELL_EWORK if the communicator has failed; and the codes of doorbell_message_queue_start_send. If a part of the
- * operation was queued before the failure, the communicator is aborted.
+ * DOORBELL_EWORK if the communicator has failed; and the codes of doorbell_message_queue_start_send. If a message queue is
+ * full when a part of the operation is queued already, the call waits until the stream has made room, for at most the
+ * endpoints' wait_timeout. If a part of the operation was queued before a failure, the communicator is aborted.
  * Threads: one at a time for communicator.
  */
 int doorbell_communicator_launch(doorbell_communicator *communicator, doorbell_stream *stream,

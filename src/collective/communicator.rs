@@ -673,6 +673,9 @@ impl Communicator {
 
     /// Queues an operation on a stream. A CUDA stream may still work on the memory of one that has failed, until it is synchronized.
     ///
+    /// If a message queue is full when a part of the operation is queued already, this waits in the calling thread until the stream has made room, for at most
+    /// [`EndpointConfig::wait_timeout`](crate::EndpointConfig::wait_timeout).
+    ///
     /// # Errors
     /// [`Error::Foreign`] for an operation of another communicator; [`Error::State`] for one that the stream cannot carry out ([`Collective::runs_on`]); those of
     /// [`MessageQueue::start_send`] and [`MessageQueue::recv`]. If a part of the operation was queued before, the peers could not end theirs: the communicator is
