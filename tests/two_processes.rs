@@ -341,7 +341,11 @@ fn killed_peers_are_reported_in_time_and_the_next_peer_works() {
             Err(other) => panic!("{other:?}"),
         }
         end.stream.take_fault();
-        assert!(tickets.iter().all(doorbell::Ticket::is_over));
+        // A status is final once the device has stopped, for which it waits half a second; a busy machine may take longer.
+        let since = Instant::now();
+        while !tickets.iter().all(doorbell::Ticket::is_over) {
+            assert!(since.elapsed() < Duration::from_secs(30));
+        }
         let last = tickets.last().unwrap().status();
         assert!(
             matches!(last, Status::Failed(_) | Status::Discarded),

@@ -159,7 +159,8 @@ fn every_operation_and_algorithm_gives_checked_rows() {
             "all-reduce" => [4, 3, 4],
             "all-gather" => [3, 2, 3],
             "reduce-scatter" => [2, 1, 2],
-            "broadcast" | "all-to-all" => [2, 2, 2],
+            "broadcast" => [3, 3, 3],
+            "reduce" | "all-to-all" => [2, 2, 2],
             _ => [1, 1, 1],
         };
         assert_eq!(found, expected, "{op}");
@@ -351,7 +352,7 @@ fn cuda_streams_move_and_reduce() {
     }
     for (op, options, algorithms) in [
         ("barrier", "", 1),
-        ("broadcast", "", 2),
+        ("broadcast", "", 3),
         ("all-gather", "--in-place", 3),
         ("all-reduce", "", 4),
         ("all-to-all", "", 2),
