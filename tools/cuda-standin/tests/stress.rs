@@ -67,10 +67,14 @@ fn user(seed: u64, turns: &AtomicU64, over: &AtomicBool) {
         let words = Words(page as usize);
         // Streams wait for 1; in the end it is set or the context destroyed under them.
         let rounds = if made { random.below(40) } else { 0 };
+        let mut waits = false;
         for _ in 0..rounds {
             let stream = streams[random.below(3) as usize];
             check(match random.below(12) {
-                0 => call!(cuStreamWaitValue32_v2(stream, words.at(0), 1, 0)),
+                0 => {
+                    waits = true;
+                    call!(cuStreamWaitValue32_v2(stream, words.at(0), 1, 0))
+                }
                 1 | 2 => call!(cuStreamWriteValue32_v2(stream, words.at(1), 7, 0)),
                 3 => call!(cuMemsetD32Async(device, 5, 16, stream)),
                 4 => call!(cuEventRecord(event, stream)),
@@ -79,6 +83,8 @@ fn user(seed: u64, turns: &AtomicU64, over: &AtomicBool) {
                 7 => call!(cuStreamWriteValue32_v2(null_mut(), words.at(2), 7, 0)),
                 8 => call!(cuStreamDestroy_v2(stream)),
                 9 => call!(cuEventQuery(event)),
+                // A graph is instantiated when no stream waits.
+                _ if waits => call!(cuEventQuery(event)),
                 _ => capture(stream, words),
             });
         }

@@ -41,9 +41,9 @@ const FACTS: [LocalStep; 17] = [
     (GRAPHS, time(2, 30)),
     (QUEUED, time(3, 60)),
     (COPIES, time(2, 60)),
-    (GRAPH_CALLS, time(10, 90)),
-    (GRAPHS_BESIDE, time(10, 90)),
-    (GRAPHS_MADE, time(5, 60)),
+    (GRAPH_CALLS, time(2, 90)),
+    (GRAPHS_BESIDE, time(3, 90)),
+    (GRAPHS_MADE, time(2, 60)),
 ];
 /// Steps of kernels that ring doorbells, and of kernels that make work requests.
 const KERNELS: [LocalStep; 5] = [
