@@ -386,6 +386,7 @@ mod tests {
     use crate::cuda::context::CudaContext;
     use crate::cuda::kernel_address::kernel_address;
     use crate::cuda::stream::CudaStream;
+    use crate::cuda::watch::release;
     use crate::stream::{
         Attachments, Executor, KernelMemory, Outcome, Owner, Submission, locks_taken,
     };
@@ -693,6 +694,47 @@ mod tests {
             [Outcome::Lost, Outcome::Discarded, Outcome::Discarded]
         );
         assert_eq!(bench.finished.load(Ordering::SeqCst), 0);
+    }
+
+    /// The watching thread finds no work. Before it looks for a handle that is kept, a thread queues work, keeps a handle for it, and drops its own.
+    #[test]
+    fn a_handle_kept_while_the_watching_thread_stops_is_kept_until_the_work_is_done() {
+        let test = "a_handle_kept_while_the_watching_thread_stops";
+        if counter(test).is_none() {
+            return;
+        }
+        let context = CudaContext::primary(0).unwrap();
+        let (bench, record, _, flag) = Bench::new();
+        let stream = CudaStream::new(&context, "kept").unwrap();
+        let submit = |fill: &dyn Fn(&mut Program)| {
+            let mut program = Program::new(&bench.targets);
+            fill(&mut program);
+            let queued = stream.submit_one(bench.submission(program));
+            queued.map_err(|(_, error)| error).unwrap();
+        };
+        let state = stream.state();
+        let weak = state.weak.clone();
+        let mut remaining = state.remaining.lock();
+        submit(&|program| program.store_dword(record, 1).unwrap());
+        // Then it waits for this lock.
+        while state.busy.load(Ordering::SeqCst) > 0 {
+            std::thread::yield_now();
+        }
+        submit(&|program| program.poll_geq(flag, 1).unwrap());
+        // As `keep` does.
+        *remaining = weak.upgrade();
+        state.ensure_watched();
+        drop(remaining);
+        // Waits for the end of its turn.
+        release(weak.upgrade().unwrap());
+        assert!(state.remaining.lock().is_some());
+        drop(stream);
+        assert!(weak.upgrade().is_some());
+        bench.word(FLAG).store(1, Ordering::SeqCst);
+        while weak.strong_count() > 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(bench.finished.load(Ordering::SeqCst), 2);
     }
 
     #[test]

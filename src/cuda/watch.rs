@@ -205,8 +205,17 @@ impl StreamState {
         }
         self.busy.fetch_sub(1, Ordering::Relaxed);
         deferred_free::stream_is_idle(&self.count);
-        // The handle that was kept for the work.
-        if let Some(inner) = self.remaining.lock().take() {
+        // The handle that was kept for the work. Since this turn has found none, a thread may have queued some, registered the stream again and dropped its
+        // last handle, all before this: then the handle is kept for that work, and a later turn releases it. Looked at under the lock, because `keep`
+        // comes after the work.
+        let mut remaining = self.remaining.lock();
+        let kept = if self.has_work() {
+            None
+        } else {
+            remaining.take()
+        };
+        drop(remaining);
+        if let Some(inner) = kept {
             release_elsewhere(inner);
         }
         PollResult::Over
