@@ -9,6 +9,7 @@ use super::pending_queue::Arrived;
 use super::state::StreamState;
 use super::stream_progress::CountedStream;
 use super::stream_words::{STATUS_STREAM, STATUS_WORK};
+use super::watch::drop_stream;
 use crate::Error;
 use crate::proxy::drop_elsewhere;
 use crate::stream::{Dependent, StreamFailure, after_stopping, stopping, visit};
@@ -42,13 +43,6 @@ impl CountedStream for StreamState {
             self.decide_later(entry);
         }
         drop_stream(self);
-    }
-}
-
-/// Drops a handle of a stream. If it was the last, another thread destroys the stream, which may block until the GPU is done.
-pub(super) fn drop_stream(stream: Arc<StreamState>) {
-    if let Some(last) = Arc::into_inner(stream) {
-        drop_elsewhere(Box::new(last));
     }
 }
 

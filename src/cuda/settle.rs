@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use super::fail_behind::drop_stream;
 use super::pending::{Next, Passed, PendingEntry, Reports, defer_drops, settle};
 use super::state::{HostEventWait, StreamState};
 use super::stream_words::{STATUS_WORK, Stop};
+use super::watch::drop_stream;
 use crate::proxy::{Workers, drop_elsewhere};
 use crate::stream::{DeferredDrop, Owner, StreamFailure, StreamTurn, StreamTurns};
 

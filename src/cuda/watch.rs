@@ -41,8 +41,8 @@ fn watcher() -> Result<&'static Arc<ProgressThread<StreamState>>> {
                 Placement::Anywhere,
                 Pace::every(TICK),
                 StreamState::look,
-                // Never the last handle: see `release`.
-                drop,
+                // Rarely the last handle: see `release`. A thread that must not wait for a turn has dropped its own during this one then.
+                drop_stream,
             )
         })
         .as_ref()
@@ -65,6 +65,13 @@ fn querier() -> Result<&'static Arc<ProgressThread<StreamState>>> {
         })
         .as_ref()
         .map_err(Error::clone)
+}
+
+/// Drops a handle of a stream. If it was the last, another thread destroys the stream, which may block until the GPU is done.
+pub(super) fn drop_stream(stream: Arc<StreamState>) {
+    if let Some(last) = Arc::into_inner(stream) {
+        drop_elsewhere(Box::new(last));
+    }
 }
 
 /// Drops a handle of a stream between the turns of the watching thread, so that this thread never drops the last one: destroying a stream may
