@@ -2,6 +2,9 @@
 #![cfg(all(feature = "softcx", not(loom)))]
 
 mod rig;
+#[cfg(feature = "cuda")]
+#[path = "rig/standin.rs"]
+mod standin;
 mod waived;
 
 #[cfg(feature = "cuda")]
@@ -538,6 +541,22 @@ fn on_all(ranks: Vec<Communicator>, carry_out: impl Fn(Communicator) -> Communic
     });
 }
 
+/// The ranks match an operation of each, at the same time.
+fn match_all(
+    ranks: &mut [Communicator],
+    collectives: &mut [Collective],
+    timeout: Option<Duration>,
+) -> Vec<doorbell::Result<()>> {
+    thread::scope(|scope| {
+        let pairs = ranks.iter_mut().zip(collectives);
+        let threads: Vec<_> = pairs
+            .map(|(rank, it)| scope.spawn(move || rank.match_ahead(it, timeout)))
+            .collect();
+        let ended = threads.into_iter().map(|thread| thread.join().unwrap());
+        ended.collect()
+    })
+}
+
 /// A stream of the column's own kind. Kernels of an application cannot copy and reduce, so there it is one of the host.
 fn stream_of(rank: &Communicator) -> rig::Stream {
     let name = format!("rank{}", rank.rank());
@@ -629,6 +648,11 @@ fn repeat_in_graphs(
     }
 }
 
+/// Whether the operation with that number has its messages matched before.
+fn is_matched(seed: u64) -> bool {
+    seed % 2 == 1
+}
+
 /// All ranks carry these out, each twice from one preparation, and one of so many in a graph.
 fn carry_out_all(
     device: &Device,
@@ -658,7 +682,12 @@ fn carry_out_all(
             });
             let regions = places.each_ref().map(|place| &place.region);
             let collective = prepared(&rank, call, *algorithm, regions, &memory);
-            let collective = collective.unwrap_or_else(|error| panic!("{call:?}: {error}"));
+            let mut collective = collective.unwrap_or_else(|error| panic!("{call:?}: {error}"));
+            if is_matched(*seed) {
+                let matched = rank.match_ahead(&mut collective, SOON);
+                matched.unwrap_or_else(|error| panic!("{call:?}: {error}"));
+            }
+            assert_eq!(collective.is_matched(), is_matched(*seed));
             let ticket = rank.launch(&stream, &collective).unwrap();
             launched.push(Launched {
                 call,
@@ -774,7 +803,10 @@ fn every_algorithm_gives_the_result_of_a_sequential_computation() {
         let mut calls = Vec::new();
         for call in all {
             let forced = algorithms(&call, count).into_iter().map(Some).chain([None]);
-            calls.extend(forced.map(|algorithm| (call.clone(), algorithm, 7)));
+            // Matched and not, in turn: by every number of ranks the other way round.
+            for (at, algorithm) in (u64::from(count)..).zip(forced) {
+                calls.push((call.clone(), algorithm, 6 + at % 2));
+            }
         }
         // In parts, so that memory stays small.
         for part in calls.chunks(16) {
@@ -886,7 +918,7 @@ fn operations_without_local_work_run_on_every_stream() {
     let test = "operations_without_local_work_run_on_every_stream";
     let limit = Limit::new(test, STEP);
     let device = rig::device();
-    for count in [2_u32, 3, 4] {
+    for (count, is_matched) in [2_u32, 3, 4].map(|it| [(it, false), (it, true)]).concat() {
         limit.step(count.into(), STEP);
         let len = 40;
         let lens = vec![len; count as usize];
@@ -895,11 +927,16 @@ fn operations_without_local_work_run_on_every_stream() {
             let stream = rig::stream(&format!("rank{}", rank.rank()));
             let region = Region::alloc(rank.domain(), len * u64::from(count), Access::ALL).unwrap();
             let whole = region.slice(0, len * u64::from(count)).unwrap();
-            let barrier = rank.barrier(None).unwrap();
-            let gather = rank
+            let mut barrier = rank.barrier(None).unwrap();
+            let mut gather = rank
                 .all_gather(None, &whole, &lens, Some(Algorithm::Ring))
                 .unwrap();
-            let broadcast = rank.broadcast(&whole, count - 1, None).unwrap();
+            let mut broadcast = rank.broadcast(&whole, count - 1, None).unwrap();
+            if is_matched {
+                for it in [&mut barrier, &mut gather, &mut broadcast] {
+                    rank.match_ahead(it, SOON).unwrap();
+                }
+            }
             for round in 0..10_u8 {
                 let own = u64::from(rank.rank()) * len;
                 region
@@ -964,8 +1001,11 @@ fn direct_paths_need_no_thread_of_the_library() {
     let sum = Reduction::new(DataType::F32, ReduceOp::Sum);
     // Copied messages and read ones; copies by the driver and reductions by the kernel.
     let algorithms = [Algorithm::Ring, Algorithm::RecursiveDoubling];
-    let ways = algorithms.map(|algorithm| [(algorithm, false), (algorithm, true)]);
-    for (number, (algorithm, in_graph)) in (0..).zip(ways.into_iter().flatten()) {
+    let ways = algorithms.map(|algorithm| {
+        let of = |in_graph| [false, true].map(|is_matched| (algorithm, in_graph, is_matched));
+        [of(false), of(true)].concat()
+    });
+    for (number, (algorithm, in_graph, is_matched)) in (0..).zip(ways.into_iter().flatten()) {
         limit.step(number, STEP);
         let mut ranks = communicators(&device, count, SOON);
         let domain = ranks[0].domain().clone();
@@ -993,6 +1033,17 @@ fn direct_paths_need_no_thread_of_the_library() {
                 rank.all_reduce(&slices[2], &slices[3], sum, Some(algorithm)),
             ];
             prepared.push(operations.map(Result::unwrap));
+        }
+        if is_matched {
+            thread::scope(|scope| {
+                for (rank, operations) in ranks.iter_mut().zip(&mut prepared) {
+                    scope.spawn(|| {
+                        for operation in operations {
+                            rank.match_ahead(operation, SOON).unwrap();
+                        }
+                    });
+                }
+            });
         }
         // Instantiated before any stream waits. A graph stays until its launch is done, though its handle goes.
         #[cfg(feature = "cuda")]
@@ -1048,7 +1099,7 @@ fn direct_paths_need_no_thread_of_the_library() {
         }
         let is_done = regions.iter().all(&mut is_there);
         drop(frozen);
-        let what = format!("{path:?}, {algorithm}, in a graph: {in_graph}");
+        let what = format!("{path:?}, {algorithm}, in a graph: {in_graph}, matched: {is_matched}");
         assert_eq!(is_done, path == Control::Direct, "{what}");
         for ticket in tickets {
             ticket.wait(SOON).unwrap();
@@ -1068,7 +1119,7 @@ fn every_rank_is_released_if_one_does_not_come() {
     if has_no_queue(&device, test) {
         return;
     }
-    for aborts in [false, true] {
+    for (aborts, is_matched) in [(false, false), (true, false), (false, true), (true, true)] {
         limit.step(aborts.into(), STEP);
         let timeout = if aborts {
             SOON
@@ -1076,19 +1127,22 @@ fn every_rank_is_released_if_one_does_not_come() {
             Some(Duration::from_millis(100))
         };
         let mut ranks = communicators(&device, 3, timeout);
-        let absent = ranks.pop();
-        let streams = [0, 1].map(|rank| stream_of(&ranks[rank]));
         let region = Region::alloc(ranks[0].domain(), 64, Access::ALL).unwrap();
         let slice = region.slice(0, 64).unwrap();
         let sum = Reduction::new(DataType::F64, ReduceOp::Sum);
+        let ring = Some(Algorithm::Ring);
+        let prepared = (ranks.iter()).map(|rank| rank.all_reduce(&slice, &slice, sum, ring));
+        let mut reduces: Vec<_> = prepared.map(Result::unwrap).collect();
+        if is_matched {
+            let matched = match_all(&mut ranks, &mut reduces, SOON);
+            assert!(matched.iter().all(Result::is_ok), "{matched:?}");
+        }
+        let absent = ranks.pop();
+        let streams = [0, 1].map(|rank| stream_of(&ranks[rank]));
         let began = Instant::now();
-        let tickets: Vec<_> = (ranks.iter_mut().zip(&streams))
-            .map(|(rank, stream)| {
-                let reduce = rank
-                    .all_reduce(&slice, &slice, sum, Some(Algorithm::Ring))
-                    .unwrap();
-                rank.launch(stream, &reduce).unwrap()
-            })
+        let launched = ranks.iter_mut().zip(&streams).zip(&reduces);
+        let tickets: Vec<_> = launched
+            .map(|((rank, stream), reduce)| rank.launch(stream, reduce).unwrap())
             .collect();
         if aborts {
             thread::sleep(Duration::from_millis(20));
@@ -1133,6 +1187,307 @@ fn every_rank_is_released_if_one_does_not_come() {
         streams[0].synchronize(SOON).unwrap();
         drop(absent);
     }
+}
+
+/// No kernel of the library has a part in matched messages: they go over streams of a GPU that has no code for it.
+#[cfg(feature = "cuda")]
+#[test]
+fn matched_messages_need_no_kernel() {
+    let test = "matched_messages_need_no_kernel";
+    if !rig::is_cuda() || rig::by_kernel() || rig::by_trigger() || !standin::is_standin() {
+        return waived::waived(
+            test,
+            "needs streams with memory operations, of a GPU that has no code for kernels",
+        );
+    }
+    if standin::lacking(test, "kernels") {
+        return;
+    }
+    let limit = Limit::new(test, STEP);
+    let device = rig::device();
+    let (count, len) = (4_u32, 3000);
+    let whole = len * u64::from(count);
+    for (number, in_graph) in [(0, false), (1, true)] {
+        limit.step(number, STEP);
+        let meeting = Meeting::new(count as usize);
+        let carry_out = |mut rank: Communicator| {
+            let stream = stream_of(&rank);
+            let own = rank.rank();
+            let places = [(); 3].map(|()| Place::of(rank.domain(), whole, own > 0));
+            let [blocks, sent, came] = places.each_ref().map(|place| &place.region);
+            let peers = || (0..count).filter(|peer| *peer != own);
+            let of = |region, peer: u32| Region::slice(region, u64::from(peer) * len, len).unwrap();
+            let list =
+                |region| -> Vec<_> { peers().map(|peer| (peer, of(region, peer))).collect() };
+            let all = blocks.slice(0, whole).unwrap();
+            let mut operations = [
+                rank.all_gather(None, &all, &[len; 4], Some(Algorithm::Ring)),
+                rank.exchange(&list(sent), &list(came)),
+                rank.barrier(None),
+                rank.broadcast(&of(sent, 0), 2, Some(Algorithm::Binomial)),
+            ]
+            .map(Result::unwrap);
+            // Otherwise a kernel takes each message out of its slot. Nothing is queued before it is refused.
+            for operation in &operations[..3] {
+                assert!(!operation.runs_on(&stream));
+                let refused = rank.launch(&stream, operation);
+                let kind = StateKind::Unsupported;
+                assert!(matches!(refused, Err(Error::State { kind: it, .. }) if it == kind));
+            }
+            for operation in &mut operations {
+                rank.match_ahead(operation, SOON).unwrap();
+            }
+            let byte = |from: u32, to: u32| (from * 16 + to + 1) as u8;
+            places[0].write(u64::from(own) * len, &vec![byte(own, own); len as usize]);
+            for peer in 0..count {
+                places[1].write(u64::from(peer) * len, &vec![byte(own, peer); len as usize]);
+            }
+            let mut tickets = Vec::new();
+            if in_graph {
+                let stream = stream.cuda().unwrap();
+                let mut builder = doorbell::GraphBuilder::capture(stream).unwrap();
+                for operation in &operations {
+                    builder.collective(&mut rank, operation).unwrap();
+                }
+                let mut graph = builder.instantiate().unwrap();
+                meeting.wait();
+                graph.launch(stream, &mut [&mut rank]).unwrap();
+                tickets.extend_from_slice(graph.collective_tickets());
+            }
+            if !in_graph {
+                let launched = operations
+                    .iter()
+                    .map(|it| rank.launch(&stream, it).unwrap());
+                tickets.extend(launched);
+            }
+            assert_eq!(tickets.len(), operations.len());
+            for ticket in tickets {
+                ticket.wait(SOON).unwrap();
+            }
+            let has = |place: &Place, at: u32, byte: u8| {
+                let mut bytes = vec![0; len as usize];
+                place.read(u64::from(at) * len, &mut bytes);
+                bytes.iter().all(|it| *it == byte)
+            };
+            for peer in 0..count {
+                assert!(has(&places[0], peer, byte(peer, peer)));
+                assert!(has(
+                    &places[2],
+                    peer,
+                    if peer == own { 0 } else { byte(peer, own) }
+                ));
+            }
+            assert!(has(&places[1], 0, byte(2, 0)));
+            rank.finish(SOON).unwrap();
+            rank
+        };
+        on_all(communicators(&device, count, SOON), carry_out);
+    }
+}
+
+/// The memory of a message is written when the stream of its receiver has come to the operation, and not before, though the sender is there.
+#[test]
+fn memory_is_written_when_its_stream_has_come_so_far() {
+    let _turn = turn();
+    let test = "memory_is_written_when_its_stream_has_come_so_far";
+    let limit = Limit::new(test, STEP);
+    let device = rig::device();
+    if has_no_queue(&device, test) {
+        return;
+    }
+    let len = 100;
+    let mut ranks = communicators(&device, 2, SOON);
+    let domain = ranks[0].domain().clone();
+    let gate = Region::alloc(&domain, 64, Access::ALL).unwrap();
+    let regions = [(); 2].map(|()| Region::alloc(&domain, len, Access::ALL).unwrap());
+    let slices = regions.each_ref().map(|it| it.slice(0, len).unwrap());
+    let prepared = ranks.iter().zip(&slices);
+    let prepared = prepared.map(|(rank, slice)| rank.broadcast(slice, 0, None).unwrap());
+    let mut prepared: Vec<_> = prepared.collect();
+    let matched = match_all(&mut ranks, &mut prepared, SOON);
+    assert!(matched.iter().all(Result::is_ok), "{matched:?}");
+    let streams: Vec<_> = ranks.iter().map(stream_of).collect();
+    for round in 1..=20_u8 {
+        limit.step(round.into(), STEP);
+        regions[0].fill(0, len, round).unwrap();
+        regions[1].fill(0, len, 0xee).unwrap();
+        let open = Condition::GreaterOrEqual(round.into());
+        stream_wait_value32(&streams[1], &gate, 0, open, SOON).unwrap();
+        let mut tickets = Vec::new();
+        for at in [0, 1] {
+            tickets.push(ranks[at].launch(&streams[at], &prepared[at]).unwrap());
+        }
+        thread::sleep(Duration::from_millis(2));
+        assert!(regions[1].is_filled_with(0, len, 0xee).unwrap());
+        assert!(tickets.iter().all(|ticket| ticket.check() == Ok(false)));
+        gate.store_u32(0, round.into()).unwrap();
+        for ticket in &tickets {
+            ticket.wait(SOON).unwrap();
+        }
+        assert!(regions[1].is_filled_with(0, len, round).unwrap());
+    }
+    // Its own memory is kept until it has come.
+    let open = Condition::GreaterOrEqual(21);
+    stream_wait_value32(&streams[1], &gate, 0, open, SOON).unwrap();
+    let tickets = [1, 0].map(|at| ranks[at].launch(&streams[at], &prepared[at]).unwrap());
+    drop((prepared, slices));
+    drop(regions);
+    gate.store_u32(0, 21).unwrap();
+    for ticket in &tickets {
+        assert_eq!(ticket.wait(SOON), Ok(()));
+    }
+    ranks.iter_mut().for_each(|rank| rank.finish(SOON).unwrap());
+}
+
+/// Operations that do not agree, or memory that cannot be written, at one rank: every rank has an error, none has matched, and what is next works.
+#[test]
+fn ranks_that_do_not_agree_match_nothing() {
+    let test = "ranks_that_do_not_agree_match_nothing";
+    let limit = Limit::new(test, STEP);
+    let device = rig::device();
+    let mut ranks = communicators(&device, 3, SOON);
+    let domain = ranks[0].domain().clone();
+    let region = Region::alloc(&domain, 4096, Access::ALL).unwrap();
+    let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    let read_only = Region::alloc(&domain, 4096, access).unwrap();
+    let slice = |at: u64, len: u64| region.slice(at, len).unwrap();
+    let broadcast = |rank: &Communicator, len, algorithm| {
+        let own = slice(u64::from(rank.rank()) * 1000, len);
+        rank.broadcast(&own, 0, Some(algorithm)).unwrap()
+    };
+    let exchange = |rank: &Communicator, sends: &[(u32, u64)], receives: &[(u32, u64)]| {
+        let own = u64::from(rank.rank()) * 1000;
+        let of = |list: &[(u32, u64)], first: u64| -> Vec<_> {
+            let slices = (0..).zip(list);
+            let slices =
+                slices.map(|(at, (peer, len))| (*peer, slice(own + first + at * 64, *len)));
+            slices.collect()
+        };
+        rank.exchange(&of(sends, 0), &of(receives, 500)).unwrap()
+    };
+    let tree = Algorithm::Binomial;
+    type Make<'a> = &'a dyn Fn(&Communicator) -> Collective;
+    let wrong: [(&str, Make<'_>); 6] = [
+        ("another algorithm", &|rank| {
+            let own = [tree, tree, Algorithm::ScatterGather];
+            broadcast(rank, 64, own[rank.rank() as usize])
+        }),
+        ("another operation", &|rank| match rank.rank() {
+            1 => rank.barrier(None).unwrap(),
+            _ => broadcast(rank, 64, tree),
+        }),
+        ("another length", &|rank| {
+            broadcast(rank, 64 + u64::from(rank.rank() == 1), tree)
+        }),
+        ("more messages", &|rank| match rank.rank() {
+            0 => exchange(rank, &[(1, 8), (1, 8)], &[]),
+            1 => exchange(rank, &[], &[(0, 8)]),
+            _ => exchange(rank, &[], &[]),
+        }),
+        ("fewer messages", &|rank| match rank.rank() {
+            0 => exchange(rank, &[(1, 8)], &[]),
+            1 => exchange(rank, &[], &[(0, 8); 40]),
+            _ => exchange(rank, &[], &[]),
+        }),
+        ("memory that is not written", &|rank| match rank.rank() {
+            2 => rank
+                .broadcast(&read_only.slice(0, 64).unwrap(), 0, Some(tree))
+                .unwrap(),
+            _ => broadcast(rank, 64, tree),
+        }),
+    ];
+    let streams = [0, 1, 2].map(|rank| stream_of(&ranks[rank]));
+    for (number, (what, make)) in (0..).zip(wrong) {
+        limit.step(number, STEP);
+        let mut prepared: Vec<_> = ranks.iter().map(make).collect();
+        let matched = match_all(&mut ranks, &mut prepared, SOON);
+        for (rank, matched) in matched.iter().enumerate() {
+            match matched {
+                Err(Error::State { kind, .. })
+                    if what == "memory that is not written" && rank == 2 =>
+                {
+                    assert_eq!(*kind, StateKind::NoAccess);
+                }
+                Err(Error::State {
+                    kind,
+                    operation,
+                    reason,
+                }) => {
+                    assert_eq!(*kind, StateKind::WrongKind, "{what}: {operation}: {reason}");
+                    assert!(reason.contains("rank "), "{what}: {reason}");
+                }
+                matched => panic!("{what}: rank {rank}: {matched:?}"),
+            }
+        }
+        assert!(prepared.iter().all(|it| !it.is_matched()));
+        let mut next: Vec<_> = ranks.iter().map(|rank| broadcast(rank, 64, tree)).collect();
+        let matched = match_all(&mut ranks, &mut next, SOON);
+        assert!(matched.iter().all(Result::is_ok), "{what}: {matched:?}");
+        region.fill(0, 64, number as u8 + 1).unwrap();
+        // In threads, because a launch on the path `sync` waits for the other ranks.
+        thread::scope(|scope| {
+            for ((rank, stream), it) in ranks.iter_mut().zip(&streams).zip(&next) {
+                scope.spawn(move || rank.launch(stream, it).unwrap().wait(SOON).unwrap());
+            }
+        });
+        for at in 0..3 {
+            assert!(
+                region
+                    .is_filled_with(at * 1000, 64, number as u8 + 1)
+                    .unwrap()
+            );
+        }
+    }
+    // A rank that does not come.
+    let mut alone = vec![broadcast(&ranks[0], 64, tree)];
+    let short = Some(Duration::from_millis(50));
+    let late = match_all(&mut ranks[..1], &mut alone, short).remove(0);
+    assert!(
+        matches!(late, Err(Error::Timeout { timeout, .. }) if Some(timeout) == short),
+        "{late:?}"
+    );
+    assert!(ranks[0].failure().is_some() && !alone[0].is_matched());
+}
+
+/// A message of another kind, of a rank whose operation is not matched, is an error of its receive.
+#[test]
+fn messages_that_are_not_written_into_place_are_refused() {
+    let _turn = turn();
+    let test = "messages_that_are_not_written_into_place_are_refused";
+    let device = rig::device();
+    if has_no_queue(&device, test) {
+        return;
+    }
+    let mut ranks = communicators(&device, 2, SOON);
+    let region = Region::alloc(ranks[0].domain(), 128, Access::ALL).unwrap();
+    let slices = [0, 64].map(|at| region.slice(at, 16).unwrap());
+    let prepare = |ranks: &[Communicator]| -> Vec<Collective> {
+        let pairs = ranks.iter().zip(&slices);
+        pairs
+            .map(|(rank, it)| rank.broadcast(it, 0, None).unwrap())
+            .collect()
+    };
+    let unmatched = prepare(&ranks);
+    let mut matched = prepare(&ranks);
+    assert!(
+        match_all(&mut ranks, &mut matched, SOON)
+            .iter()
+            .all(Result::is_ok)
+    );
+    let streams = [0, 1].map(|rank| stream_of(&ranks[rank]));
+    let sent = ranks[0].launch(&streams[0], &unmatched[0]).unwrap();
+    let refused = ranks[1].launch(&streams[1], &matched[1]).unwrap();
+    sent.wait(SOON).unwrap();
+    let refused = refused.wait(SOON);
+    assert!(
+        matches!(refused, Err(Error::Malformed { .. })),
+        "{refused:?}"
+    );
+    let fault = streams[1].synchronize(SOON);
+    assert!(
+        matches!(fault, Err(Error::Asynchronous { .. })),
+        "{fault:?}"
+    );
 }
 
 #[test]

@@ -80,6 +80,7 @@ typedef struct doorbell_collective_plan {
 	uint64_t messages;   /* messages that this rank sends */
 	uint64_t sent_bytes; /* their bytes together */
 	uint64_t predicted_ns; /* time of the slowest rank by the costs of the communicator, in nanoseconds */
+	uint64_t matched; /* 1 if doorbell_communicator_match_ahead has matched its messages, otherwise 0 */
 } doorbell_collective_plan;
 
 /*
@@ -242,6 +243,22 @@ int doorbell_communicator_reduce_scatter(const doorbell_communicator *communicat
 int doorbell_communicator_all_reduce(const doorbell_communicator *communicator, const doorbell_slice *input,
 				     const doorbell_slice *output, uint32_t type, uint32_t op, uint32_t algorithm,
 				     doorbell_collective **collective);
+
+/*
+ * Matches the messages of an operation with those of the other ranks, once for all its launches: each rank tells the others
+ * where it receives. The NIC then writes the messages straight into place; neither the CPU nor a kernel copies them. A
+ * message waits, on the stream of its sender, until the stream of its receiver has come so far that the memory is free. All
+ * ranks call this, for the same operations in the same order.
+ *
+ * Memory that a message is received into needs DOORBELL_ACCESS_REMOTE_WRITE. The call waits until streams have executed what
+ * they were given of this communicator, and then for the other ranks, for at most `timeout_ms`. If the operation is matched
+ * already, it does nothing. Returns DOORBELL_ESTATE if memory lacks the access, and if another rank refuses or has prepared
+ * another operation: no rank has matched it then. Returns DOORBELL_EFOREIGN for an operation of another communicator;
+ * DOORBELL_ETIMEOUT and DOORBELL_EWORK, after which the communicator is aborted.
+ * Threads: one at a time for communicator.
+ */
+int doorbell_communicator_match_ahead(doorbell_communicator *communicator, doorbell_collective *collective,
+				      int64_t timeout_ms);
 
 /*
  * Queues an operation on a stream. Its result is there for what the stream executes next. `ticket` may be NULL. Returns

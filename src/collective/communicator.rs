@@ -1,17 +1,19 @@
 //! Ranks that carry out collective operations.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::algorithms::{self, Algorithm, Ranks};
 use super::costs::CollectiveCosts;
-use super::local::{LocalWork, Memories, Memory};
+use super::local::{Memories, Memory};
+use super::matched::Matched;
 use super::reduction::{ReduceOp, Reduction};
 use super::schedule::{Blocks, MemoryStep, Operand, OperandSpan, Schedule, Transfer};
-use super::target::{OnStream, RoundTarget};
+use super::target::OnStream;
 use super::ticket::CollectiveTicket;
-use crate::endpoint::{AbortHandle, PathReport, poll_until};
+use crate::endpoint::{AbortHandle, PathReport};
 use crate::message::MessageQueue;
 use crate::region::{Access, ProtectionDomain, Region, Slice};
 use crate::stream::Executor;
@@ -25,6 +27,11 @@ const SENT: Access = Access::REMOTE_READ;
 /// The same of memory that they are received into.
 fn received() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_READ
+}
+
+/// The access of the library's own memory, which peers also write.
+fn between() -> Access {
+    received() | Access::REMOTE_WRITE
 }
 
 /// Of how many ranks the times are predicted for the choice of an algorithm.
@@ -76,10 +83,10 @@ const RANKS_PREDICTED: u32 = 16;
 pub struct Communicator {
     /// Of its own in this process.
     pub(super) id: u64,
-    ranks: Ranks,
+    pub(super) ranks: Ranks,
     /// By rank; none for this one.
     pub(super) queues: Vec<Option<MessageQueue>>,
-    domain: ProtectionDomain,
+    pub(super) domain: ProtectionDomain,
     costs: CollectiveCosts,
 }
 
@@ -88,12 +95,13 @@ pub struct Communicator {
 #[derive(Clone)]
 pub struct Collective {
     communicator: u64,
-    name: &'static str,
+    pub(super) name: &'static str,
     algorithm: Algorithm,
-    schedule: Schedule,
-    memories: Memories,
-    reduction: Option<Reduction>,
+    pub(super) schedule: Schedule,
+    pub(super) memories: Memories,
+    pub(super) reduction: Option<Reduction>,
     predicted_ns: f64,
+    pub(super) matched: Option<Arc<Matched>>,
 }
 
 /// What is asked for, before its memory is known.
@@ -117,29 +125,41 @@ impl Collective {
         self.schedule.messages()
     }
 
+    /// Whether its messages are written straight into place ([`Communicator::match_ahead`]).
+    pub fn is_matched(&self) -> bool {
+        self.matched.is_some()
+    }
+
     /// Bytes of these messages together.
     pub fn sent_bytes(&self) -> u64 {
         self.schedule.bytes()
     }
 
-    /// Whether a stream can carry it out. A stream of the host works on memory of the host only. Stream memory operations and kernels of the application cannot copy or
-    /// reduce, so a CUDA stream needs kernels of this library for that, and a `KernelStream` cannot.
+    /// Whether a stream can carry it out. A stream of the host works on memory of the host only, but messages that are matched may come into memory of a GPU. Stream memory operations and
+    /// kernels of the application cannot copy or reduce, so a CUDA stream needs kernels of this library for that, and for messages that are not matched; a `KernelStream` cannot copy or reduce.
     pub fn runs_on(&self, stream: &dyn Executor) -> bool {
         self.check_stream(stream).is_ok()
     }
 
     fn check_stream(&self, stream: &dyn Executor) -> Result<()> {
         if stream.executes_on_host() {
-            return self.memories.check_host(self.schedule.operands());
+            let is_received_by_thread = self.matched.is_none();
+            let operands = self.schedule.operands(is_received_by_thread);
+            return self.memories.check_host(operands);
         }
-        if stream.works_on_memory() || !self.schedule.has_local_steps() {
-            return Ok(());
+        let refused = |reason| Err(Error::state(StateKind::Unsupported, self.name, reason));
+        if self.schedule.has_local_steps() && !stream.works_on_memory() {
+            return refused(
+                "it has copies or reductions, which this stream cannot carry out: it has no kernels of this library",
+            );
         }
-        Err(Error::state(
-            StateKind::Unsupported,
-            self.name,
-            "it has copies or reductions, which this stream cannot carry out: it has no kernels of this library",
-        ))
+        let is_taken = self.matched.is_none() && self.schedule.has_receives();
+        if is_taken && !stream.takes_messages() {
+            return refused(
+                "a kernel of this library takes its messages out of their slots, and this stream has none; `Communicator::match_ahead` makes it do without",
+            );
+        }
+        Ok(())
     }
 
     /// How long the slowest rank takes by the costs of the communicator ([`CollectiveCosts`]), in nanoseconds; of an all-to-all with blocks of several lengths, this rank.
@@ -705,6 +725,12 @@ impl Communicator {
         stream: &dyn Executor,
         collective: &Collective,
     ) -> Result<()> {
+        self.check_own(collective)?;
+        collective.check_stream(stream)
+    }
+
+    /// Fails for an operation of another communicator, and if a connection has failed.
+    pub(super) fn check_own(&self, collective: &Collective) -> Result<()> {
         // Those of one rank have no peers that they could miss.
         if collective.communicator != self.id {
             return Err(Error::Foreign {
@@ -713,98 +739,10 @@ impl Communicator {
                 expected: "one that was prepared by this communicator".into(),
             });
         }
-        collective.check_stream(stream)?;
         match self.failure() {
             Some((_, failure)) => Err(Error::Work(failure)),
             None => Ok(()),
         }
-    }
-
-    /// Carries the rounds of an operation out. On failure also says whether a part was before.
-    pub(super) fn give_rounds<T: RoundTarget>(
-        &mut self,
-        to: &mut T,
-        collective: &Collective,
-        parts: &mut Vec<T::Part>,
-    ) -> std::result::Result<(), (Error, bool)> {
-        let Collective {
-            schedule,
-            memories,
-            reduction,
-            ..
-        } = collective;
-        let mut has_begun = false;
-        for round in &schedule.rounds {
-            let mut pending = Vec::with_capacity(round.sends.len());
-            for send in &round.sends {
-                let sent = self.with_room(to, send.peer, has_begun, |to, queue| {
-                    with_slice(memories, send, |slices| to.start_send(queue, slices))
-                });
-                let sent = sent.map_err(|error| (error, has_begun))?;
-                has_begun = true;
-                pending.push((send.peer, sent));
-            }
-            for receive in &round.receives {
-                let received = self.with_room(to, receive.peer, has_begun, |to, queue| {
-                    with_slice(memories, receive, |slices| {
-                        to.recv(receive.peer, queue, slices)
-                    })
-                });
-                parts.push(received.map_err(|error| (error, has_begun))?);
-                has_begun = true;
-            }
-            let mut give = |given: Result<()>| {
-                given.map_err(|error| (error, has_begun))?;
-                has_begun = true;
-                Ok::<(), (Error, bool)>(())
-            };
-            for (peer, sent) in pending {
-                let waited = self
-                    .queue(peer)
-                    .and_then(|queue| to.wait_send(peer, queue, sent));
-                give(waited.map(|part| parts.push(part)))?;
-            }
-            if !round.then.is_empty() {
-                let count = self.ranks.count;
-                let by_thread = to.stream().executes_on_host();
-                let work = LocalWork::new(&round.then, memories, *reduction, count, by_thread);
-                let given = work.and_then(|work| {
-                    let end = work.end();
-                    to.local(work.submission(), end)
-                });
-                give(given.map(|part| parts.push(part)))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Calls with the queue to a peer. What has begun goes on when there is room in the queue, if the target's operations make room as they end.
-    fn with_room<T: RoundTarget, R>(
-        &mut self,
-        to: &mut T,
-        peer: u32,
-        has_begun: bool,
-        mut call: impl FnMut(&mut T, &mut MessageQueue) -> Result<R>,
-    ) -> Result<R> {
-        let queue = self.queue(peer)?;
-        if !(has_begun && to.makes_room()) {
-            return call(to, queue);
-        }
-        let (device, timeout) = (queue.domain().device().clone(), queue.timeout());
-        let look = || match call(to, queue) {
-            Err(Error::QueueFull { .. }) => Ok(None),
-            called => called.map(Some),
-        };
-        let operation = "the wait for room in a message queue";
-        poll_until(operation, timeout, || device.progress(), look)
-    }
-
-    fn queue(&mut self, peer: u32) -> Result<&mut MessageQueue> {
-        let queue = self.queues.get_mut(peer as usize).and_then(Option::as_mut);
-        queue.ok_or_else(|| {
-            let reason = format!("rank {peer} has no queue");
-            Error::state(StateKind::WrongKind, "a collective operation", reason)
-        })
     }
 
     fn check_rank(&self, argument: &'static str, rank: u32) -> Result<()> {
@@ -929,7 +867,7 @@ impl Communicator {
         let scratch = match schedule.scratch_bytes {
             0 => None,
             bytes => {
-                let region = self.scratch(bytes, received(), output.or(input))?;
+                let region = self.scratch(bytes, between(), output.or(input))?;
                 Some(Memory {
                     region,
                     offset: 0,
@@ -950,6 +888,7 @@ impl Communicator {
                 listed: Vec::new(),
             },
             reduction,
+            matched: None,
         })
     }
 
@@ -992,18 +931,6 @@ impl fmt::Debug for Communicator {
             .field("failure", &self.failure())
             .finish_non_exhaustive()
     }
-}
-
-/// Calls with the slice of a message; with none if it has no bytes.
-fn with_slice<R>(
-    memories: &Memories,
-    transfer: &Transfer,
-    call: impl FnOnce(&[Slice<'_>]) -> Result<R>,
-) -> Result<R> {
-    if transfer.span.len == 0 {
-        return call(&[]);
-    }
-    call(&[memories.slice(transfer.span)?])
 }
 
 fn range(argument: &'static str, value: u64, min: u64, max: u64) -> Error {

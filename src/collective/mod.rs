@@ -5,6 +5,8 @@
 //! - `schedule`: rounds of messages, which algorithms make.
 //! - `reduction`: types of numbers, and what two of them become.
 //! - `local`: copies and reductions between messages.
+//! - `rounds`: gives the rounds of an operation to a stream or a graph.
+//! - `matched`: operations whose messages are written straight into place.
 //! - `target`, `recording`: what the messages and the local work of a rank are given to: a stream, or a graph.
 //! - `ticket`: [`CollectiveTicket`], which reports how a launch fares.
 //! - `costs`: by which algorithms are chosen.
@@ -13,9 +15,11 @@ mod algorithms;
 mod communicator;
 mod costs;
 mod local;
+mod matched;
 #[cfg(feature = "cuda")]
 mod recording;
 mod reduction;
+mod rounds;
 mod schedule;
 mod target;
 #[cfg(all(test, not(loom)))]

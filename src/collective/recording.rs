@@ -7,7 +7,8 @@ use super::local::LocalEnd;
 use super::target::RoundTarget;
 use super::ticket::{CollectivePart, CollectiveTicket};
 use crate::message::{
-    MessageQueue, MessageTicket, RecordedMessage, Recording, RecordingPart, RecordingParts,
+    MessageQueue, MessageTicket, Outgoing, RecordedMessage, Recording, RecordingPart,
+    RecordingParts, Taker,
 };
 use crate::region::Slice;
 use crate::stream::{Executor, Submission};
@@ -62,12 +63,16 @@ impl RoundTarget for InRecording<'_> {
         false
     }
 
+    fn ready(&mut self, queue: &mut MessageQueue, ahead: u32) -> Result<()> {
+        queue.record_ready(ahead, self.recording)
+    }
+
     fn start_send(
         &mut self,
         queue: &mut MessageQueue,
-        slices: &[Slice<'_>],
+        message: Outgoing<'_>,
     ) -> Result<RecordedMessage> {
-        queue.record_start_send(slices, self.recording)
+        queue.record_start_send(message, self.recording)
     }
 
     fn recv(
@@ -75,8 +80,13 @@ impl RoundTarget for InRecording<'_> {
         peer: u32,
         queue: &mut MessageQueue,
         slices: &[Slice<'_>],
+        is_placed: bool,
     ) -> Result<RecordedPart> {
-        let message = queue.record_recv(self.stream, slices, self.recording)?;
+        let taker = match is_placed {
+            true => Taker::Peer,
+            false => Taker::Kernel,
+        };
+        let message = queue.record_recv(self.stream, slices, taker, self.recording)?;
         Ok(RecordedPart::Message(peer, message))
     }
 

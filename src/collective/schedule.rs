@@ -159,16 +159,21 @@ impl Schedule {
         sends.map(|transfer| transfer.span.len).sum()
     }
 
-    /// The memories that messages are received into, or that the rank works on.
-    pub(super) fn operands(&self) -> impl Iterator<Item = Operand> {
-        self.rounds.iter().flat_map(|round| {
-            let received = round.receives.iter().map(|transfer| transfer.span);
+    /// The memories that the rank works on, and with `received` those that messages are received into.
+    pub(super) fn operands(&self, received: bool) -> impl Iterator<Item = Operand> {
+        self.rounds.iter().flat_map(move |round| {
+            let receives = round.receives.iter().filter(move |_| received);
+            let received = receives.map(|transfer| transfer.span);
             let worked_on = round.then.iter().flat_map(|step| {
                 let (first, second, into) = step.spans();
                 [Some(first), second, Some(into)].into_iter().flatten()
             });
             received.chain(worked_on).map(|span| span.place)
         })
+    }
+
+    pub(super) fn has_receives(&self) -> bool {
+        self.rounds.iter().any(|round| !round.receives.is_empty())
     }
 
     pub(super) fn has_local_steps(&self) -> bool {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::local::LocalEnd;
 use super::ticket::CollectivePart;
 use crate::Result;
-use crate::message::{MessageQueue, PendingSend};
+use crate::message::{MessageQueue, Outgoing, PendingSend, Taker};
 use crate::region::Slice;
 use crate::stream::{Executor, Submission};
 
@@ -20,12 +20,17 @@ pub(super) trait RoundTarget {
     fn stream(&self) -> &dyn Executor;
     /// Whether operations end while others are still to be given, so that their queues have room again.
     fn makes_room(&self) -> bool;
-    fn start_send(&mut self, queue: &mut MessageQueue, slices: &[Slice<'_>]) -> Result<Self::Sent>;
+    /// Tells the peer that memory is ready ([`MessageQueue::prepare_ready`]).
+    fn ready(&mut self, queue: &mut MessageQueue, ahead: u32) -> Result<()>;
+    fn start_send(&mut self, queue: &mut MessageQueue, message: Outgoing<'_>)
+    -> Result<Self::Sent>;
+    /// With `is_placed` the peer writes the message into place.
     fn recv(
         &mut self,
         peer: u32,
         queue: &mut MessageQueue,
         slices: &[Slice<'_>],
+        is_placed: bool,
     ) -> Result<Self::Part>;
     fn wait_send(
         &mut self,
@@ -51,12 +56,17 @@ impl RoundTarget for OnStream<'_> {
         true
     }
 
+    fn ready(&mut self, queue: &mut MessageQueue, ahead: u32) -> Result<()> {
+        let ready = queue.prepare_ready(ahead)?;
+        queue.post_ready(self.0, ready)
+    }
+
     fn start_send(
         &mut self,
         queue: &mut MessageQueue,
-        slices: &[Slice<'_>],
+        message: Outgoing<'_>,
     ) -> Result<PendingSend> {
-        queue.start_send(self.0, slices)
+        queue.start(self.0, message)
     }
 
     fn recv(
@@ -64,8 +74,12 @@ impl RoundTarget for OnStream<'_> {
         peer: u32,
         queue: &mut MessageQueue,
         slices: &[Slice<'_>],
+        is_placed: bool,
     ) -> Result<CollectivePart> {
-        let ticket = queue.recv(self.0, slices)?;
+        let ticket = match is_placed {
+            true => queue.receive(self.0, slices, Taker::Peer),
+            false => queue.recv(self.0, slices),
+        }?;
         Ok(CollectivePart::Message(peer, ticket))
     }
 

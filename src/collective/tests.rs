@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::algorithms::{self as of, Ranks};
+use super::matched::{ReadyReceive, ready_rounds};
 use super::schedule::{Blocks, MemoryStep, Operand, OperandSpan, Schedule, Transfer};
 
 /// The memory of a rank: input, output, scratch. In place, input and output are one.
@@ -65,8 +66,20 @@ impl Memory {
     }
 }
 
+/// How messages are carried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Carried {
+    /// Copied when they are sent: as short ones are.
+    Copied,
+    /// Read from the memory of the sender when they are received, for which the send waits: as long ones are.
+    Read,
+    /// Written into the memory of the receiver when they are sent, once that is ready: as those of matched operations are. So many may be ready early.
+    Written(u32),
+}
+
 /// What a rank does, one after the other.
 enum Action {
+    Ready(ReadyReceive),
     Send(Transfer),
     Receive(Transfer),
     /// Until as many messages to a peer were received.
@@ -74,10 +87,24 @@ enum Action {
     Local(MemoryStep),
 }
 
-fn actions(schedule: &Schedule) -> VecDeque<Action> {
+fn actions(schedule: &Schedule, in_place: bool, carried: Carried) -> VecDeque<Action> {
     let mut actions = VecDeque::new();
     let mut sent = std::collections::BTreeMap::new();
-    for round in &schedule.rounds {
+    let range = |span: OperandSpan| {
+        let memory = match span.place {
+            Operand::Input if !in_place => 1,
+            Operand::Scratch => 2,
+            _ => 0,
+        };
+        let start = (memory << 40) + span.offset;
+        (start, start + span.len)
+    };
+    let ready = match carried {
+        Carried::Written(limit) => ready_rounds(schedule, range, |_| limit),
+        _ => vec![Vec::new(); schedule.rounds.len()],
+    };
+    for (round, ready) in schedule.rounds.iter().zip(ready) {
+        actions.extend(ready.into_iter().map(Action::Ready));
         for transfers in [&round.sends, &round.receives] {
             let mut peers: Vec<u32> = transfers.iter().map(|it| it.peer).collect();
             peers.sort_unstable();
@@ -98,14 +125,30 @@ fn actions(schedule: &Schedule) -> VecDeque<Action> {
     actions
 }
 
-/// Carries the schedules of all ranks out. With `reads`, a message is read from the memory of its sender when it is received, and its send waits for that: as long messages
-/// are. Otherwise it is copied when it is sent. A sender may be `slots` messages ahead of a receiver.
-fn simulate(schedules: &[Schedule], memories: &mut [Memory], reads: bool, slots: u64) {
+/// Carries the schedules of all ranks out. A sender may be `slots` messages ahead of a receiver.
+fn simulate(schedules: &[Schedule], memories: &mut [Memory], carried: Carried, slots: u64) {
+    let reads = carried == Carried::Read;
     let count = schedules.len();
     for (memory, schedule) in memories.iter_mut().zip(schedules) {
         memory.parts[2] = vec![0xee; schedule.scratch_bytes as usize];
     }
-    let mut todo: Vec<VecDeque<Action>> = schedules.iter().map(actions).collect();
+    let ways_in = memories.iter().map(|memory| memory.in_place);
+    let mut todo: Vec<VecDeque<Action>> = schedules
+        .iter()
+        .zip(ways_in)
+        .map(|(schedule, in_place)| actions(schedule, in_place, carried))
+        .collect();
+    // By sender and receiver: where messages with bytes go, how many were sent and received, and which are ready.
+    let mut places = vec![vec![Vec::new(); count]; count];
+    for (rank, schedule) in schedules.iter().enumerate() {
+        for receive in schedule.rounds.iter().flat_map(|round| &round.receives) {
+            if receive.span.len > 0 {
+                places[receive.peer as usize][rank].push(receive.span);
+            }
+        }
+    }
+    let mut placed = vec![vec![[0_usize; 2]; count]; count];
+    let mut ready = vec![vec![std::collections::BTreeSet::new(); count]; count];
     // By sender and receiver: messages on their way, with their bytes unless they are read; how many were sent and received.
     let mut ways = vec![vec![VecDeque::<(OperandSpan, Option<Vec<u8>>)>::new(); count]; count];
     let mut sent = vec![vec![0_u64; count]; count];
@@ -115,14 +158,29 @@ fn simulate(schedules: &[Schedule], memories: &mut [Memory], reads: bool, slots:
         for rank in 0..count {
             while let Some(action) = todo[rank].front() {
                 match action {
+                    Action::Ready(ReadyReceive { peer, ahead }) => {
+                        let peer = *peer as usize;
+                        let number = placed[peer][rank][1] + *ahead as usize;
+                        assert!(ready[peer][rank].insert(number), "ready twice");
+                    }
                     Action::Send(Transfer { peer, span }) => {
                         let peer = *peer as usize;
                         assert_ne!(peer, rank, "a message to itself");
                         if sent[rank][peer] - received[rank][peer] >= slots {
                             break;
                         }
+                        let number = placed[rank][peer][0];
+                        let is_placed = matches!(carried, Carried::Written(_)) && span.len > 0;
+                        if is_placed && !ready[rank][peer].contains(&number) {
+                            break;
+                        }
                         sent[rank][peer] += 1;
                         let bytes = (!reads).then(|| memories[rank].read(*span));
+                        if is_placed {
+                            placed[rank][peer][0] += 1;
+                            let into = places[rank][peer][number];
+                            memories[peer].write(into, bytes.as_ref().unwrap());
+                        }
                         ways[rank][peer].push_back((*span, bytes));
                     }
                     Action::Receive(Transfer { peer, span }) => {
@@ -134,8 +192,14 @@ fn simulate(schedules: &[Schedule], memories: &mut [Memory], reads: bool, slots:
                             from.len, span.len,
                             "rank {peer} sends and rank {rank} receives"
                         );
-                        let bytes = bytes.unwrap_or_else(|| memories[peer].read(from));
-                        memories[rank].write(*span, &bytes);
+                        if !matches!(carried, Carried::Written(_)) {
+                            let bytes = bytes.unwrap_or_else(|| memories[peer].read(from));
+                            memories[rank].write(*span, &bytes);
+                        } else if span.len > 0 {
+                            let number = &mut placed[peer][rank][1];
+                            assert_eq!(places[peer][rank][*number], *span);
+                            *number += 1;
+                        }
                         received[peer][rank] += 1;
                     }
                     Action::AwaitSent(peer, number) => {
@@ -175,16 +239,24 @@ fn check(
     memories: &[Memory],
     expected: impl Fn(u32, &[u8]) -> Option<Vec<u8>>,
 ) {
-    for (reads, slots) in [(false, 1), (false, 16), (true, 1), (true, 16)] {
+    let ways = [
+        (Carried::Copied, 1),
+        (Carried::Copied, 16),
+        (Carried::Read, 1),
+        (Carried::Read, 16),
+        (Carried::Written(1), 1),
+        (Carried::Written(3), 16),
+    ];
+    for (carried, slots) in ways {
         let mut memories = memories.to_vec();
         let inputs: Vec<Vec<u8>> = memories.iter().map(|it| it.parts[0].clone()).collect();
-        simulate(schedules, &mut memories, reads, slots);
+        simulate(schedules, &mut memories, carried, slots);
         for (rank, memory) in (0..).zip(&memories) {
             let count = schedules.len();
             if let Some(expected) = expected(rank, &memory.parts[1]) {
                 assert!(
                     memory.parts[1] == expected,
-                    "{what}: rank {rank} of {count}, reads: {reads}"
+                    "{what}: rank {rank} of {count}, {carried:?}"
                 );
             }
             assert!(

@@ -374,6 +374,10 @@ unsafe impl Executor for CudaStream {
         self.context().capabilities().kernels
     }
 
+    fn takes_messages(&self) -> bool {
+        self.context().capabilities().kernels
+    }
+
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
         self.state().submit(batch)
     }

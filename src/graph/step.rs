@@ -10,7 +10,7 @@ use crate::cuda::CudaStream;
 use crate::endpoint::{
     Condition, OperationTemplate, OwnedSlices, Ticket, ValueWait, value_wait, value_write,
 };
-use crate::message::{RecordedMessage, Recording};
+use crate::message::{Outgoing, RecordedMessage, Recording, Taker};
 use crate::region::Region;
 use crate::stream::Submission;
 use crate::{Error, Result};
@@ -119,21 +119,23 @@ impl GraphStep {
                 let queue = member::queue(members, *queue).map_err(whole)?;
                 let message = match step {
                     MessageStep::Send(slices) => {
-                        let sent = slices.with(|slices| queue.record_start_send(slices, recording));
+                        let sent = slices.with(|slices| {
+                            queue.record_start_send(Outgoing::Slot(slices), recording)
+                        });
                         let sent = sent.map_err(whole)?;
                         // Those that were started before are waited for first, in order.
                         while queue.record_wait_send(recording) {}
                         sent
                     }
                     MessageStep::Start(slices) => slices
-                        .with(|slices| queue.record_start_send(slices, recording))
+                        .with(|slices| queue.record_start_send(Outgoing::Slot(slices), recording))
                         .map_err(whole)?,
                     MessageStep::Wait => {
                         while queue.record_wait_send(recording) {}
                         return Ok(());
                     }
                     MessageStep::Recv(slices) => slices
-                        .with(|slices| queue.record_recv(stream, slices, recording))
+                        .with(|slices| queue.record_recv(stream, slices, Taker::Kernel, recording))
                         .map_err(whole)?,
                 };
                 reports.push(StepReport::Message(message));

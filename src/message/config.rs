@@ -86,11 +86,11 @@ impl MessageConfig {
             .max_segments(self.max_slices + 1)
     }
 
-    /// The configuration of the endpoint that reads messages and writes credits: two work requests for each receive that is queued, and credits of earlier
-    /// ones without a completion. A late read is changed in the ring, and a BlueFlame doorbell would carry what it was.
+    /// The configuration of the endpoint that reads messages and writes credits: two work requests for each receive that is queued, those of earlier
+    /// ones without a completion, and of receives that are not queued yet, whose memory is ready. A late read is changed in the ring, and a BlueFlame doorbell would carry what it was.
     pub(super) fn of_returns(&self) -> EndpointConfig {
         self.of_both()
-            .send_depth(2 * self.ahead + self.credits_per_signal())
+            .send_depth(2 * self.ahead + 3 * self.credits_per_signal())
             .recv_depth(1)
             .max_segments(1)
             .blueflame(false)

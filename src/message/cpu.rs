@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::header::{MessageHeader, MessagePlace};
-use super::receive::check_fits;
+use super::receive::{Taker, check_fits};
 use super::{MessageAddress, MessageQueue};
 use crate::endpoint::{QueueKind, Ticket, Work, poll_until};
 use crate::region::{RemoteSlice, Slice};
@@ -142,8 +142,12 @@ impl MessageQueue {
             .map_err(|error| limit.name(error, "the end of a message queue"))
     }
 
-    fn finish_until(&mut self, limit: CallTime) -> Result<()> {
-        let peer = self.peer()?;
+    /// Waits in this thread until streams have executed all operations of the queue.
+    ///
+    /// # Errors
+    /// [`Error::Work`] if the queue has failed; [`Error::Timeout`].
+    pub(crate) fn await_streams(&mut self, timeout: Option<Duration>) -> Result<()> {
+        let limit = CallTime::new(timeout);
         let device = self.endpoint.domain().device().clone();
         for endpoint in [&mut self.endpoint, &mut self.returns] {
             let look = || match endpoint.check_post(QueueKind::Send) {
@@ -157,6 +161,12 @@ impl MessageQueue {
             let operation = "the wait for streams";
             poll_until(operation, limit.left(), || device.progress(), look)?;
         }
+        Ok(())
+    }
+
+    fn finish_until(&mut self, limit: CallTime) -> Result<()> {
+        let peer = self.peer()?;
+        self.await_streams(limit.left())?;
         for slot in 1..=peer.slots {
             self.await_received(self.sent.wrapping_sub(slot), &peer, limit)?;
         }
@@ -190,7 +200,7 @@ impl MessageQueue {
         let ticket = self.endpoint.post_send(&work)?;
         let read = message.read.cloned();
         let is_read = read.is_some();
-        self.note_message(read);
+        self.note_message(read, false);
         self.unwaited += 1;
         Ok(PostedSend {
             ticket,
@@ -253,7 +263,7 @@ impl MessageQueue {
     /// All that can be late, full or refused before the next message is taken.
     fn prepare_to_receive(&mut self, slices: &[Slice<'_>], limit: CallTime) -> Result<()> {
         self.peer()?;
-        self.check_target(slices, false)?;
+        self.check_target(slices, Taker::Thread)?;
         self.endpoint.check_post(QueueKind::Recv)?;
         self.returns.check_post(QueueKind::Send)?;
         // Before the message is taken: nothing that could be late or full comes behind it.

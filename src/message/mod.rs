@@ -34,7 +34,9 @@ pub(crate) use batch::OperationBatch;
 pub use config::MessageConfig;
 pub use costs::{CostCurve, MessageCosts};
 pub use cpu::PostedSend;
+pub(crate) use queue::Outgoing;
 pub use queue::{MessageQueue, PendingSend};
+pub(crate) use receive::Taker;
 #[cfg(feature = "cuda")]
 pub(crate) use recording::{RecordedMessage, Recording, RecordingPart, RecordingParts};
 pub use ticket::MessageTicket;

@@ -10,21 +10,22 @@ use super::armed::ArmedGuard;
 use super::batch::OperationBatch;
 use super::config::SLOTS_MAX;
 use super::memory::{MessageMemory, check_slice, check_slices};
-use super::receive::{Receive, ReceiveOutcome, capacity};
+use super::receive::{Receive, ReceiveOutcome, Taker, capacity};
 use super::{MessageAddress, MessageConfig, MessageTicket};
 use crate::endpoint::{
     AbortHandle, Control, Endpoint, PathReport, Prepared, QueueKind, Ticket, Work, poll_until,
     stream_post_among,
 };
-use crate::region::{Access, ProtectionDomain, Region, Slice};
+use crate::region::{Access, ProtectionDomain, Region, RemoteSlice, Slice};
 use crate::stream::{Executor, Submission};
 use crate::{Error, Result, StateKind, WorkError};
 
 /// Within this time a stream of a GPU is looked at.
 const LOOKED_AT: Duration = Duration::from_millis(20);
 
-/// Length of the region for credits: a word for each slot that a peer may have.
-const CREDITS_BYTES: u64 = CREDIT_BYTES * SLOTS_MAX as u64;
+/// Length of the words that the peer writes: for credits one for each slot that it may have, and behind them as many by which memory is ready.
+const CREDITS_BYTES: u64 = 2 * READY_AT;
+const READY_AT: u64 = CREDIT_BYTES * SLOTS_MAX as u64;
 const CREDIT_BYTES: u64 = 4;
 
 /// One end of a connection for messages: both sides send, and receive in the order in which the other one has sent.
@@ -74,12 +75,16 @@ pub struct MessageQueue {
     pub(super) returns: Endpoint,
     pub(super) config: MessageConfig,
     /// For each slot of the peer a word, into which it writes one more than the number of the message that it has received out of it. So no two writes to
-    /// a word are under way at the same time: writes may be placed in any order.
+    /// a word are under way at the same time: writes may be placed in any order. Behind them the words by which memory of the peer is ready.
     credits: Region,
     pub(super) memory: MessageMemory,
     peer: Option<MessageAddress>,
     pub(super) sent: u32,
     pub(super) received: u32,
+    /// Of these the ones that the peer's memory, or this side's, had to be ready for. Their own count, so that each word of readiness is written again before the
+    /// count has gone round.
+    pub(super) placed_sent: u32,
+    pub(super) placed_received: u32,
     /// Credits without a completion since the last with one.
     pub(super) unsignaled: u32,
     /// Completions of credits that are to come and that neither a stream nor this thread waits for.
@@ -92,6 +97,28 @@ pub struct MessageQueue {
     pub(super) served: u64,
     /// The receives by kernels that may still be under way. Their results have places, which are used again.
     by_kernels: VecDeque<(u32, Arc<ReceiveOutcome>)>,
+}
+
+/// A message to send.
+#[derive(Clone, Copy)]
+pub(crate) enum Outgoing<'a> {
+    /// Into a slot of the peer, with a header.
+    Slot(&'a [Slice<'a>]),
+    /// Into memory of the peer that both sides have agreed on, and that is as long. The slices are one, or none for a message without bytes.
+    Place(&'a [Slice<'a>], RemoteSlice),
+}
+
+impl Outgoing<'_> {
+    /// Whether memory of the peer must be ready for it.
+    pub(super) fn is_placed(&self) -> bool {
+        matches!(self, Outgoing::Place([_, ..], _))
+    }
+}
+
+/// The word by which the memory of a message that is written into place is ready, by the number of such messages before, and its value from then on.
+fn ready_of(number: u32) -> (u64, u32) {
+    let word = u64::from(number & (SLOTS_MAX - 1));
+    (READY_AT + CREDIT_BYTES * word, number.wrapping_add(1))
 }
 
 /// Whether operations are prepared for one execution, or again and again for a graph, which needs as many each time.
@@ -145,6 +172,8 @@ impl MessageQueue {
             peer: None,
             sent: 0,
             received: 0,
+            placed_sent: 0,
+            placed_received: 0,
             unsignaled: 0,
             uncollected: 0,
             unwaited: 0,
@@ -173,11 +202,10 @@ impl MessageQueue {
     /// Connects with the queue at an address, whose side does the same with the address of this one.
     ///
     /// # Errors
-    /// As [`Endpoint::connect`]; [`Error::OutOfBounds`] if the address names less memory than the credits of this side need.
+    /// As [`Endpoint::connect`]; [`Error::OutOfBounds`] if the address names less memory than the words that this side writes.
     pub fn connect(&mut self, peer: &MessageAddress) -> Result<()> {
-        let words = CREDIT_BYTES * u64::from(self.config.slots);
-        // Before anything is changed: a region for fewer credits would be found only by the receive that has no word.
-        peer.credits.slice(0, words)?;
+        // Before anything is changed: a region for fewer words would be found only by the receive that has none.
+        peer.credits.slice(0, CREDITS_BYTES)?;
         self.endpoint.connect(&peer.messages)?;
         self.returns.connect(&peer.returns)?;
         self.peer = Some(*peer);
@@ -190,7 +218,7 @@ impl MessageQueue {
     /// As [`MessageQueue::start_send`].
     pub fn send(&mut self, stream: &dyn Executor, slices: &[Slice<'_>]) -> Result<MessageTicket> {
         let mut batch = OperationBatch::default();
-        let made = self.make_send(slices, Repeats::Never, &mut batch);
+        let made = self.make_send(Outgoing::Slot(slices), Repeats::Never, &mut batch);
         let mut pending = self.or_roll_back(&mut batch, made)?;
         // The wait is prepared last, so it goes last.
         let wait = pending.wait;
@@ -204,7 +232,7 @@ impl MessageQueue {
             std::mem::take(&mut batch.others),
         );
         let tickets = self.or_roll_back(&mut batch, posted)?;
-        self.note_sent(pending.held);
+        self.note_sent(pending.held, false);
         pending.parts.extend(tickets);
         pending.parts.extend(end);
         Ok(MessageTicket::of_send(
@@ -227,13 +255,22 @@ impl MessageQueue {
         stream: &dyn Executor,
         slices: &[Slice<'_>],
     ) -> Result<PendingSend> {
+        self.start(stream, Outgoing::Slot(slices))
+    }
+
+    /// [`MessageQueue::start_send`], also of a message that is written into place.
+    pub(crate) fn start(
+        &mut self,
+        stream: &dyn Executor,
+        message: Outgoing<'_>,
+    ) -> Result<PendingSend> {
         let mut batch = OperationBatch::default();
-        let made = self.make_send(slices, Repeats::Never, &mut batch);
+        let made = self.make_send(message, Repeats::Never, &mut batch);
         let mut pending = self.or_roll_back(&mut batch, made)?;
         let others = std::mem::take(&mut batch.others);
         match stream_post_among(stream, &mut batch.prepared, others) {
             Ok(tickets) => {
-                self.note_sent(pending.held.clone());
+                self.note_sent(pending.held.clone(), message.is_placed());
                 pending.parts.extend(tickets);
                 Ok(pending)
             }
@@ -291,11 +328,26 @@ impl MessageQueue {
     /// slices with more bytes than [`MessageConfig::eager_bytes`].
     pub fn recv(&mut self, stream: &dyn Executor, slices: &[Slice<'_>]) -> Result<MessageTicket> {
         let by_kernel = !stream.executes_on_host() && self.endpoint.path().control != Control::Sync;
-        if by_kernel {
+        let taker = if by_kernel {
+            Taker::Kernel
+        } else {
+            Taker::Thread
+        };
+        self.receive(stream, slices, taker)
+    }
+
+    /// [`MessageQueue::recv`], also of a message that the peer writes into place.
+    pub(crate) fn receive(
+        &mut self,
+        stream: &dyn Executor,
+        slices: &[Slice<'_>],
+        taker: Taker,
+    ) -> Result<MessageTicket> {
+        if taker == Taker::Kernel {
             self.make_result_free(stream)?;
         }
         let mut batch = OperationBatch::default();
-        let made = self.make_receive(slices, by_kernel, Repeats::Never, &mut batch);
+        let made = self.make_receive(slices, taker, Repeats::Never, &mut batch);
         let (receive, waits) = self.or_roll_back(&mut batch, made)?;
         let posted = stream_post_among(
             stream,
@@ -307,10 +359,7 @@ impl MessageQueue {
         if is_signaled || is_read {
             self.uncollected = 0;
         }
-        if by_kernel {
-            self.note_kernel(&receive);
-        }
-        self.received = self.received.wrapping_add(1);
+        self.note_received(&receive);
         self.note_credit(is_signaled);
         let of_wait = |(index, ticket)| waits.contains(&index).then_some(ticket);
         let parts = tickets
@@ -412,9 +461,53 @@ impl MessageQueue {
             .signaled(is_signaled))
     }
 
+    /// The wait of a stream until the memory of the next message that is written into place is ready. None if it is not needed.
+    fn ready_wait(&self, repeats: Repeats) -> Result<Option<(Submission, Ticket)>> {
+        let (offset, value) = ready_of(self.placed_sent);
+        let found = self.credits.load_u32(offset)?;
+        if repeats == Repeats::Never && found.wrapping_sub(value).cast_signed() >= 0 {
+            return Ok(None);
+        }
+        let word = (&self.credits, offset);
+        let wait = self
+            .endpoint
+            .peer_value_wait(word, value, self.timeout(), None);
+        wait.map(Some)
+    }
+
+    /// How many messages before its own a receive may be told to be ready. Their requests are unsignaled, so their places come back only with a later credit.
+    pub(crate) fn ready_limit(&self) -> u32 {
+        self.config.credits_per_signal()
+    }
+
+    /// Makes what tells the peer that the memory of a message is ready: of the one that comes behind so many others that are written into place and not received yet.
+    ///
+    /// # Errors
+    /// As [`Endpoint::prepare_send`].
+    pub(crate) fn prepare_ready(&mut self, ahead: u32) -> Result<Prepared> {
+        let peer = self.peer()?;
+        self.endpoint.check_alive()?;
+        let (offset, value) = ready_of(self.placed_received.wrapping_add(ahead));
+        let bytes = value.to_le_bytes();
+        let remote = peer.credits.slice(offset, CREDIT_BYTES)?;
+        let work = Work::write_inline(&bytes, remote).signaled(false);
+        self.returns.prepare_send(&work)
+    }
+
+    /// Queues what [`MessageQueue::prepare_ready`] has made.
+    ///
+    /// # Errors
+    /// What the stream refuses. Nothing has changed then.
+    pub(crate) fn post_ready(&mut self, stream: &dyn Executor, ready: Prepared) -> Result<()> {
+        let mut batch = OperationBatch::default();
+        batch.prepared.push(ready);
+        let posted = stream_post_among(stream, &mut batch.prepared, Vec::new());
+        self.or_roll_back(&mut batch, posted).map(|_| ())
+    }
+
     pub(super) fn make_send(
         &mut self,
-        slices: &[Slice<'_>],
+        message: Outgoing<'_>,
         repeats: Repeats,
         batch: &mut OperationBatch,
     ) -> Result<PendingSend> {
@@ -428,6 +521,12 @@ impl MessageQueue {
             batch.push(wait);
             parts.push(ticket);
         }
+        if message.is_placed()
+            && let Some((wait, ticket)) = self.ready_wait(repeats)?
+        {
+            batch.push(wait);
+            parts.push(ticket);
+        }
         let number = self.sent;
         let timeout = self.timeout();
         // None in a graph.
@@ -437,12 +536,25 @@ impl MessageQueue {
                 .prepare_wait_cq_for(QueueKind::Send, timeout)?;
             batch.prepared.push(wait);
         }
-        let message = self
-            .memory
-            .make_message(number, slices, &peer, &self.endpoint)?;
-        let work = Work::send(&message.slices).wr_id(number.into());
-        batch.prepared.push(self.endpoint.prepare_send(&work)?);
-        let held = message.read.cloned();
+        let (held, len_bytes) = match message {
+            Outgoing::Slot(slices) => {
+                let message = self
+                    .memory
+                    .make_message(number, slices, &peer, &self.endpoint)?;
+                let work = Work::send(&message.slices).wr_id(number.into());
+                batch.prepared.push(self.endpoint.prepare_send(&work)?);
+                (message.read.cloned(), message.len_bytes)
+            }
+            Outgoing::Place(slices, into) => {
+                let work = match slices {
+                    [] => Work::send(&[]),
+                    slices => Work::write(slices, into),
+                };
+                let work = work.imm(number).wr_id(number.into());
+                batch.prepared.push(self.endpoint.prepare_send(&work)?);
+                (None, capacity(slices.iter().copied()))
+            }
+        };
         let wait = self
             .endpoint
             .prepare_wait_cq_for(QueueKind::Send, timeout)?;
@@ -450,7 +562,7 @@ impl MessageQueue {
             wait,
             parts,
             number,
-            len_bytes: message.len_bytes,
+            len_bytes,
             held,
         })
     }
@@ -512,13 +624,13 @@ impl MessageQueue {
     pub(super) fn make_receive(
         &mut self,
         slices: &[Slice<'_>],
-        by_kernel: bool,
+        taker: Taker,
         repeats: Repeats,
         batch: &mut OperationBatch,
     ) -> Result<(Arc<Receive>, Vec<usize>)> {
         let peer = self.peer()?;
         self.returns.check_alive()?;
-        let capacity = self.check_target(slices, by_kernel)?;
+        let capacity = self.check_target(slices, taker)?;
         let (number, timeout) = (self.received, self.timeout());
         let mut waits = vec![0];
         let arrival = self
@@ -527,15 +639,17 @@ impl MessageQueue {
         batch.prepared.push(arrival);
         let is_eager = capacity <= u64::from(self.memory.eager_bytes);
         let (read, late) = match slices {
-            [slice] if !is_eager => {
+            [slice] if !is_eager && taker != Taker::Peer => {
                 let (read, late) = self.returns.prepare_late_read(slice, number.into())?;
                 (Some(read), Some(late))
             }
             _ => (None, None),
         };
         let slot = self.memory.slot(number);
-        let receive = Receive::new(slot, slices, late, &self.credits, by_kernel)?;
-        batch.push(receive.take_step());
+        let receive = Receive::new(slot, slices, late, &self.credits, taker)?;
+        if taker != Taker::Peer {
+            batch.push(receive.take_step());
+        }
         let is_signaled = repeats != Repeats::Never || self.is_credit_signaled();
         // Before a read waits for its own completion, and before there is one credit more to be collected. None in a graph.
         if read.is_some() || is_signaled {
@@ -559,16 +673,20 @@ impl MessageQueue {
         Ok((receive, waits))
     }
 
-    /// Fails for slices that no message can be received into, by a kernel or by the CPU. Returns their length together.
-    pub(super) fn check_target(&self, slices: &[Slice<'_>], by_kernel: bool) -> Result<u64> {
+    /// Fails for slices that no message can be received into, by that taker. Returns their length together.
+    pub(super) fn check_target(&self, slices: &[Slice<'_>], taker: Taker) -> Result<u64> {
         let capacity = capacity(slices.iter().copied());
         check_slices(slices, self.config.max_slices)?;
-        if capacity > u64::from(self.memory.eager_bytes) {
+        if capacity > u64::from(self.memory.eager_bytes) || taker == Taker::Peer {
             check_slices(slices, 1)?;
         }
+        let needed = match taker {
+            Taker::Peer => Access::REMOTE_WRITE,
+            Taker::Thread | Taker::Kernel => Access::LOCAL_WRITE,
+        };
         for (at, slice) in slices.iter().enumerate() {
-            check_slice(slice, at, &self.endpoint, Access::LOCAL_WRITE)?;
-            if !by_kernel {
+            check_slice(slice, at, &self.endpoint, needed)?;
+            if taker == Taker::Thread {
                 slice.region.check_host()?;
             }
         }
@@ -591,15 +709,16 @@ impl MessageQueue {
     }
 
     /// A message was given to a stream, behind waits for what no one waited for.
-    fn note_sent(&mut self, held: Option<Region>) {
+    fn note_sent(&mut self, held: Option<Region>, is_placed: bool) {
         self.unwaited = 0;
-        self.note_message(held);
+        self.note_message(held, is_placed);
     }
 
-    /// A message was sent, whose memory the peer is to read.
-    pub(super) fn note_message(&mut self, read: Option<Region>) {
+    /// A message was sent, whose memory the peer is to read, or which is written into place.
+    pub(super) fn note_message(&mut self, read: Option<Region>, is_placed: bool) {
         self.unread.extend(read.map(|region| (self.sent, region)));
         self.sent = self.sent.wrapping_add(1);
+        self.placed_sent = self.placed_sent.wrapping_add(is_placed.into());
     }
 
     /// Releases the memory of messages that the peer has read.
@@ -612,10 +731,16 @@ impl MessageQueue {
         Ok(())
     }
 
-    /// A kernel carries out a receive.
-    pub(super) fn note_kernel(&mut self, receive: &Receive) {
-        let outcome = receive.outcome();
-        self.by_kernels.push_back((self.received, outcome));
+    /// A receive was given to a stream, or recorded.
+    pub(super) fn note_received(&mut self, receive: &Receive) {
+        match receive.taker() {
+            Taker::Kernel => (self.by_kernels).push_back((self.received, receive.outcome())),
+            Taker::Peer if !receive.is_empty() => {
+                self.placed_received = self.placed_received.wrapping_add(1);
+            }
+            Taker::Peer | Taker::Thread => {}
+        }
+        self.received = self.received.wrapping_add(1);
     }
 
     /// So many messages that were prepared are not sent.

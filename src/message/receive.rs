@@ -99,6 +99,16 @@ impl MessageSlot {
     }
 }
 
+/// What takes a message out of its slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Taker {
+    /// The thread of the stream.
+    Thread,
+    Kernel,
+    /// It is in none: the peer has written it into place.
+    Peer,
+}
+
 /// A receive on a stream: the owner of two programs. The stream executes the first when the message has arrived, and the second at the end. Neither has
 /// operations, but on a stream of a GPU the second is a wait for what the kernel says that the first stands for.
 pub(super) struct Receive {
@@ -107,8 +117,7 @@ pub(super) struct Receive {
     /// The operation that reads a long message, if there may be one.
     read: Option<LateRead>,
     outcome: Arc<ReceiveOutcome>,
-    /// A kernel takes the message.
-    by_kernel: bool,
+    taker: Taker,
     /// The stream may not pass its end, because something before it has failed.
     is_given_up: AtomicBool,
     /// The peer may write credits as long as the endpoint goes on.
@@ -127,9 +136,9 @@ impl Receive {
         target: &[Slice<'_>],
         read: Option<LateRead>,
         credits: &Region,
-        by_kernel: bool,
+        taker: Taker,
     ) -> Result<Arc<Receive>> {
-        if by_kernel {
+        if taker == Taker::Kernel {
             slot.arm_result()?;
         }
         let target = target
@@ -141,7 +150,7 @@ impl Receive {
             target,
             read,
             outcome: Arc::default(),
-            by_kernel,
+            taker,
             is_given_up: AtomicBool::new(false),
             credits: credits.clone(),
         }))
@@ -149,6 +158,19 @@ impl Receive {
 
     pub(super) fn outcome(&self) -> Arc<ReceiveOutcome> {
         Arc::clone(&self.outcome)
+    }
+
+    pub(super) fn taker(&self) -> Taker {
+        self.taker
+    }
+
+    /// Whether it is for a message without bytes only.
+    pub(super) fn is_empty(&self) -> bool {
+        capacity(self.slices()) == 0
+    }
+
+    fn by_kernel(&self) -> bool {
+        self.taker == Taker::Kernel
     }
 
     /// The program that takes the message out of its slot.
@@ -163,7 +185,7 @@ impl Receive {
     pub(super) fn end_step(self: &Arc<Self>) -> Result<Submission> {
         let MessageSlot { memory, result, .. } = &self.slot;
         let mut program = Program::new(memory.targets());
-        if self.by_kernel {
+        if self.by_kernel() {
             let taken = memory.target().dword(result + TAKEN)?;
             program.poll_geq(taken, self.slot.mark())?;
         }
@@ -201,6 +223,18 @@ impl Receive {
             (MessagePlace::Sender { .. }, None) => return Err(truncated(len_bytes, self.slices())),
         }
         Ok(len_bytes)
+    }
+
+    /// The length of a message that the peer has written into place.
+    fn placed(&self) -> Result<u64> {
+        // A message of another kind is in the slot. Only then is its header there.
+        if self.slot.header().is_ok() {
+            return Err(Error::Malformed {
+                what: "message",
+                reason: "the peer has sent one with a header; this side expects one that is written into place, as both agreed before".into(),
+            });
+        }
+        Ok(capacity(self.slices()))
     }
 
     /// Notes what a kernel has found, which it has stored.
@@ -252,13 +286,13 @@ unsafe impl Owner for Receive {
     }
 
     fn started(&self, cookie: u64) {
-        if cookie == TAKE && !self.by_kernel {
+        if cookie == TAKE && self.taker == Taker::Thread {
             self.outcome.take(self.take());
         }
     }
 
     fn kernel_step(&self, cookie: u64) -> Result<Option<KernelStep<'_>>> {
-        if cookie != TAKE || !self.by_kernel {
+        if cookie != TAKE || !self.by_kernel() {
             return Ok(None);
         }
         let slot = &self.slot;
@@ -280,8 +314,11 @@ unsafe impl Owner for Receive {
         if cookie != END {
             return None;
         }
-        if self.by_kernel && (outcome == Outcome::Done || self.slot.is_refused()) {
+        if self.by_kernel() && (outcome == Outcome::Done || self.slot.is_refused()) {
             self.note_result();
+        }
+        if self.taker == Taker::Peer && outcome == Outcome::Done {
+            self.outcome.take(self.placed());
         }
         match (self.outcome.taken.get(), outcome) {
             (Some(Err(error)), _) => Some(format!("a receive failed: {error}").into()),
@@ -307,7 +344,7 @@ unsafe impl Owner for Receive {
 
     fn released(&self, cookie: u64) -> bool {
         cookie == END
-            && self.by_kernel
+            && self.by_kernel()
             && (self.is_given_up.load(Ordering::Acquire) || self.slot.is_refused())
     }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::MessageTicket;
 use super::armed::ArmedMark;
 use super::batch::OperationBatch;
-use super::queue::{MessageQueue, PendingSend, Repeats};
-use super::receive::Receive;
+use super::queue::{MessageQueue, Outgoing, PendingSend, Repeats};
+use super::receive::{Receive, Taker};
 use super::ticket::MessageReport;
 use crate::endpoint::{
     AbortHandle, Control, Endpoint, Prepared, QueueKind, Ticket, stream_post_all,
@@ -51,6 +51,7 @@ struct RecordedSend {
 #[derive(Debug, Clone, Copy)]
 struct SendNumbers {
     sent: u32,
+    placed: u32,
     unwaited: u32,
     count: u32,
 }
@@ -59,6 +60,7 @@ struct SendNumbers {
 #[derive(Debug, Clone, Copy)]
 struct ReceiveNumbers {
     received: u32,
+    placed: u32,
     unsignaled: u32,
     uncollected: u32,
     count: u32,
@@ -219,10 +221,12 @@ impl RecordedQueue {
     fn give_numbers_back(&self, queue: &mut MessageQueue) {
         if let Some(before) = self.sending {
             queue.forget_sent(before.count);
+            queue.placed_sent = before.placed;
             queue.unwaited = before.unwaited;
         }
         if let Some(before) = self.receiving {
             queue.forget_received(before.count);
+            queue.placed_received = before.placed;
             queue.unsignaled = before.unsignaled;
             queue.uncollected = before.uncollected;
         }
@@ -290,13 +294,14 @@ impl MessageQueue {
     /// As [`MessageQueue::start_send`]. Nothing was recorded then.
     pub(crate) fn record_start_send(
         &mut self,
-        slices: &[Slice<'_>],
+        message: Outgoing<'_>,
         recording: &mut Recording,
     ) -> Result<RecordedMessage> {
         self.check_recordable()?;
         let id = self.id();
         let before = SendNumbers {
             sent: self.sent,
+            placed: self.placed_sent,
             unwaited: self.unwaited,
             count: 0,
         };
@@ -304,7 +309,7 @@ impl MessageQueue {
         let is_first = recorded.is_none_or(|recorded| recorded.sending.is_none());
         let mut owed = OperationBatch::default();
         let mut batch = OperationBatch::default();
-        let made = self.make_recorded_send(slices, is_first, &mut owed, &mut batch);
+        let made = self.make_recorded_send(message, is_first, &mut owed, &mut batch);
         let (pending, end) = match made {
             Ok(made) => made,
             Err(error) => {
@@ -321,7 +326,7 @@ impl MessageQueue {
             held,
             ..
         } = pending;
-        self.note_message(held);
+        self.note_message(held, message.is_placed());
         recording.owed.extend(owed.prepared);
         let index = recording.reports.len();
         let mut report = MessageReport::of_send(parts, len_bytes);
@@ -341,7 +346,7 @@ impl MessageQueue {
 
     fn make_recorded_send(
         &mut self,
-        slices: &[Slice<'_>],
+        message: Outgoing<'_>,
         is_first: bool,
         owed: &mut OperationBatch,
         batch: &mut OperationBatch,
@@ -356,7 +361,7 @@ impl MessageQueue {
             }
             self.unwaited = 0;
         }
-        let pending = self.make_send(slices, Repeats::Always, batch)?;
+        let pending = self.make_send(message, Repeats::Always, batch)?;
         match self.make_end(pending.number, pending.held.clone()) {
             Ok(end) => Ok((pending, end)),
             Err(error) => {
@@ -390,13 +395,17 @@ impl MessageQueue {
         &mut self,
         stream: &dyn Executor,
         slices: &[Slice<'_>],
+        taker: Taker,
         recording: &mut Recording,
     ) -> Result<RecordedMessage> {
         self.check_recordable()?;
-        self.make_result_free(stream)?;
+        if taker == Taker::Kernel {
+            self.make_result_free(stream)?;
+        }
         let id = self.id();
         let before = ReceiveNumbers {
             received: self.received,
+            placed: self.placed_received,
             unsignaled: self.unsignaled,
             uncollected: self.uncollected,
             count: 0,
@@ -405,7 +414,7 @@ impl MessageQueue {
         let is_first = recorded.is_none_or(|recorded| recorded.receiving.is_none());
         let mut owed = OperationBatch::default();
         let mut batch = OperationBatch::default();
-        let made = self.make_recorded_receive(slices, is_first, &mut owed, &mut batch);
+        let made = self.make_recorded_receive(slices, taker, is_first, &mut owed, &mut batch);
         let (receive, waits, credit) = match made {
             Ok(made) => made,
             Err(error) => {
@@ -415,8 +424,7 @@ impl MessageQueue {
                 return Err(error);
             }
         };
-        self.note_kernel(&receive);
-        self.received = self.received.wrapping_add(1);
+        self.note_received(&receive);
         self.unsignaled = 0;
         recording.owed.extend(owed.prepared);
         let recorded = recording.queue_of(self);
@@ -437,6 +445,7 @@ impl MessageQueue {
     fn make_recorded_receive(
         &mut self,
         slices: &[Slice<'_>],
+        taker: Taker,
         is_first: bool,
         owed: &mut OperationBatch,
         batch: &mut OperationBatch,
@@ -445,11 +454,24 @@ impl MessageQueue {
             self.collect(owed)?;
             self.uncollected = 0;
         }
-        let (receive, waits) = self.make_receive(slices, true, Repeats::Always, batch)?;
+        let (receive, waits) = self.make_receive(slices, taker, Repeats::Always, batch)?;
         // Prepared now, because the recording may end without the queue; executed before the next receive, or at the end: the stream does not wait for the answer of the peer's NIC.
         let timeout = self.timeout();
         let credit = self.returns.prepare_wait_cq_for(QueueKind::Send, timeout)?;
         Ok((receive, waits, credit))
+    }
+
+    /// Records what tells the peer that memory is ready, as [`MessageQueue::prepare_ready`].
+    ///
+    /// # Errors
+    /// As [`MessageQueue::prepare_ready`]. Nothing was recorded then.
+    pub(crate) fn record_ready(&mut self, ahead: u32, recording: &mut Recording) -> Result<()> {
+        self.check_recordable()?;
+        let ready = self.prepare_ready(ahead)?;
+        // So that the queue is aborted if the recording is dropped.
+        recording.queue_of(self);
+        recording.batch.prepared.push(ready);
+        Ok(())
     }
 
     /// Fails for a queue whose operations no graph can have.

@@ -162,6 +162,12 @@ pub unsafe trait Executor: SealedExecutor + Send + Sync {
         self.executes_on_host()
     }
 
+    /// Whether it can take a message out of its slot ([`KernelStep::Take`](super::KernelStep)).
+    #[doc(hidden)]
+    fn takes_messages(&self) -> bool {
+        true
+    }
+
     /// What a thread does that waits for work of the stream: it looks how far the stream is, which otherwise happens once in a millisecond. None: a thread of the stream
     /// tells at once.
     #[doc(hidden)]

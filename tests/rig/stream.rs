@@ -198,6 +198,10 @@ unsafe impl Executor for Stream {
         self.executor().works_on_memory()
     }
 
+    fn takes_messages(&self) -> bool {
+        self.executor().takes_messages()
+    }
+
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
         self.step(|stream| stream.submit(batch))
     }

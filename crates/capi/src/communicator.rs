@@ -162,7 +162,14 @@ impl doorbell_communicator {
 
 /// An operation that is prepared.
 pub struct doorbell_collective {
-    pub(super) inner: Collective,
+    /// Never waited for: calls with it are calls with its communicator, one at a time.
+    inner: Mutex<Collective>,
+}
+
+impl doorbell_collective {
+    pub(super) fn lock(&self) -> Result<MutexGuard<'_, Collective>, Failure> {
+        try_lock(&self.inner, "collective")
+    }
 }
 
 impl CObject for doorbell_collective {
@@ -193,11 +200,12 @@ pub struct doorbell_collective_plan {
     pub messages: u64,
     pub sent_bytes: u64,
     pub predicted_ns: u64,
+    pub matched: u64,
 }
 
-// SAFETY: repr(C), two 4-byte fields and three 8-byte ones, without padding, integers, and the size first.
+// SAFETY: repr(C), two 4-byte fields and four 8-byte ones, without padding, integers, and the size first.
 unsafe impl VersionedStruct for doorbell_collective_plan {
-    const BYTES_FIRST: usize = 32;
+    const BYTES_FIRST: usize = 40;
 
     fn defaults() -> doorbell_collective_plan {
         doorbell_collective_plan {
@@ -206,6 +214,7 @@ unsafe impl VersionedStruct for doorbell_collective_plan {
             messages: 0,
             sent_bytes: 0,
             predicted_ns: 0,
+            matched: 0,
         }
     }
 }
@@ -258,6 +267,7 @@ unsafe fn prepare(
         || {
             let algorithm = named(&ALGORITHMS, "algorithm", algorithm)?;
             let inner = prepare(&*communicator.lock()?, algorithm)??;
+            let inner = Mutex::new(inner);
             Ok(place.set(doorbell_collective { inner }))
         }
     )
@@ -726,12 +736,34 @@ pub unsafe extern "C" fn doorbell_communicator_launch(
         };
         let inner = communicator
             .lock()?
-            .launch(stream.executor(), &collective.inner)?;
+            .launch(stream.executor(), &*collective.lock()?)?;
         if let Some(place) = place {
             place.write(create(doorbell_collective_ticket { inner }));
         }
         Ok(0)
     })
+}
+
+/// Matches the messages of an operation with those of the other ranks.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_communicator_match_ahead(
+    communicator: *mut doorbell_communicator,
+    collective: *mut doorbell_collective,
+    timeout_ms: i64,
+) -> c_int {
+    call!(
+        communicator = get(communicator),
+        collective = get(collective),
+        || {
+            let timeout = timeout(timeout_ms)?;
+            let mut communicator = communicator.lock()?;
+            communicator.match_ahead(&mut *collective.lock()?, timeout)?;
+            Ok(0)
+        }
+    )
 }
 
 /// Waits until the peers have everything.
@@ -831,7 +863,7 @@ pub unsafe extern "C" fn doorbell_collective_describe(
     struct_size: u32,
 ) -> c_int {
     call!(collective = get(collective), || {
-        let operation = &collective.inner;
+        let operation = collective.lock()?;
         let used = Some(operation.algorithm());
         let number = ALGORITHMS.iter().find(|(_, algorithm)| *algorithm == used);
         let described = doorbell_collective_plan {
@@ -839,6 +871,7 @@ pub unsafe extern "C" fn doorbell_collective_describe(
             messages: operation.messages(),
             sent_bytes: operation.sent_bytes(),
             predicted_ns: operation.predicted_ns().round() as u64,
+            matched: operation.is_matched().into(),
             ..doorbell_collective_plan::defaults()
         };
         // SAFETY: the caller's promise about structs and their sizes.

@@ -410,7 +410,7 @@ pub unsafe extern "C" fn doorbell_graph_builder_collective(
             let mut communicator = communicator.lock()?;
             builder
                 .lock()?
-                .collective(&mut communicator, &collective.inner)?;
+                .collective(&mut communicator, &*collective.lock()?)?;
             Ok(0)
         }
     )

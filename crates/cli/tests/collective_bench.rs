@@ -142,12 +142,15 @@ fn every_operation_and_algorithm_gives_checked_rows() {
     for op in OPERATIONS {
         let found: Vec<usize> = [1, 3, 4]
             .map(|ranks| {
+                let is_matched = ranks == 3;
+                let matched = if is_matched { "--matched" } else { "" };
                 let line = format!(
-                    "--op {op} --ranks {ranks} --root {} --algorithm all --sizes 4,1000 --eager-bytes 300 --iterations 5 --warmup 3 --in-flight 3 --check --json",
+                    "{matched} --op {op} --ranks {ranks} --root {} --algorithm all --sizes 4,1000 --eager-bytes 300 --iterations 5 --warmup 3 --in-flight 3 --check --json",
                     ranks - 1
                 );
                 let rows = rows(&printed(&line));
                 check(&rows, op, ranks);
+                assert!(rows.iter().all(|row| row["matched"] == is_matched));
                 let algorithms = algorithms(&rows);
                 let sizes = if op == "barrier" { 1 } else { 2 };
                 assert_eq!(rows.len(), sizes * 2 * algorithms.len(), "{op}: {algorithms:?}");

@@ -1,6 +1,8 @@
 /* Collective operations: every one between three ranks of this process, what is refused, and how ranks end. */
 #include "expect.h"
 
+#include <pthread.h>
+
 enum { RANKS = 3, WORDS = 12, BLOCK = WORDS / RANKS, BYTES = WORDS * 4 };
 
 struct rank {
@@ -100,12 +102,39 @@ static void fill_all(struct ranks *ranks)
 		}
 }
 
-/* Launches what every rank has prepared, twice, and waits. */
+static void *match(void *argument)
+{
+	struct rank *rank = argument;
+
+	WORKS(doorbell_communicator_match_ahead(rank->communicator, rank->collective, SOON_MS));
+	return NULL;
+}
+
+/* All ranks match what they have prepared: each waits for the others, so each has a thread. */
+static void match_all(struct ranks *ranks)
+{
+	pthread_t threads[RANKS];
+	uint32_t i;
+
+	for (i = 0; i < RANKS; i++)
+		EXPECT(pthread_create(&threads[i], NULL, match, &ranks->at[i]) == 0);
+	for (i = 0; i < RANKS; i++)
+		EXPECT(pthread_join(threads[i], NULL) == 0);
+}
+
+/* Launches what every rank has prepared, twice, and waits. It is matched before the second time. */
 static void launch(struct ranks *ranks)
 {
 	uint32_t turn, i;
 
 	for (turn = 0; turn < 2; turn++) {
+		if (turn == 1)
+			match_all(ranks);
+		for (i = 0; i < RANKS; i++) {
+			doorbell_collective_plan plan;
+			WORKS(doorbell_collective_describe(ranks->at[i].collective, &plan, sizeof(plan)));
+			EXPECT(plan.matched == turn);
+		}
 		for (i = 0; i < RANKS; i++) {
 			struct rank *rank = &ranks->at[i];
 			WORKS(doorbell_communicator_launch(rank->communicator, rank->stream, rank->collective,

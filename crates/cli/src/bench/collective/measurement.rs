@@ -179,7 +179,13 @@ impl<'a> RankMeasurement<'a> {
     /// Those of the library.
     pub fn measure(&mut self, case: CollectiveCase) -> Result<Measured> {
         let lens = self.contents.lens(case.size_bytes);
-        let operation = self.prepare(&lens, case.algorithm)?;
+        let mut operation = self.prepare(&lens, case.algorithm)?;
+        if self.plan.matched {
+            let timeout = Some(self.plan.timeout);
+            self.rank
+                .communicator
+                .match_ahead(&mut operation, timeout)?;
+        }
         // Without it floats would become infinite from one launch in place to the next, and slow to add on some processors.
         self.output.fill(0, self.output.len_bytes(), 0)?;
         let in_flight = match case.kind {

@@ -56,6 +56,10 @@ pub struct CollectiveOptions {
     #[arg(long)]
     in_place: bool,
 
+    /// Have the ranks match each operation before its launches: messages are written straight into place
+    #[arg(long)]
+    matched: bool,
+
     /// Which of the two loops to run
     #[arg(long = "loop", value_name = "LOOP", value_enum, default_value_t = Loops::Both)]
     loops: Loops,
@@ -211,6 +215,8 @@ pub struct CollectivePlan {
     pub algorithm: AlgorithmChoice,
     /// Whether input and output are the same memory.
     pub in_place: bool,
+    /// Whether the ranks match each operation before its launches.
+    pub matched: bool,
     /// Lengths of the longest buffer in bytes, before they are rounded up to whole elements.
     pub sizes: Vec<u64>,
     /// Loops, in the order of the rows.
@@ -271,6 +277,7 @@ impl CollectiveOptions {
             root: self.root,
             algorithm: self.algorithm,
             in_place: self.in_place,
+            matched: self.matched,
             sizes: match self.op {
                 CollectiveOp::Barrier => vec![0],
                 _ => self.sizes.iter().collect(),

@@ -210,6 +210,7 @@ impl ReportRow for CollectiveRow {
             ("processes", (*processes).into()),
             ("op", plan.op.name().into()),
             ("in_place", plan.in_place.into()),
+            ("matched", plan.matched.into()),
             ("loop", self.case.kind.to_string().into()),
             ("size_bytes", self.case.size_bytes.into()),
             ("count", self.elements.into()),
