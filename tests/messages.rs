@@ -1018,6 +1018,16 @@ fn late_credits_of_one_queue_hold_up_no_other() {
         MessageQueue::recv_any_now(&mut all, &into, SOON),
         Ok((1, 8))
     );
+    // The first one has waited longer now, and is asked first.
+    second
+        .send_now(&[other.slice(0, 8).unwrap()], SOON)
+        .unwrap();
+    let (limit, since) = (Duration::from_secs(10), Instant::now());
+    assert_eq!(
+        MessageQueue::recv_any_now(&mut all, &into, Some(limit)),
+        Ok((1, 8))
+    );
+    assert!(since.elapsed() < limit);
     assert!(slow.set_frozen(false));
     receivers.iter_mut().for_each(|it| it.finish(SOON).unwrap());
 }

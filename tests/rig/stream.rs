@@ -49,29 +49,67 @@ impl Triggered {
 
 /// A new stream.
 pub fn stream(name: &str) -> Stream {
-    match kind().as_str() {
-        "host" => Stream::Host(HostStream::new(name).unwrap()),
+    Streams::default().stream(name)
+}
+
+/// Where streams are made: those of a GPU in one context.
+#[derive(Default)]
+pub struct Streams {
+    /// `None`: the primary one.
+    #[cfg(feature = "cuda")]
+    context: Option<CudaContext>,
+}
+
+impl Streams {
+    /// In a context of their own, if they are streams of a GPU. It stays until the process ends.
+    pub fn apart() -> Streams {
         #[cfg(feature = "cuda")]
-        "cuda" => {
-            let context = CudaContext::primary(0).unwrap();
-            Stream::Cuda(CudaStream::new(&context, name).unwrap())
+        if is_cuda() {
+            use cudarc::driver::sys;
+            // Loads the driver.
+            let _primary = CudaContext::primary(0).unwrap();
+            let (mut raw, mut popped) = (std::ptr::null_mut(), std::ptr::null_mut());
+            // SAFETY: writes one handle, of a context that is current then, and no longer.
+            unsafe {
+                sys::cuCtxCreate_v2(&mut raw, 0, 0).result().unwrap();
+                sys::cuCtxPopCurrent_v2(&mut popped).result().unwrap();
+            }
+            // SAFETY: a context, which nobody destroys.
+            let context = unsafe { CudaContext::from_raw(raw) }.unwrap();
+            return Streams {
+                context: Some(context),
+            };
         }
-        #[cfg(feature = "cuda")]
-        "cuda-kernel" => {
-            let context = CudaContext::primary(0).unwrap();
-            let stream = CudaStream::new(&context, name).unwrap();
-            Stream::Cuda(stream.with_execution(Execution::Kernel).unwrap())
+        Streams::default()
+    }
+
+    #[cfg(feature = "cuda")]
+    fn context(&self) -> CudaContext {
+        let context = self.context.clone();
+        context.unwrap_or_else(|| CudaContext::primary(0).unwrap())
+    }
+
+    pub fn stream(&self, name: &str) -> Stream {
+        match kind().as_str() {
+            "host" => Stream::Host(HostStream::new(name).unwrap()),
+            #[cfg(feature = "cuda")]
+            "cuda" => Stream::Cuda(CudaStream::new(&self.context(), name).unwrap()),
+            #[cfg(feature = "cuda")]
+            "cuda-kernel" => {
+                let stream = CudaStream::new(&self.context(), name).unwrap();
+                Stream::Cuda(stream.with_execution(Execution::Kernel).unwrap())
+            }
+            #[cfg(feature = "cuda")]
+            "cuda-trigger" => {
+                let context = self.context();
+                Stream::Triggered(Triggered {
+                    kernels: KernelStream::new(&context, name).unwrap(),
+                    cuda: CudaStream::new(&context, name).unwrap(),
+                    launching: std::sync::Mutex::default(),
+                })
+            }
+            other => panic!("DOORBELL_TEST_STREAM={other}"),
         }
-        #[cfg(feature = "cuda")]
-        "cuda-trigger" => {
-            let context = CudaContext::primary(0).unwrap();
-            Stream::Triggered(Triggered {
-                kernels: KernelStream::new(&context, name).unwrap(),
-                cuda: CudaStream::new(&context, name).unwrap(),
-                launching: std::sync::Mutex::default(),
-            })
-        }
-        other => panic!("DOORBELL_TEST_STREAM={other}"),
     }
 }
 

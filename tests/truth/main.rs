@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use crate::model::{Ends, Lie, Model, lock};
 use crate::plan::{Means, Plan};
-use crate::rig::{Random, by_trigger, control, device, from_env, is_cuda};
+use crate::rig::{Random, Streams, by_trigger, control, device, from_env, is_cuda};
 use doorbell::Control;
 
 /// Far longer than a plan takes.
@@ -54,6 +54,7 @@ struct Finding {
 
 /// Executes plans, and ends the process when one of them hangs.
 struct Runner {
+    streams: Streams,
     checks_faults: bool,
     /// The running plans: start time, seed, and model.
     running: Mutex<Option<(Instant, u64)>>,
@@ -61,8 +62,9 @@ struct Runner {
 }
 
 impl Runner {
-    fn new() -> Arc<Runner> {
+    fn new(streams: Streams) -> Arc<Runner> {
         let runner = Arc::new(Runner {
+            streams,
             checks_faults: from_env("DOORBELL_TRUTH_FAULTS", CHECKS_FAULTS.into()) != 0,
             running: Mutex::default(),
             model: Mutex::default(),
@@ -92,7 +94,14 @@ impl Runner {
     fn run(&self, plan: &Plan, patience: Duration, ends: &Ends) -> Vec<Lie> {
         *lock(&self.running) = Some((Instant::now(), plan.seed));
         let devices: Vec<_> = (0..plan.devices).map(|_| device()).collect();
-        let lies = world::run(plan, &devices, patience, self.checks_faults, &self.model);
+        let lies = world::run(
+            plan,
+            &devices,
+            &self.streams,
+            patience,
+            self.checks_faults,
+            &self.model,
+        );
         lock(&self.model).iter().for_each(|model| model.count(ends));
         *lock(&self.running) = None;
         lies
@@ -156,8 +165,8 @@ fn random_calls_report_only_possible_outcomes() {
     let [rounds, done, faults] = [const { AtomicU64::new(0) }; 3];
     let ends = Ends::default();
     let findings = Mutex::new(BTreeMap::<&'static str, Finding>::new());
-    let work = || {
-        let runner = Runner::new();
+    let work = |streams: Streams| {
+        let runner = Runner::new(streams);
         while done.load(Ordering::Relaxed) < operations {
             let plan = plan(seed, rounds.fetch_add(1, Ordering::Relaxed));
             for _ in 0..repeats {
@@ -177,7 +186,18 @@ fn random_calls_report_only_possible_outcomes() {
             }
         }
     };
-    std::thread::scope(|scope| (0..WORKERS).for_each(|_| drop(scope.spawn(work))));
+    std::thread::scope(|scope| {
+        let work = &work;
+        for worker in 0..WORKERS {
+            // A plan waits for the streams of its context before it records a graph.
+            let streams = if worker == 0 {
+                Streams::default()
+            } else {
+                Streams::apart()
+            };
+            scope.spawn(move || work(streams));
+        }
+    });
     println!(
         "{} plans, {} calls, {} of them faults: {ends:?}",
         rounds.into_inner(),
@@ -191,7 +211,7 @@ fn random_calls_report_only_possible_outcomes() {
             finding.after, finding.plans, finding.plan.seed, finding.lie.text
         ));
     }
-    let runner = Runner::new();
+    let runner = Runner::new(Streams::default());
     for (kind, finding) in &findings {
         let run = |plan: &Plan| runner.run(plan, SHORT_PATIENCE, &ends);
         say(&shrink::shrunk(&finding.plan, kind, &run));

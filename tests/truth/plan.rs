@@ -372,10 +372,23 @@ impl Plan {
             kernels_own: None,
             random,
         };
-        let step = |number| Step {
-            number,
-            thread: makes.below(threads),
-            call: makes.call(number),
+        // Before a stream waits: later steps record a graph only if their streams are done.
+        let first = if means.cuda && remote.is_none() && !is_storm {
+            makes.below(4)
+        } else {
+            0
+        };
+        let step = |number| {
+            let (thread, call) = if number < first {
+                (0, makes.capture(number))
+            } else {
+                (makes.below(threads), makes.call(number))
+            };
+            Step {
+                number,
+                thread,
+                call,
+            }
         };
         let steps = (0..count).map(step).collect();
         Plan {
@@ -397,6 +410,13 @@ impl Plan {
         let mut plan = self.clone();
         plan.steps.iter_mut().for_each(|step| step.thread = 0);
         plan
+    }
+
+    /// The graphs that are recorded before the threads begin, and the other steps.
+    pub fn in_order(&self) -> (&[Step], &[Step]) {
+        let is_other = |step: &Step| !matches!(step.call, Call::Capture { .. });
+        let first = self.steps.iter().position(is_other);
+        self.steps.split_at(first.unwrap_or(self.steps.len()))
     }
 
     /// The operations of the graph that a step records; none if that step was removed.

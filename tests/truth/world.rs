@@ -26,7 +26,7 @@ use crate::peer::Peer;
 use crate::plan::{
     Call, EVENTS, GATES, Kernel, Plan, STEPS_MAX, Send, Step, Transfer, Way, end_name,
 };
-use crate::rig::{Stream, stream};
+use crate::rig::{Stream, Streams};
 use bounce::Written;
 #[cfg(feature = "cuda")]
 use graph::Captured;
@@ -119,11 +119,12 @@ pub struct World<'a> {
 pub fn run(
     plan: &Plan,
     devices: &[Device],
+    streams: &Streams,
     patience: Duration,
     checks_faults: bool,
     watched: &Mutex<Option<Arc<Model>>>,
 ) -> Vec<Lie> {
-    let world = World::new(plan, devices, checks_faults);
+    let world = World::new(plan, devices, streams, checks_faults);
     *lock(watched) = Some(Arc::clone(&world.model));
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -136,11 +137,13 @@ pub fn run(
                 std::thread::sleep(Duration::from_micros(30));
             }
         });
+        let (first, others) = plan.in_order();
+        first.iter().for_each(|step| world.step(step));
         let threads: Vec<_> = (0..plan.threads)
             .map(|thread| {
                 let world = &world;
                 scope.spawn(move || {
-                    for step in plan.steps.iter().filter(|step| step.thread == thread) {
+                    for step in others.iter().filter(|step| step.thread == thread) {
                         world.step(step);
                     }
                 })
@@ -164,7 +167,12 @@ pub fn run(
 }
 
 impl<'a> World<'a> {
-    fn new(plan: &'a Plan, devices: &'a [Device], checks_faults: bool) -> World<'a> {
+    fn new(
+        plan: &'a Plan,
+        devices: &'a [Device],
+        streams: &Streams,
+        checks_faults: bool,
+    ) -> World<'a> {
         let domains: Vec<_> = devices.iter().map(Device::protection_domain).collect();
         let is_shared = plan.remote.is_some() || devices.len() > 1;
         let memory = Memory::new(
@@ -225,7 +233,7 @@ impl<'a> World<'a> {
             .unwrap_or(0);
         let lanes: Vec<_> = (plan.continues.iter().enumerate())
             .map(|(number, continues)| {
-                let stream = stream(&format!("s{number}"));
+                let stream = streams.stream(&format!("s{number}"));
                 stream.continue_on_error(*continues);
                 Mutex::new(Lane {
                     stream,
@@ -962,10 +970,14 @@ impl<'a> World<'a> {
 
     /// Whether the stream has executed all of its work.
     fn synchronize(&self, stream: usize, timeout: Duration) -> bool {
-        let mut lane = self.lane(stream);
+        self.is_done(stream, &mut self.lane(stream), timeout)
+    }
+
+    /// [`World::synchronize`] of a stream that is locked.
+    fn is_done(&self, stream: usize, lane: &mut Lane, timeout: Duration) -> bool {
         let result = lane.stream.synchronize(Some(timeout));
         let timed_out = matches!(result, Err(Error::Timeout { .. }));
-        let is_ok = self.allowed(&mut lane, result).is_some();
+        let is_ok = self.allowed(lane, result).is_some();
         let panicked = |entry: &Entry| matches!(entry, Entry::Kernel(kernel) if kernel.panics && kernel.ended() != 0);
         let reported = lane
             .log

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::MutexGuard;
+use std::time::Duration;
 
 use doorbell::{
     CudaStream, Endpoint, Error, GraphBuilder, GraphExec, GraphMember, QueueKind, Result, Slice,
@@ -12,6 +13,9 @@ use super::{End, Entry, Lane, World};
 use crate::memory::{graph_bytes, place};
 use crate::model::{Armed, lock};
 use crate::plan::{Recorded, recorded};
+
+/// How long a plan waits for its streams before it records a graph.
+const DONE: Duration = Duration::from_millis(20);
 
 type Ends<'a> = BTreeMap<usize, MutexGuard<'a, End>>;
 
@@ -35,12 +39,20 @@ impl World<'_> {
             .collect()
     }
 
+    /// Records a graph while no stream of the context waits: the driver may keep the call that instantiates it, and all calls of other threads, until none does.
+    /// Streams that are not done soon leave the plan without this graph.
     pub(super) fn capture(&self, number: usize, stream: usize, operations: &[Recorded]) {
         let mut ends = self.ends_of(operations);
         if ends.values().any(|end| end.endpoint.is_none()) {
             return;
         }
-        let mut lane = self.lane(stream);
+        // Locked, so that no other thread queues work meanwhile.
+        let mut lanes: Vec<_> = (0..self.lanes.len()).map(|of| self.lane(of)).collect();
+        let mut with_lanes = lanes.iter_mut().enumerate();
+        if !with_lanes.all(|(of, lane)| self.is_done(of, lane, DONE)) {
+            return;
+        }
+        let lane = &mut lanes[stream];
         let Some(cuda) = lane.stream.cuda() else {
             return;
         };
@@ -54,7 +66,7 @@ impl World<'_> {
                 for end in ends.values() {
                     self.model.lose_count(&end.life);
                 }
-                self.judge(number, &mut lane, &mut ends, error);
+                self.judge(number, lane, &mut ends, error);
             }
         }
     }

@@ -64,10 +64,8 @@ fn find(exec: CUgraphExec) -> CudaResult<Arc<Exec>> {
 fn instantiate(to: &Out<CUgraphExec>, graph: CUgraph, flags: u64) -> CudaResult {
     let graph = graph::find(graph)?;
     // Seen on an H200 with driver 580.159 (docs/measured/h200-5.md): while a stream waited, tens of graphs were instantiated at once, and then one only when the stream
-    // went on, with all calls of other threads behind it. Which graph needs more of the driver's memory, no caller can know.
-    if settings().has("graph-waits")
-        && let Ok(context) = current::context()
-    {
+    // went on, with all calls of other threads behind it. No caller can know which graph needs more of the driver's memory, so each one waits.
+    if let Ok(context) = current::context() {
         context.wait_idle_alone();
     }
     valid(!to.is_null() && flags & !(FLAGS | DEVICE_LAUNCH) == 0)?;

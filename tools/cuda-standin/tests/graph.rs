@@ -115,6 +115,39 @@ fn launches_of_one_exec_follow_each_other_in_whatever_stream() {
 }
 
 #[test]
+fn graph_behind_a_waiting_stream_is_instantiated_later_and_blocks_other_driver_calls() {
+    let gpu = Gpu::new();
+    let (stream, words, graph, word) = (gpu.stream(), gpu.words(), graph(), gpu.alloc(4));
+    memops(&gpu, graph, &[], &mut [write32(words.at(1), 1)]);
+    let exec = instantiate(graph);
+    gpu.block(stream, words, 0);
+    // Launches wait for nothing.
+    good!(cuGraphLaunch(exec, stream));
+    let (context, graph) = (gpu.context as usize, graph as usize);
+    let instantiating = std::thread::spawn(move || {
+        good!(cuCtxSetCurrent(context as cu::CUcontext));
+        instantiate(graph as cu::CUgraph) as usize
+    });
+    a_while();
+    let filling = std::thread::spawn(move || {
+        good!(cuCtxSetCurrent(context as cu::CUcontext); cuMemsetD32_v2(word, 5, 1));
+    });
+    a_while();
+    assert_eq!(call!(cuStreamQuery(stream)), CUDA_ERROR_NOT_READY);
+    assert!(!instantiating.is_finished() && !filling.is_finished());
+    // Streams of other contexts wait for nothing.
+    let other = Gpu::new();
+    let (beside, empty) = (other.stream(), self::graph());
+    good!(cuGraphLaunch(instantiate(empty), beside); cuStreamSynchronize(beside); cuCtxSetCurrent(gpu.context));
+    words.set(0, 1);
+    let second = instantiating.join().unwrap();
+    filling.join().unwrap();
+    words.set(1, 0);
+    good!(cuGraphLaunch(second as cu::CUgraphExec, stream); cuStreamSynchronize(stream));
+    assert_eq!(words.get(1), 1);
+}
+
+#[test]
 fn abandoned_launch_does_not_block_the_next() {
     let other = Gpu::new();
     let (stream, words, graph) = (other.stream(), other.words(), graph());
