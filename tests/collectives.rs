@@ -1449,6 +1449,69 @@ fn ranks_that_do_not_agree_match_nothing() {
     assert!(ranks[0].failure().is_some() && !alone[0].is_matched());
 }
 
+/// All ranks have the same costs, and so choose the same algorithms, which work.
+#[test]
+fn measured_costs_are_the_same_on_every_rank() {
+    let _turn = turn();
+    let test = "measured_costs_are_the_same_on_every_rank";
+    let limit = Limit::new(test, STEP);
+    let device = rig::device();
+    for count in [1_u32, 2, 3, 4] {
+        limit.step(count.into(), STEP);
+        let all = Mutex::new(Vec::new());
+        let carry_out = |mut rank: Communicator| {
+            let stream = stream_of(&rank);
+            let costs = rank.measure_costs(&stream, None, SOON).unwrap();
+            let numbers = [costs.latency_ns, costs.byte_ns, costs.work_ns];
+            assert!(
+                numbers.iter().all(|it| it.is_finite() && *it >= 0.0),
+                "{costs:?}"
+            );
+            let default = doorbell::CollectiveCosts::default();
+            assert_eq!(
+                costs.latency_ns == default.latency_ns,
+                count == 1,
+                "{costs:?}"
+            );
+            assert!(costs.work_ns != default.work_ns || !stream.works_on_memory());
+            let region = Region::alloc(rank.domain(), 1 << 16, Access::ALL).unwrap();
+            for len in [8, 1 << 10, 1 << 16] {
+                region
+                    .write_values(0, &vec![rank.rank() + 1; len / 4])
+                    .unwrap();
+                let slice = region.slice(0, len as u64).unwrap();
+                let sum = Reduction::new(DataType::I32, ReduceOp::Sum);
+                let reduce = rank.all_reduce(&slice, &slice, sum, None).unwrap();
+                let (algorithm, ns) = (reduce.algorithm(), reduce.predicted_ns().to_bits());
+                let entry = (
+                    rank.rank(),
+                    len,
+                    costs.latency_ns.to_bits(),
+                    algorithm.name(),
+                    ns,
+                );
+                all.lock().unwrap().push(entry);
+                if !reduce.runs_on(&stream) {
+                    continue;
+                }
+                rank.launch(&stream, &reduce).unwrap().wait(SOON).unwrap();
+                let mut sums = vec![0_u32; len / 4];
+                region.read_values(0, &mut sums).unwrap();
+                assert!(sums.iter().all(|it| *it == count * (count + 1) / 2));
+            }
+            rank.finish(SOON).unwrap();
+            rank
+        };
+        on_all(communicators(&device, count, SOON), carry_out);
+        let mut all: Vec<_> = all.into_inner().unwrap();
+        assert_eq!(all.len(), 3 * count as usize);
+        all.iter_mut().for_each(|entry| entry.0 = 0);
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 3, "{all:?}");
+    }
+}
+
 /// A message of another kind, of a rank whose operation is not matched, is an error of its receive.
 #[test]
 fn messages_that_are_not_written_into_place_are_refused() {

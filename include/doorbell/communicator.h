@@ -135,6 +135,18 @@ int doorbell_communicator_set_costs(doorbell_communicator *communicator, uint64_
 				    uint64_t work_ps);
 
 /*
+ * Measures these costs, and sets them. All ranks call this at the same time, each with a stream of the kind that will carry
+ * the operations out; all have the same costs afterwards, of each time that of the slowest rank. The memory for it is of the
+ * GPU if that of `beside` is, which may be NULL. Writes the costs to `latency_ns`, `byte_ps` and `work_ps`, in the units of
+ * doorbell_communicator_set_costs; each may be NULL. Waits for at most `timeout_ms`. Returns DOORBELL_ETIMEOUT, and the
+ * codes of doorbell_communicator_launch; the communicator is aborted then.
+ * Threads: one at a time for communicator.
+ */
+int doorbell_communicator_measure_costs(doorbell_communicator *communicator, doorbell_stream *stream,
+					const doorbell_slice *beside, int64_t timeout_ms, uint64_t *latency_ns,
+					uint64_t *byte_ps, uint64_t *work_ps);
+
+/*
  * The calls that prepare operations.
  *
  * Memory of an input needs DOORBELL_ACCESS_REMOTE_READ, that of an output DOORBELL_ACCESS_LOCAL_WRITE as well. Input and

@@ -30,7 +30,7 @@ fn received() -> Access {
 }
 
 /// The access of the library's own memory, which peers also write.
-fn between() -> Access {
+pub(super) fn between() -> Access {
     received() | Access::REMOTE_WRITE
 }
 
@@ -892,6 +892,25 @@ impl Communicator {
         })
     }
 
+    /// An operation of this rank alone.
+    pub(super) fn prepared_alone(
+        &self,
+        name: &'static str,
+        algorithm: Algorithm,
+        schedule: Schedule,
+        reduction: Reduction,
+        (input, output): (&Slice<'_>, &Slice<'_>),
+    ) -> Result<Collective> {
+        let wanted = Wanted {
+            name,
+            algorithm,
+            schedule,
+            reduction: Some(reduction),
+            predicted_ns: None,
+        };
+        self.prepared(wanted, Some(input), Some(output))
+    }
+
     fn check_memory(&self, name: &'static str, slice: &Slice<'_>, needed: Access) -> Result<()> {
         self.domain.check_same(slice.region.domain(), "memory")?;
         if slice.region.is_registered() && slice.region.access().contains(needed) {
@@ -904,7 +923,12 @@ impl Communicator {
 
 impl Communicator {
     /// Memory for what is between input and output: of the GPU if theirs is.
-    fn scratch(&self, bytes: u64, access: Access, beside: Option<&Slice<'_>>) -> Result<Region> {
+    pub(super) fn scratch(
+        &self,
+        bytes: u64,
+        access: Access,
+        beside: Option<&Slice<'_>>,
+    ) -> Result<Region> {
         #[cfg(feature = "cuda")]
         if let Some(context) = beside.and_then(|slice| slice.region.cuda_context()) {
             return Region::register_device(&self.domain, &context.alloc(bytes)?, access);

@@ -309,7 +309,7 @@ impl Communicator {
     }
 
     /// Sends each other rank its bytes, and receives as many as are expected from each. By rank: none of this one, and an inner none of a rank whose bytes are more.
-    fn swap(
+    pub(super) fn swap(
         &mut self,
         bytes: &[Vec<u8>],
         expected: &[usize],

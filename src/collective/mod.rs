@@ -9,13 +9,14 @@
 //! - `matched`: operations whose messages are written straight into place.
 //! - `target`, `recording`: what the messages and the local work of a rank are given to: a stream, or a graph.
 //! - `ticket`: [`CollectiveTicket`], which reports how a launch fares.
-//! - `costs`: by which algorithms are chosen.
+//! - `costs`, `measure`: by which algorithms are chosen.
 
 mod algorithms;
 mod communicator;
 mod costs;
 mod local;
 mod matched;
+mod measure;
 #[cfg(feature = "cuda")]
 mod recording;
 mod reduction;

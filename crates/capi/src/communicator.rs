@@ -744,6 +744,43 @@ pub unsafe extern "C" fn doorbell_communicator_launch(
     })
 }
 
+/// Measures the costs that algorithms are chosen by, and sets them.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_communicator_measure_costs(
+    communicator: *mut doorbell_communicator,
+    stream: *mut doorbell_stream,
+    beside: *const doorbell_slice,
+    timeout_ms: i64,
+    latency_ns: *mut u64,
+    byte_ps: *mut u64,
+    work_ps: *mut u64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles, slices and places.
+        let (communicator, stream, beside, places) = unsafe {
+            (
+                get(communicator, "communicator")?,
+                get(stream, "stream")?,
+                slice_or_none(beside, "beside.region")?,
+                [latency_ns, byte_ps, work_ps].map(|place| out_optional(place)),
+            )
+        };
+        let timeout = timeout(timeout_ms)?;
+        let mut communicator = communicator.lock()?;
+        let costs = communicator.measure_costs(stream.executor(), beside.as_ref(), timeout)?;
+        let numbers = [costs.latency_ns, costs.byte_ns * 1e3, costs.work_ns * 1e3];
+        for (place, number) in places.into_iter().zip(numbers) {
+            if let Some(place) = place {
+                place.write(number.round() as u64);
+            }
+        }
+        Ok(0)
+    })
+}
+
 /// Matches the messages of an operation with those of the other ranks.
 ///
 /// # Safety

@@ -303,7 +303,9 @@ fn job(size: u32) -> Vec<Vec<(&'static str, String)>> {
 #[test]
 fn processes_of_a_group_are_ranks_and_the_first_prints() {
     for op in ["all-reduce", "all-to-all", "barrier"] {
-        let line = format!("--group --op {op} --sizes 8,9000 --iterations 5 --check --json");
+        let line = format!(
+            "--group --op {op} --measure-costs --sizes 8,9000 --iterations 5 --check --json"
+        );
         let ranks: Vec<Process> = job(3)
             .iter()
             .map(|variables| Process::start(&line, variables))
@@ -317,6 +319,7 @@ fn processes_of_a_group_are_ranks_and_the_first_prints() {
                     let rows = rows(&out);
                     check(&rows, op, 3);
                     assert!(rows.iter().all(|row| row["processes"] == 3));
+                    assert!(rows.iter().all(|row| row["measured_costs"] == true));
                 }
                 _ => assert_eq!(out, ""),
             }

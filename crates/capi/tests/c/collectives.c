@@ -110,6 +110,30 @@ static void *match(void *argument)
 	return NULL;
 }
 
+static void *measure(void *argument)
+{
+	struct rank *rank = argument;
+	uint64_t latency_ns = 0, byte_ps = 0, work_ps = 0;
+
+	WORKS(doorbell_communicator_measure_costs(rank->communicator, rank->stream, &rank->in, SOON_MS, &latency_ns,
+						  &byte_ps, &work_ps));
+	EXPECT(latency_ns > 0);
+	/* Again, without places. */
+	WORKS(doorbell_communicator_measure_costs(rank->communicator, rank->stream, NULL, SOON_MS, NULL, NULL, NULL));
+	return NULL;
+}
+
+static void measure_all(struct ranks *ranks)
+{
+	pthread_t threads[RANKS];
+	uint32_t i;
+
+	for (i = 0; i < RANKS; i++)
+		EXPECT(pthread_create(&threads[i], NULL, measure, &ranks->at[i]) == 0);
+	for (i = 0; i < RANKS; i++)
+		EXPECT(pthread_join(threads[i], NULL) == 0);
+}
+
 /* All ranks match what they have prepared: each waits for the others, so each has a thread. */
 static void match_all(struct ranks *ranks)
 {
@@ -397,6 +421,8 @@ int main(void)
 	exchanges(&ranks);
 	reduces(&ranks);
 	refuses(&rig, &ranks);
+	measure_all(&ranks);
+	moves(&ranks);
 	ends(&ranks);
 	rig_end(&rig);
 	puts("done");

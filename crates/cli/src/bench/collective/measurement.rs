@@ -74,6 +74,10 @@ impl<'a> RankMeasurement<'a> {
             Ok::<Region, Error>(region)
         };
         let (input, output) = (region(input)?, region(output)?);
+        if plan.measure_costs {
+            let communicator = &mut rank.communicator;
+            communicator.measure_costs(stream.executor(), None, Some(plan.timeout))?;
+        }
         Ok(RankMeasurement {
             rank,
             stream,

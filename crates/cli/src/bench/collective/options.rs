@@ -60,6 +60,10 @@ pub struct CollectiveOptions {
     #[arg(long)]
     matched: bool,
 
+    /// Measure the costs first by which algorithms are chosen and times predicted; otherwise they are round numbers
+    #[arg(long)]
+    measure_costs: bool,
+
     /// Which of the two loops to run
     #[arg(long = "loop", value_name = "LOOP", value_enum, default_value_t = Loops::Both)]
     loops: Loops,
@@ -217,6 +221,8 @@ pub struct CollectivePlan {
     pub in_place: bool,
     /// Whether the ranks match each operation before its launches.
     pub matched: bool,
+    /// Whether costs are measured first.
+    pub measure_costs: bool,
     /// Lengths of the longest buffer in bytes, before they are rounded up to whole elements.
     pub sizes: Vec<u64>,
     /// Loops, in the order of the rows.
@@ -278,6 +284,7 @@ impl CollectiveOptions {
             algorithm: self.algorithm,
             in_place: self.in_place,
             matched: self.matched,
+            measure_costs: self.measure_costs,
             sizes: match self.op {
                 CollectiveOp::Barrier => vec![0],
                 _ => self.sizes.iter().collect(),

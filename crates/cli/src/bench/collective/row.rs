@@ -211,6 +211,7 @@ impl ReportRow for CollectiveRow {
             ("op", plan.op.name().into()),
             ("in_place", plan.in_place.into()),
             ("matched", plan.matched.into()),
+            ("measured_costs", plan.measure_costs.into()),
             ("loop", self.case.kind.to_string().into()),
             ("size_bytes", self.case.size_bytes.into()),
             ("count", self.elements.into()),
