@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::armed::ArmedGuard;
 use super::batch::OperationBatch;
 use super::config::SLOTS_MAX;
-use super::memory::{MessageMemory, check_slice, check_slices};
-use super::receive::{Receive, ReceiveOutcome, capacity};
+use super::memory::{MessageMemory, TargetLimits, check_target};
+use super::receive::{Receive, ReceiveOutcome};
 use super::{MessageAddress, MessageConfig, MessageTicket};
 use crate::endpoint::{
     AbortHandle, Control, Endpoint, PathReport, Prepared, QueueKind, Ticket, Work, poll_until,
@@ -78,6 +78,8 @@ pub struct MessageQueue {
     credits: Region,
     pub(super) memory: MessageMemory,
     peer: Option<MessageAddress>,
+    /// Of the messages that are sent from here on.
+    pub(super) tag: u32,
     pub(super) sent: u32,
     pub(super) received: u32,
     /// Credits without a completion since the last with one.
@@ -143,6 +145,7 @@ impl MessageQueue {
             credits,
             memory: MessageMemory::new(domain, &config)?,
             peer: None,
+            tag: 0,
             sent: 0,
             received: 0,
             unsignaled: 0,
@@ -439,7 +442,7 @@ impl MessageQueue {
         }
         let message = self
             .memory
-            .make_message(number, slices, &peer, &self.endpoint)?;
+            .make_message(number, self.tag, slices, &peer, &self.endpoint)?;
         let work = Work::send(&message.slices).wr_id(number.into());
         batch.prepared.push(self.endpoint.prepare_send(&work)?);
         let held = message.read.cloned();
@@ -561,16 +564,15 @@ impl MessageQueue {
 
     /// Fails for slices that no message can be received into, by a kernel or by the CPU. Returns their length together.
     pub(super) fn check_target(&self, slices: &[Slice<'_>], by_kernel: bool) -> Result<u64> {
-        let capacity = capacity(slices.iter().copied());
-        check_slices(slices, self.config.max_slices)?;
-        if capacity > u64::from(self.memory.eager_bytes) {
-            check_slices(slices, 1)?;
-        }
-        for (at, slice) in slices.iter().enumerate() {
-            check_slice(slice, at, &self.endpoint, Access::LOCAL_WRITE)?;
-            if !by_kernel {
-                slice.region.check_host()?;
-            }
+        let limits = TargetLimits {
+            max_slices: self.config.max_slices,
+            eager_bytes: self.memory.eager_bytes,
+        };
+        let capacity = check_target(slices, self.endpoint.domain(), limits)?;
+        if !by_kernel {
+            slices
+                .iter()
+                .try_for_each(|slice| slice.region.check_host())?;
         }
         Ok(capacity)
     }
