@@ -151,6 +151,12 @@ const CAPI: Package = Package {
             &["device", "endpoint", "error", "group", "stream", "work"],
         ),
         (
+            "matcher",
+            &[
+                "device", "endpoint", "error", "group", "message", "stream", "work",
+            ],
+        ),
+        (
             "communicator",
             &[
                 "device", "endpoint", "error", "group", "message", "stream", "work",
