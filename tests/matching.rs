@@ -974,6 +974,33 @@ fn messages_to_oneself_are_matched() {
     alone.finish(SOON).unwrap();
 }
 
+/// A message to oneself that nobody receives fails the connection to oneself at its deadline, and receives from oneself. Others are received.
+#[test]
+fn failure_of_messages_to_oneself_is_named() {
+    let test = "failure_of_messages_to_oneself_is_named";
+    let _limit = Limit::new(test, STEP);
+    let device = strict_device();
+    if rig::has_no_queue(&device, test) {
+        return;
+    }
+    let [a, b] = two(&device, &with_wait_timeout(config(), SHORT));
+    let memory = region(&a, 1 << 15);
+    let stream = rig::stream("sends");
+    let long = [memory.slice(0, 5000).unwrap()];
+    let small = [memory.slice(8192, 8).unwrap()];
+    let sent = a.send(&stream, 0, 1, &long).unwrap();
+    let failed = sent.wait(SOON);
+    assert!(matches!(failed, Err(Error::Work(_))), "{failed:?}");
+    until("the failure", || {
+        let failed = a.recv_now(Source::Peer(0), 2.into(), &small, SHORT);
+        matches!(failed, Err(Error::Peer { peer: 0, .. }))
+    });
+    a.exclude(0).unwrap();
+    b.send_now(0, 2, &small, SOON).unwrap();
+    let received = a.recv_now(Source::Any, ANY, &small, SOON);
+    assert_eq!(received.map(|it| (it.peer, it.tag)), Ok((1, 2)));
+}
+
 /// What a peer has sent without a receive is bounded: blocks and slots. Its stream waits then, and nothing is dropped.
 #[test]
 fn sender_waits_when_unexpected_memory_is_used_up() {
@@ -1215,7 +1242,10 @@ fn fail_among_messages(device: &Device, seed: u64) -> [usize; 2] {
     let ranks: Vec<Matcher> = (queues.into_iter())
         .map(|queues| Matcher::new(&domain, queues, &config).unwrap())
         .collect();
-    let after = Duration::from_micros(random.below(3000));
+    // After that many messages, or soon.
+    let many = random.below(COUNT as u64 + 1) as usize;
+    let after = Duration::from_micros(random.below(500));
+    let tickets = Mutex::new(Vec::new());
     let planned: Vec<Planned> = (0..COUNT)
         .map(|number| Planned {
             from: 0,
@@ -1226,7 +1256,7 @@ fn fail_among_messages(device: &Device, seed: u64) -> [usize; 2] {
         })
         .collect();
     let seeds = [random.next(), random.next()];
-    let (ranks, planned) = (&ranks, &planned);
+    let (ranks, planned, posted) = (&ranks, &planned, &tickets);
     let memory = region(&ranks[1], COUNT as u64 * 5200);
     memory.fill(0, memory.len_bytes(), GUARD).unwrap();
     let (sent, received) = thread::scope(|scope| {
@@ -1259,7 +1289,10 @@ fn fail_among_messages(device: &Device, seed: u64) -> [usize; 2] {
                 let stream = random.pick(&streams);
                 let ticket = ranks[1].recv(stream, source, ANY, &slice);
                 match ticket {
-                    Ok(ticket) => tickets.push(ticket),
+                    Ok(ticket) => {
+                        posted.lock().unwrap().push(ticket.clone());
+                        tickets.push(ticket);
+                    }
                     Err(_) => break,
                 }
             }
@@ -1275,6 +1308,15 @@ fn fail_among_messages(device: &Device, seed: u64) -> [usize; 2] {
             memory.read(0, &mut bytes).unwrap();
             (received, bytes)
         });
+        let begin = Instant::now();
+        let done = || {
+            let posted = posted.lock().unwrap();
+            let done = posted.iter().filter(|it| matches!(it.check(), Ok(Some(_))));
+            done.count()
+        };
+        while done() < many && begin.elapsed() < Duration::from_millis(50) {
+            thread::sleep(Duration::from_micros(50));
+        }
         thread::sleep(after);
         aborts.iter().for_each(|abort| abort.abort());
         (sends.join().unwrap(), receives.join().unwrap())

@@ -19,6 +19,9 @@ impl MatchEngine {
             return true;
         };
         let queue = &mut *queue;
+        if self.peers[peer].has_failed_outward() {
+            self.peers[peer].stop(queue);
+        }
         let mut worked = self.take_returns(peer, queue);
         worked |= self.take_arrivals(peer, queue);
         if self.peers[peer].health == PeerHealth::Alive {

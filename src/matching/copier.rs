@@ -1,9 +1,8 @@
-//! Copies by the NIC, into memory that the CPU cannot access: reads of this process's own blocks over the loopback queue.
+//! Copies by the NIC, into memory that the CPU cannot access: reads of this process's own blocks over a loopback.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use super::peer::{SharedQueue, StoredMessage, lock, try_lock};
+use super::peer::StoredMessage;
 use super::pool::PoolBlock;
 use super::state::TargetPart;
 use crate::message::{MessageQueue, ReturnKind};
@@ -29,16 +28,16 @@ struct BegunCopy {
 
 /// The copies under way, in order.
 pub(super) struct NicCopier {
-    queue: SharedQueue,
-    /// The other end of the loopback, if nothing else keeps it.
-    _other_end: Option<SharedQueue>,
+    queue: MessageQueue,
+    /// The other end of the loopback, which answers the reads.
+    _other_end: MessageQueue,
     jobs: VecDeque<BegunCopy>,
     is_stopping: bool,
     failure: Option<WorkError>,
 }
 
 impl NicCopier {
-    pub(super) fn new(queue: SharedQueue, other_end: Option<SharedQueue>) -> NicCopier {
+    pub(super) fn new([queue, other_end]: [MessageQueue; 2]) -> NicCopier {
         NicCopier {
             queue,
             _other_end: other_end,
@@ -71,23 +70,19 @@ impl NicCopier {
             let jobs = self.jobs.drain(..);
             return (true, jobs.map(|copy| (copy.job, Some(failure))).collect());
         }
-        let shared = Arc::clone(&self.queue);
-        let Some(mut queue) = try_lock(&shared) else {
-            return (true, Vec::new());
-        };
         let mut over = Vec::new();
-        let mut worked = match self.go_on(&mut queue, &target, &source, &mut over) {
+        let mut worked = match self.go_on(&target, &source, &mut over) {
             Ok(worked) => worked,
             Err(_) => {
                 if !self.is_stopping {
-                    queue.abort_handle().abort();
+                    self.queue.abort_handle().abort();
                 }
                 self.is_stopping = true;
                 true
             }
         };
-        if self.is_stopping && queue.has_stopped() {
-            self.failure = queue.failure();
+        if self.is_stopping && self.queue.has_stopped() {
+            self.failure = self.queue.failure();
             worked = true;
         }
         (worked, over)
@@ -95,7 +90,6 @@ impl NicCopier {
 
     fn go_on<'a>(
         &mut self,
-        queue: &mut MessageQueue,
         target: &impl Fn(u64) -> &'a [TargetPart],
         source: &impl Fn(&CopyJob) -> (u64, u32),
         over: &mut Vec<(CopyJob, Option<WorkError>)>,
@@ -110,11 +104,11 @@ impl NicCopier {
                 over.extend(self.jobs.pop_front().map(|copy| (copy.job, None)));
                 worked = true;
             }
-            if self.post(queue, target, source)? {
+            if self.post(target, source)? {
                 worked = true;
                 continue;
             }
-            if queue.poll_return()? != Some(ReturnKind::Read) {
+            if self.queue.poll_return()? != Some(ReturnKind::Read) {
                 return Ok(worked);
             }
             worked = true;
@@ -127,7 +121,6 @@ impl NicCopier {
     /// Posts what there is room for. Returns whether that was anything.
     fn post<'a>(
         &mut self,
-        queue: &mut MessageQueue,
         target: &impl Fn(u64) -> &'a [TargetPart],
         source: &impl Fn(&CopyJob) -> (u64, u32),
     ) -> Result<bool> {
@@ -142,7 +135,7 @@ impl NicCopier {
                 let len_bytes = u64::from(part.len_bytes).min(left(copy.bytes));
                 if len_bytes > 0 {
                     let slice = part.region.slice(part.offset, len_bytes)?;
-                    match queue.read_into(slice, addr + copy.bytes, rkey) {
+                    match self.queue.read_into(slice, addr + copy.bytes, rkey) {
                         Err(Error::QueueFull { .. }) => return Ok(worked),
                         posted => posted?,
                     }
@@ -159,9 +152,8 @@ impl NicCopier {
     /// Ends the copies under way: the memory of their receives is not written after this.
     pub(super) fn close(&mut self) {
         if self.jobs.iter().any(|copy| copy.reads > 0) {
-            let queue = lock(&self.queue);
-            queue.abort_handle().abort();
-            queue.await_stop();
+            self.queue.abort_handle().abort();
+            self.queue.await_stop();
         }
     }
 }

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use super::copier::{CopyJob, NicCopier};
 use super::inbox::{MatchInbox, MatchReply, MatchRequest};
-use super::peer::{MatchPeer, PeerHealth, PeerRead, SharedQueue, StoredAt, StoredMessage, lock};
+use super::peer::{MatchPeer, PeerHealth, PeerRead, StoredAt, StoredMessage, lock};
 use super::state::{PostedReceive, RECEIVE, ReceiveState, TargetPart, discarded};
 use super::table::MatchTable;
 use super::{Envelope, Source, TagSelector};
-use crate::message::copy_out;
+use crate::message::{MessageQueue, copy_out};
 use crate::proxy::drop_elsewhere;
 use crate::region::{Region, RegionKind, Slice};
 use crate::{Error, Result, StateKind, WorkError};
@@ -92,7 +92,7 @@ impl MatchEngine {
     pub(super) fn new(
         inbox: Arc<MatchInbox>,
         peers: Vec<MatchPeer>,
-        (loopback, other_end): (SharedQueue, Option<SharedQueue>),
+        copies: [MessageQueue; 2],
         wait_timeout: Option<Duration>,
     ) -> MatchEngine {
         MatchEngine {
@@ -105,7 +105,7 @@ impl MatchEngine {
             receives: HashMap::new(),
             messages: HashMap::new(),
             peers,
-            copier: NicCopier::new(loopback, other_end),
+            copier: NicCopier::new(copies),
             matched: Vec::new(),
             unreached: VecDeque::new(),
             deadlines: BTreeSet::new(),

@@ -1,7 +1,7 @@
 //! A matcher, as applications use it.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::core::MatcherCore;
@@ -16,7 +16,7 @@ use super::ticket::WAIT;
 use super::words::{WordPlace, WordPlaces};
 use super::{Envelope, MatchTicket, MatcherConfig, Source, TagSelector};
 use crate::endpoint::{Control, poll_until};
-use crate::message::{MessageQueue, TargetLimits, check_target};
+use crate::message::{MessageConfig, MessageQueue, TargetLimits, check_target};
 use crate::region::{ProtectionDomain, Slice};
 use crate::stream::{Executor, StreamTurns};
 use crate::{Error, Result, StateKind, WorkError};
@@ -42,7 +42,7 @@ impl SendingPeer {
             is_sync: queue.path().control == Control::Sync,
             room_timeout: queue.room_timeout(),
             wait_timeout: queue.timeout(),
-            queue: Arc::new(std::sync::Mutex::new(queue)),
+            queue: Arc::new(Mutex::new(queue)),
         }
     }
 }
@@ -130,47 +130,45 @@ impl Matcher {
             ));
         }
         let thread = matcher_thread()?;
-        let [outward, inward] = loopback(domain, config)?;
-        let mut limits = limits_of(&outward);
-        let outward = SendingPeer::new(outward);
-        let loopback = Arc::clone(&outward.queue);
-        let mut own = Some((outward, inward));
+        let mut limits: Option<TargetLimits> = None;
         let (mut sending, mut receiving) = (Vec::new(), Vec::new());
         for queue in queues {
-            let (peer, receives) = match queue {
+            // Messages to oneself are sent by one queue and received from another one.
+            let (queue, inward) = match queue {
                 Some(mut queue) => {
                     domain.check_same(queue.domain(), "queues")?;
                     queue.check_matchable()?;
-                    let of_queue = limits_of(&queue);
-                    limits.max_slices = limits.max_slices.min(of_queue.max_slices);
-                    limits.eager_bytes = limits.eager_bytes.min(of_queue.eager_bytes);
-                    let peer = SendingPeer::new(queue);
-                    let receives = Arc::clone(&peer.queue);
-                    (peer, receives)
+                    (queue, None)
                 }
-                None => match own.take() {
-                    Some((peer, mut inward)) => {
-                        inward.refuse_when_full();
-                        (peer, Arc::new(std::sync::Mutex::new(inward)))
-                    }
-                    None => unreachable!("at most one queue is missing"),
-                },
+                None => {
+                    let [outward, mut inward] = loopback(domain, &config.messages)?;
+                    inward.refuse_when_full();
+                    (outward, Some(Arc::new(Mutex::new(inward))))
+                }
             };
-            let eager_bytes = limits_of(&lock(&receives)).eager_bytes;
-            let pool = UnexpectedPool::new(domain, config.unexpected, eager_bytes)?;
-            receiving.push(MatchPeer::new(receives, pool));
+            let of_queue = limits_of(&queue);
+            limits = Some(limits.map_or(of_queue, |limits| TargetLimits {
+                max_slices: limits.max_slices.min(of_queue.max_slices),
+                eager_bytes: limits.eager_bytes.min(of_queue.eager_bytes),
+            }));
+            let pool = UnexpectedPool::new(domain, config.unexpected, of_queue.eager_bytes)?;
+            let peer = SendingPeer::new(queue);
+            let outward = Arc::clone(&peer.queue);
+            receiving.push(match inward {
+                Some(inward) => MatchPeer::new(inward, pool, Some(outward)),
+                None => MatchPeer::new(outward, pool, None),
+            });
             sending.push(peer);
         }
-        // Where no peer is this process, the other end of the loopback is kept for its answers to reads.
-        let other_end = own.map(|(_, inward)| Arc::new(std::sync::Mutex::new(inward)));
+        // A pair of its own, for copies: a failure of the messages to oneself ends no copy. No message goes over it.
+        let copies = config.messages.slots(1).eager_bytes(0);
+        let copies = loopback(domain, &copies)?.map(|mut queue| {
+            queue.refuse_when_full();
+            queue
+        });
         let inbox = Arc::new(MatchInbox::default());
         let timeout = config.messages.endpoint.wait_timeout;
-        let engine = MatchEngine::new(
-            Arc::clone(&inbox),
-            receiving,
-            (loopback, other_end),
-            timeout,
-        );
+        let engine = MatchEngine::new(Arc::clone(&inbox), receiving, copies, timeout);
         let core = Arc::new(MatcherCore::new(inbox, engine));
         let places = WordPlaces::new(domain, config.receives)?;
         thread.register(Arc::downgrade(&core) as Weak<dyn MatchServed>);
@@ -178,7 +176,10 @@ impl Matcher {
             core,
             peers: sending,
             domain: domain.clone(),
-            limits,
+            limits: limits.unwrap_or(TargetLimits {
+                max_slices: 0,
+                eager_bytes: 0,
+            }),
             places,
             config: *config,
         })
@@ -243,7 +244,8 @@ impl Matcher {
         };
         let progress = || self.domain.device().progress();
         match poll_until(WAIT, timeout, progress, settled) {
-            Err(Error::Timeout { .. }) if state.settled().is_none() => {}
+            // It may have got a message since the last look.
+            Err(Error::Timeout { .. }) => {}
             received => return received,
         }
         let is_cancelled = self.ask(|reply| MatchRequest::Cancel(Arc::clone(&state), reply))?;
@@ -253,7 +255,7 @@ impl Matcher {
                 timeout: timeout.unwrap_or_default(),
             });
         }
-        // It has a message, which is being stored.
+        // It has a message, which is being stored or is there.
         poll_until(WAIT, None, progress, settled)
     }
 
@@ -457,9 +459,9 @@ fn limits_of(queue: &MessageQueue) -> TargetLimits {
 }
 
 /// Two queues of this process that are connected with each other.
-fn loopback(domain: &ProtectionDomain, config: &MatcherConfig) -> Result<[MessageQueue; 2]> {
-    let mut outward = MessageQueue::new(domain, &config.messages)?;
-    let mut inward = MessageQueue::new(domain, &config.messages)?;
+fn loopback(domain: &ProtectionDomain, config: &MessageConfig) -> Result<[MessageQueue; 2]> {
+    let mut outward = MessageQueue::new(domain, config)?;
+    let mut inward = MessageQueue::new(domain, config)?;
     outward.connect(&inward.address())?;
     inward.connect(&outward.address())?;
     Ok([outward, inward])

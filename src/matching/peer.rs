@@ -79,6 +79,8 @@ pub(super) enum PeerHealth {
 /// A peer.
 pub(super) struct MatchPeer {
     pub(super) queue: SharedQueue,
+    /// Of messages to oneself: the queue that sends them.
+    outward: Option<SharedQueue>,
     pub(super) pool: UnexpectedPool,
     /// The message in the slot of the next one, if nobody could take it out. No further message is looked at then.
     pub(super) head: Option<u64>,
@@ -98,9 +100,14 @@ pub(super) struct MatchPeer {
 }
 
 impl MatchPeer {
-    pub(super) fn new(queue: SharedQueue, pool: UnexpectedPool) -> MatchPeer {
+    pub(super) fn new(
+        queue: SharedQueue,
+        pool: UnexpectedPool,
+        outward: Option<SharedQueue>,
+    ) -> MatchPeer {
         MatchPeer {
             queue,
+            outward,
             pool,
             head: None,
             reads: VecDeque::new(),
@@ -113,6 +120,12 @@ impl MatchPeer {
             is_settled: false,
             is_excluded: false,
         }
+    }
+
+    /// Whether the queue that sends messages to oneself has failed. The other end need not notice.
+    pub(super) fn has_failed_outward(&self) -> bool {
+        let outward = self.outward.as_ref().and_then(try_lock);
+        outward.is_some_and(|queue| queue.check_alive().is_err())
     }
 
     /// The failure of a peer of which no further message comes.
