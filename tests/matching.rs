@@ -1365,7 +1365,7 @@ fn tickets_are_true_whatever_fails_at_whatever_moment() {
     let limit = Limit::new(test, STEP);
     let device = strict_device();
     let first = from_env("DOORBELL_SEED", 1);
-    let rounds = from_env("DOORBELL_MESSAGES", 800) / 20;
+    let rounds = from_env("DOORBELL_MESSAGES", 800) / 40;
     let mut counts = [0; 2];
     for seed in first..first + rounds.max(1) {
         limit.step(seed, STEP);
