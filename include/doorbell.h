@@ -13,6 +13,7 @@
  *   doorbell/bounce.h    transfers of memory that the NIC cannot reach, through pinned buffers
  *   doorbell/group.h     exchange of addresses and keys: rendezvous over TCP, groups, key-value stores
  *   doorbell/message.h   messages between two processes, queued on streams
+ *   doorbell/matcher.h   messages that are matched by tag, from any peer
  *   doorbell/communicator.h  collective operations of several ranks, queued on streams
  *   doorbell/cm.h        endpoints that are connected by rdma_cm
  *
@@ -117,6 +118,7 @@
 #include "doorbell/bounce.h"
 #include "doorbell/group.h"
 #include "doorbell/message.h"
+#include "doorbell/matcher.h"
 #include "doorbell/communicator.h"
 #include "doorbell/cm.h"
 

@@ -10,6 +10,7 @@
 //! | register the same memory repeatedly | [`RegionCache`] |
 //! | transfer memory that no NIC can reach | [`Bounce`], [`CopyEngine`] |
 //! | send and receive messages, eager or by rendezvous, on streams | [`MessageQueue`] |
+//! | match messages by tag, from any peer | [`Matcher`] |
 //! | connect two endpoints | [`Endpoint`], [`Address`], [`Listener`], [`Channel`] |
 //! | connect by rdma_cm, also with programs that do not use this library (feature `verbs`) | `CmConnection`, `CmListener` |
 //! | queue transfers and waits on a stream | [`Endpoint::stream_queue_send`], [`Endpoint::stream_wait_cq`], [`Work`] |
@@ -64,6 +65,7 @@ mod graph;
 #[cfg(feature = "group")]
 mod group;
 mod kernel_queue;
+mod matching;
 mod message;
 mod nic;
 mod proxy;
@@ -106,6 +108,7 @@ pub use graph::{GraphBuilder, GraphExec, GraphMember};
 #[cfg(feature = "group")]
 pub use group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
 pub use kernel_queue::{KernelQueue, QueueView};
+pub use matching::{Envelope, MatchTicket, Matcher, MatcherConfig, Source, TagSelector};
 pub use message::{
     CostCurve, MessageAddress, MessageConfig, MessageCosts, MessageQueue, MessageTicket,
     PendingSend, PostedSend,

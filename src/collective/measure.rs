@@ -20,7 +20,7 @@ const BATCH: u32 = 8;
 const BATCHES: u32 = 12;
 
 /// What every rank has measured, in nanoseconds: a short message and a long one, a short reduction and a long one. Zeros where it has not.
-type Times = [f64; 4];
+type MeasuredTimes = [f64; 4];
 
 impl Communicator {
     /// Measures the costs that algorithms are chosen by, and sets them. All ranks call this at the same time, each with a stream of the kind that will carry the operations out. Two ranks each
@@ -62,7 +62,7 @@ impl Communicator {
         stream: &dyn Executor,
         beside: Option<&Slice<'_>>,
         left: &dyn Fn() -> Option<Duration>,
-    ) -> Result<Times> {
+    ) -> Result<MeasuredTimes> {
         let memory = self.scratch(2 * LONG, super::communicator::between(), beside)?;
         let partner = Some(self.rank() ^ 1).filter(|partner| *partner < self.size());
         let mut times = [0.0; 4];
@@ -126,7 +126,11 @@ impl Communicator {
     }
 
     /// Of each time the longest of all ranks.
-    fn longest(&mut self, own: Times, left: &dyn Fn() -> Option<Duration>) -> Result<Times> {
+    fn longest(
+        &mut self,
+        own: MeasuredTimes,
+        left: &dyn Fn() -> Option<Duration>,
+    ) -> Result<MeasuredTimes> {
         let bytes: Vec<u8> = own.iter().flat_map(|time| time.to_le_bytes()).collect();
         let expected = vec![bytes.len(); self.size() as usize];
         let told = vec![bytes; self.size() as usize];
@@ -150,7 +154,7 @@ impl Communicator {
 }
 
 /// The costs behind those times.
-fn costs_of([message, long_message, work, long_work]: Times) -> CollectiveCosts {
+fn costs_of([message, long_message, work, long_work]: MeasuredTimes) -> CollectiveCosts {
     let mut costs = CollectiveCosts::default();
     let by_byte = |short: f64, long: f64| ((long - short) / (LONG - SHORT) as f64).max(0.0);
     if message > 0.0 {

@@ -70,7 +70,6 @@ impl Endpoint {
     }
 
     /// A number of its own in this process, which a reset does not change.
-    #[cfg(feature = "cuda")]
     pub(crate) fn id(&self) -> u64 {
         self.shared.targets_id()
     }
@@ -164,6 +163,12 @@ impl Endpoint {
     /// Waits until the device of an endpoint that has failed has stopped, or was given up.
     pub(crate) fn await_stop(&self) {
         self.shared.shut_down_until(u64::MAX);
+    }
+
+    /// Whether the device of an endpoint that has failed has stopped, or was given up: [`Endpoint::await_stop`] without the wait.
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.shared.shut_down_until(0);
+        self.shared.has_stopped()
     }
 
     /// Returns the endpoint to its initial state, with a new address. Its failure is cleared; work in flight, and

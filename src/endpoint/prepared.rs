@@ -136,7 +136,6 @@ impl Prepared {
     }
 
     /// The endpoint that it belongs to: [`Endpoint::id`](crate::Endpoint).
-    #[cfg(feature = "cuda")]
     pub(crate) fn endpoint_id(&self) -> u64 {
         self.shared.targets_id()
     }

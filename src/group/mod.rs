@@ -5,7 +5,7 @@
 //!   state machine, without sockets; `store_server` is the thread with the sockets, each a `connection`. `connect` and `client` are the other
 //!   end, and `rendezvous` is how it finds rank 0. [`Message`] and `handshake` are what goes over the sockets.
 //! - [`Group`] has a connected endpoint to each peer, made when the first of the two asks for it. `messages` opens queues for messages with peers, and
-//!   `communicators` makes communicators of them.
+//!   `communicators` and `matchers` make communicators and matchers of them.
 
 mod client;
 mod communicators;
@@ -14,6 +14,7 @@ mod connection;
 mod handshake;
 mod key_value_store;
 mod launch_environment;
+mod matchers;
 mod member;
 mod mesh;
 mod message;

@@ -14,8 +14,8 @@ use crate::group::store::IgnoreEvents;
 use crate::group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
 use crate::region::{Access, Device, Region};
 use crate::{
-    Cause, Communicator, DataType, EndpointConfig, Error, HostStream, MessageConfig, QueueKind,
-    ReduceOp, Reduction, StateKind, Work,
+    Cause, Communicator, DataType, EndpointConfig, Error, HostStream, MatcherConfig, MessageConfig,
+    QueueKind, ReduceOp, Reduction, Source, StateKind, Work,
 };
 
 const SOON: Duration = Duration::from_secs(60);
@@ -536,6 +536,55 @@ fn communicators_reduce_and_name_a_rank_that_has_ended() {
             "rank {rank}: {ended:?}"
         );
         assert!(matches!(all.failure(), Some((_, error)) if error.cause == Cause::Rank(2)));
+    });
+}
+
+/// Of all ranks, in another order, and of one. The failure of a peer names the rank that has ended.
+#[test]
+fn matchers_receive_from_any_rank_and_name_one_that_has_ended() {
+    groups(3, |group| {
+        let rank = group.rank();
+        let config = MatcherConfig::default();
+        let region = Region::alloc(group.domain(), 64, Access::ALL).unwrap();
+        let own = [region.slice(0, 4).unwrap()];
+        let into = [region.slice(8, 4).unwrap()];
+        region.write_values(0, &[rank]).unwrap();
+        let matcher = group.matcher(Some(&[2, 0, 1]), 1, &config).unwrap();
+        assert_eq!(matcher.peer_count(), 3);
+        for peer in 0..3 {
+            matcher.send_now(peer, 7, &own, Some(SOON)).unwrap();
+        }
+        let mut seen = [false; 3];
+        for _ in 0..3 {
+            let received = matcher.recv_now(Source::Any, 7.into(), &into, Some(SOON));
+            let message = received.unwrap();
+            let mut from = [0_u32];
+            region.read_values(8, &mut from).unwrap();
+            assert_eq!([2, 0, 1][message.peer], from[0]);
+            seen[message.peer] = true;
+        }
+        assert_eq!(seen, [true; 3]);
+        let alone = group.matcher(Some(&[rank]), 2, &config).unwrap();
+        alone.send_now(0, 1, &own, Some(SOON)).unwrap();
+        let received = alone.recv_now(Source::Peer(0), 1.into(), &into, Some(SOON));
+        assert_eq!(received.map(|it| it.len_bytes), Ok(4));
+        let refused = |ranks: &[u32]| match group.matcher(Some(ranks), 3, &config) {
+            Err(Error::State { kind, .. }) => kind,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(refused(&[(rank + 1) % 3]), StateKind::WrongKind);
+        assert_eq!(refused(&[rank, rank]), StateKind::WrongKind);
+        matcher.finish(Some(SOON)).unwrap();
+        group.barrier().unwrap();
+        if rank == 2 {
+            // Without having left.
+            return;
+        }
+        let ended = matcher.recv_now(Source::Peer(0), 7.into(), &into, Some(SOON));
+        assert!(
+            matches!(&ended, Err(Error::Peer { peer: 0, failure }) if failure.cause == Cause::Rank(2)),
+            "rank {rank}: {ended:?}"
+        );
     });
 }
 

@@ -50,6 +50,8 @@ impl CallTime {
 #[derive(Debug)]
 #[must_use = "the memory of a message must not be changed before `wait_send_now`"]
 pub struct PostedSend {
+    /// By which a matcher finds the queue.
+    pub(super) queue: u64,
     ticket: Ticket,
     number: u32,
     /// The peer is to read it.
@@ -195,7 +197,7 @@ impl MessageQueue {
         let number = self.sent;
         let message = self
             .memory
-            .make_message(number, slices, &peer, &self.endpoint)?;
+            .make_message(number, self.tag, slices, &peer, &self.endpoint)?;
         let work = Work::send(&message.slices).wr_id(number.into());
         let ticket = self.endpoint.post_send(&work)?;
         let read = message.read.cloned();
@@ -203,6 +205,7 @@ impl MessageQueue {
         self.note_message(read, false);
         self.unwaited += 1;
         Ok(PostedSend {
+            queue: self.endpoint.id(),
             ticket,
             number,
             is_read,

@@ -8,18 +8,20 @@ pub(super) const HEADER_BYTES: u32 = 32;
 const EAGER: u32 = 1;
 const RENDEZVOUS: u32 = 2;
 
-/// A header. On the wire, little-endian: number (4 bytes), kind (4), length (8), address (8), key (4), zeros (4).
+/// A header. On the wire, little-endian: number (4 bytes), kind (4), length (8), address (8), key (4), tag (4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MessageHeader {
     /// Running number of the message in its direction.
     pub(super) number: u32,
+    /// What a matcher on the other side matches with its receives; 0 of a queue without one, which does not look at it.
+    pub(super) tag: u32,
     pub(super) len_bytes: u64,
     pub(super) place: MessagePlace,
 }
 
 /// Where the bytes of a message are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MessagePlace {
+pub(crate) enum MessagePlace {
     /// In the slot, behind the header.
     Slot,
     /// In the sender's memory, for the receiver to read.
@@ -38,6 +40,7 @@ impl MessageHeader {
         bytes[8..16].copy_from_slice(&self.len_bytes.to_le_bytes());
         bytes[16..24].copy_from_slice(&addr.to_le_bytes());
         bytes[24..28].copy_from_slice(&rkey.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.tag.to_le_bytes());
         bytes
     }
 
@@ -83,6 +86,7 @@ impl MessageHeader {
         };
         Ok(MessageHeader {
             number,
+            tag: word(28),
             len_bytes,
             place,
         })
@@ -98,6 +102,7 @@ mod tests {
     fn bytes_are_as_documented() {
         let header = MessageHeader {
             number: 0x0102_0304,
+            tag: 0x5152_5354,
             len_bytes: 0x1_0000_0005,
             place: MessagePlace::Sender {
                 addr: 0x1122_3344_5566_7788,
@@ -107,7 +112,7 @@ mod tests {
         let bytes = header.to_bytes();
         let expected = [
             4, 3, 2, 1, 2, 0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33,
-            0x22, 0x11, 0xd4, 0xc3, 0xb2, 0xa1, 0, 0, 0, 0,
+            0x22, 0x11, 0xd4, 0xc3, 0xb2, 0xa1, 0x54, 0x53, 0x52, 0x51,
         ];
         assert_eq!(bytes, expected);
         assert_eq!(
@@ -124,11 +129,11 @@ mod tests {
             bytes[..4].copy_from_slice(&number.to_le_bytes());
             bytes[4..8].copy_from_slice(&kind.to_le_bytes());
             bytes[8..16].copy_from_slice(&len.to_le_bytes());
-            bytes[28..].fill(0);
             prop_assert!(MessageHeader::from_bytes(&bytes, number.wrapping_add(1), 100).is_err());
             match MessageHeader::from_bytes(&bytes, number, 100) {
                 Ok(header) => {
                     prop_assert_eq!(header.len_bytes, len);
+                    prop_assert_eq!(&header.tag.to_le_bytes()[..], &bytes[28..]);
                     let is_eager = header.place == MessagePlace::Slot;
                     prop_assert_eq!(kind, if is_eager { 1 } else { 2 });
                     prop_assert_eq!(is_eager, len <= 100);

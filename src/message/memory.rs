@@ -81,6 +81,7 @@ impl MessageMemory {
     pub(super) fn make_message<'a>(
         &'a self,
         number: u32,
+        tag: u32,
         slices: &[Slice<'a>],
         peer: &MessageAddress,
         endpoint: &Endpoint,
@@ -96,7 +97,7 @@ impl MessageMemory {
         let place = match read {
             None => MessagePlace::Slot,
             Some(slice) => {
-                check_slice(slice, 0, endpoint, Access::REMOTE_READ)?;
+                check_slice(slice, 0, endpoint.domain(), Access::REMOTE_READ)?;
                 let remote = slice.region.remote();
                 MessagePlace::Sender {
                     addr: remote.addr + slice.offset,
@@ -106,6 +107,7 @@ impl MessageMemory {
         };
         let header = MessageHeader {
             number,
+            tag,
             len_bytes,
             place,
         };
@@ -131,6 +133,30 @@ fn slot_stride(eager_bytes: u32) -> u64 {
     u64::from(HEADER_BYTES + eager_bytes).next_multiple_of(SLOT_ALIGN)
 }
 
+/// The limits of the memory that messages are received into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TargetLimits {
+    pub(crate) max_slices: u32,
+    pub(crate) eager_bytes: u32,
+}
+
+/// Fails for slices that no message can be received into, whoever stores it. Returns their length together.
+pub(crate) fn check_target(
+    slices: &[Slice<'_>],
+    domain: &ProtectionDomain,
+    limits: TargetLimits,
+) -> Result<u64> {
+    let capacity = capacity(slices.iter().copied());
+    check_slices(slices, limits.max_slices)?;
+    if capacity > u64::from(limits.eager_bytes) {
+        check_slices(slices, 1)?;
+    }
+    for (at, slice) in slices.iter().enumerate() {
+        check_slice(slice, at, domain, Access::LOCAL_WRITE)?;
+    }
+    Ok(capacity)
+}
+
 /// Fails for more than `max` slices.
 pub(super) fn check_slices(slices: &[Slice<'_>], max: u32) -> Result<()> {
     if slices.len() <= max as usize {
@@ -148,11 +174,11 @@ pub(super) fn check_slices(slices: &[Slice<'_>], max: u32) -> Result<()> {
 pub(super) fn check_slice(
     slice: &Slice<'_>,
     at: usize,
-    endpoint: &Endpoint,
+    domain: &ProtectionDomain,
     needed: Access,
 ) -> Result<()> {
     let region = slice.region;
-    endpoint.domain().check_same(region.domain(), "slices")?;
+    domain.check_same(region.domain(), "slices")?;
     let refused = |kind, what: String| {
         let reason = format!("the region of slice {at} {what}");
         Err(Error::state(kind, "message", reason))

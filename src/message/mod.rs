@@ -9,6 +9,7 @@
 //! - `receive`: what the receiver's stream does with a message that has arrived.
 //! - `memory`: its slots, and the headers of messages to send.
 //! - `header`: the bytes in front of each message.
+//! - `matched`: what a matcher does with a queue, in place of its receives.
 //! - `costs`: [`MessageCosts`], from which length on a message is better read.
 //! - `recording`, `armed`: the operations of one launch of a graph.
 //! - `config`, `address`, `ticket`: [`MessageConfig`], [`MessageAddress`], [`MessageTicket`].
@@ -21,6 +22,7 @@ mod config;
 mod costs;
 mod cpu;
 mod header;
+mod matched;
 mod memory;
 mod queue;
 mod receive;
@@ -34,9 +36,12 @@ pub(crate) use batch::OperationBatch;
 pub use config::MessageConfig;
 pub use costs::{CostCurve, MessageCosts};
 pub use cpu::PostedSend;
+pub(crate) use header::MessagePlace;
+pub(crate) use matched::{ArrivedMessage, ReturnKind};
+pub(crate) use memory::{TargetLimits, check_target};
 pub(crate) use queue::Outgoing;
 pub use queue::{MessageQueue, PendingSend};
-pub(crate) use receive::Taker;
+pub(crate) use receive::{Taker, copy_out};
 #[cfg(feature = "cuda")]
 pub(crate) use recording::{RecordedMessage, Recording, RecordingPart, RecordingParts};
 pub use ticket::MessageTicket;

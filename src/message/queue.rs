@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::armed::ArmedGuard;
 use super::batch::OperationBatch;
 use super::config::SLOTS_MAX;
-use super::memory::{MessageMemory, check_slice, check_slices};
+use super::memory::{MessageMemory, TargetLimits, check_slice, check_slices, check_target};
 use super::receive::{Receive, ReceiveOutcome, Taker, capacity};
 use super::{MessageAddress, MessageConfig, MessageTicket};
 use crate::endpoint::{
@@ -79,6 +79,8 @@ pub struct MessageQueue {
     credits: Region,
     pub(super) memory: MessageMemory,
     peer: Option<MessageAddress>,
+    /// Of the messages that are sent from here on.
+    pub(super) tag: u32,
     pub(super) sent: u32,
     pub(super) received: u32,
     /// Of these the ones that the peer's memory, or this side's, had to be ready for. Their own count, so that each word of readiness is written again before the
@@ -170,6 +172,7 @@ impl MessageQueue {
             credits,
             memory: MessageMemory::new(domain, &config)?,
             peer: None,
+            tag: 0,
             sent: 0,
             received: 0,
             placed_sent: 0,
@@ -538,9 +541,9 @@ impl MessageQueue {
         }
         let (held, len_bytes) = match message {
             Outgoing::Slot(slices) => {
-                let message = self
-                    .memory
-                    .make_message(number, slices, &peer, &self.endpoint)?;
+                let message =
+                    self.memory
+                        .make_message(number, self.tag, slices, &peer, &self.endpoint)?;
                 let work = Work::send(&message.slices).wr_id(number.into());
                 batch.prepared.push(self.endpoint.prepare_send(&work)?);
                 (message.read.cloned(), message.len_bytes)
@@ -675,20 +678,22 @@ impl MessageQueue {
 
     /// Fails for slices that no message can be received into, by that taker. Returns their length together.
     pub(super) fn check_target(&self, slices: &[Slice<'_>], taker: Taker) -> Result<u64> {
-        let capacity = capacity(slices.iter().copied());
-        check_slices(slices, self.config.max_slices)?;
-        if capacity > u64::from(self.memory.eager_bytes) || taker == Taker::Peer {
+        if taker == Taker::Peer {
             check_slices(slices, 1)?;
-        }
-        let needed = match taker {
-            Taker::Peer => Access::REMOTE_WRITE,
-            Taker::Thread | Taker::Kernel => Access::LOCAL_WRITE,
-        };
-        for (at, slice) in slices.iter().enumerate() {
-            check_slice(slice, at, &self.endpoint, needed)?;
-            if taker == Taker::Thread {
-                slice.region.check_host()?;
+            for (at, slice) in slices.iter().enumerate() {
+                check_slice(slice, at, self.endpoint.domain(), Access::REMOTE_WRITE)?;
             }
+            return Ok(capacity(slices.iter().copied()));
+        }
+        let limits = TargetLimits {
+            max_slices: self.config.max_slices,
+            eager_bytes: self.memory.eager_bytes,
+        };
+        let capacity = check_target(slices, self.endpoint.domain(), limits)?;
+        if taker == Taker::Thread {
+            slices
+                .iter()
+                .try_for_each(|slice| slice.region.check_host())?;
         }
         Ok(capacity)
     }

@@ -82,21 +82,31 @@ impl MessageSlot {
         len_bytes: u64,
         to: impl Iterator<Item = Slice<'a>>,
     ) -> Result<()> {
-        let mut buffer = [0; COPY_BYTES];
-        let mut from = self.offset + u64::from(HEADER_BYTES);
-        let end = from + len_bytes;
-        for slice in to {
-            let (mut at, slice_end) = (slice.offset, slice.offset + u64::from(slice.len_bytes));
-            while at < slice_end && from < end {
-                let len = (slice_end - at).min(end - from).min(COPY_BYTES as u64);
-                let part = &mut buffer[..len as usize];
-                self.memory.read(from, part)?;
-                slice.region.write(at, part)?;
-                (at, from) = (at + len, from + len);
-            }
-        }
-        Ok(())
+        let from = self.offset + u64::from(HEADER_BYTES);
+        copy_out(&self.memory, from, len_bytes, to)
     }
+}
+
+/// Copies bytes of a region into slices, one after the other, which have room for them.
+pub(crate) fn copy_out<'a>(
+    memory: &Region,
+    mut from: u64,
+    len_bytes: u64,
+    to: impl Iterator<Item = Slice<'a>>,
+) -> Result<()> {
+    let mut buffer = [0; COPY_BYTES];
+    let end = from + len_bytes;
+    for slice in to {
+        let (mut at, slice_end) = (slice.offset, slice.offset + u64::from(slice.len_bytes));
+        while at < slice_end && from < end {
+            let len = (slice_end - at).min(end - from).min(COPY_BYTES as u64);
+            let part = &mut buffer[..len as usize];
+            memory.read(from, part)?;
+            slice.region.write(at, part)?;
+            (at, from) = (at + len, from + len);
+        }
+    }
+    Ok(())
 }
 
 /// What takes a message out of its slot.

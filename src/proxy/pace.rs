@@ -85,7 +85,8 @@ impl Pace {
         match pause {
             Pause::Spin => std::hint::spin_loop(),
             Pause::Yield => std::thread::yield_now(),
-            Pause::Sleep(length) => std::thread::sleep(length),
+            // `ProgressThread::wake_thread` ends it.
+            Pause::Sleep(length) => std::thread::park_timeout(length),
         }
     }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::Thread;
 
 use doorbell_wire::memory::NumberSet;
 
@@ -58,6 +59,7 @@ pub(crate) struct ProgressThread<T: ?Sized> {
     polled: Mutex<Polled<T>>,
     /// Threads that wait for the lock of `polled`. The progress thread takes it again and again, and a lock is not fair.
     waiting: AtomicU32,
+    thread: OnceLock<Thread>,
 }
 
 /// An object that is polled.
@@ -213,9 +215,10 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
             stalled: AtomicBool::new(false),
             polled: Mutex::new(Polled::default()),
             waiting: AtomicU32::new(0),
+            thread: OnceLock::new(),
         });
         let run = Arc::clone(&thread);
-        std::thread::Builder::new()
+        let handle = std::thread::Builder::new()
             .name(name.into())
             .spawn(move || {
                 begin_library_thread();
@@ -227,6 +230,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
                 operation: "start of a progress thread",
                 errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
             })?;
+        let _ = thread.thread.set(handle.thread().clone());
         Ok(thread)
     }
 
@@ -244,6 +248,16 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
     #[inline]
     pub(crate) fn announce(&self, number: usize) {
         self.announced.add(number);
+    }
+
+    /// There may be something to do for objects that every round polls: ends the sleep between two rounds, and the thread begins as after work. Work that is seen
+    /// without a lock must be stored before.
+    pub(crate) fn wake_thread(&self) {
+        // Release: the next round sees what was stored before. The thread takes it for an arrival, and finds none.
+        self.any_arrived.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
     }
 
     /// Calls a function between two polls, when the thread keeps no object alive. The function must not wait for the thread.
@@ -590,6 +604,22 @@ mod tests {
         assert_eq!(late.polls(), 0);
         thread.set_stalled(false);
         until("both", || early.polls() > most && late.polls() == 1);
+    }
+
+    #[test]
+    fn a_wake_ends_the_sleep_between_two_rounds() {
+        let thread = thread(Pace::default());
+        let served = Counter::new(u32::MAX);
+        thread.register(Arc::downgrade(&served));
+        until("polls", || served.polls() > 0);
+        // Long enough for the thread to sleep as long as it ever does.
+        std::thread::sleep(Duration::from_millis(50));
+        for _ in 0..100 {
+            let polls = served.polls();
+            thread.wake_thread();
+            // It spins then: more polls than a thread makes that sleeps.
+            until("polls", || served.polls() > polls + 20);
+        }
     }
 
     #[test]

@@ -168,6 +168,16 @@ pub unsafe trait Executor: SealedExecutor + Send + Sync {
         true
     }
 
+    /// Whether so many entries, or half of the queue if that is less, can be queued now without a wait for room. A stream that does not know says yes.
+    ///
+    /// # Errors
+    /// [`Error::State`] when only the caller could make room.
+    #[doc(hidden)]
+    fn has_room(&self, entries: usize) -> Result<bool> {
+        let _ = entries;
+        Ok(true)
+    }
+
     /// What a thread does that waits for work of the stream: it looks how far the stream is, which otherwise happens once in a millisecond. None: a thread of the stream
     /// tells at once.
     #[doc(hidden)]

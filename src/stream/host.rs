@@ -258,6 +258,19 @@ unsafe impl Executor for HostStream {
         true
     }
 
+    fn has_room(&self, entries: usize) -> Result<bool> {
+        let shared = self.shared();
+        let entries = entries.min(self.capacity() / 2) as u64;
+        let end = shared.ring.claimed() + entries;
+        let is_free = shared
+            .progress
+            .reached(end.saturating_sub(self.capacity() as u64));
+        if !is_free {
+            forbid_on(shared.id, "queue on a full stream")?;
+        }
+        Ok(is_free)
+    }
+
     fn record(&self, event: &Event) -> Result<()> {
         let (record, number) = event.begin_record();
         let position = self.push(|queued| queued.hold(Item::Record(record)))?;

@@ -45,6 +45,11 @@ const LIBRARY: Package = Package {
         ("cm", &["endpoint", "nic"]),
         // A user of the public interface, but for reads whose source the stream finds out, and batches with programs of its own.
         ("message", &["endpoint", "region", "stream"]),
+        // A thread that takes messages out of queues, and programs that wait for it.
+        (
+            "matching",
+            &["endpoint", "message", "proxy", "region", "stream"],
+        ),
         // A user of the public interface, but for the work of host streams.
         ("collective", &["endpoint", "message", "region", "stream"]),
         // Operations as nodes of a CUDA graph: what each launch prepares anew, `cuda` patches into the nodes.
@@ -62,7 +67,14 @@ const LIBRARY: Package = Package {
         // A user of the public interface, but for the deadlines of sockets. Its tests queue messages on streams.
         (
             "group",
-            &["collective", "endpoint", "message", "region", "stream"],
+            &[
+                "collective",
+                "endpoint",
+                "matching",
+                "message",
+                "region",
+                "stream",
+            ],
         ),
     ],
 };
@@ -137,6 +149,12 @@ const CAPI: Package = Package {
         (
             "message",
             &["device", "endpoint", "error", "group", "stream", "work"],
+        ),
+        (
+            "matcher",
+            &[
+                "device", "endpoint", "error", "group", "message", "stream", "work",
+            ],
         ),
         (
             "communicator",

@@ -228,6 +228,10 @@ unsafe impl Executor for Stream {
         self.executor().executes_on_host()
     }
 
+    fn has_room(&self, entries: usize) -> Result<bool> {
+        self.executor().has_room(entries)
+    }
+
     fn turns(&self) -> Option<StreamTurns> {
         self.executor().turns()
     }

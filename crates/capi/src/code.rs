@@ -52,7 +52,7 @@ codes! {
     DOORBELL_ETIMEOUT = -17;
     /// [`Error::Asynchronous`].
     DOORBELL_EASYNC = -18;
-    /// [`Error::Work`].
+    /// [`Error::Work`] or [`Error::Peer`].
     DOORBELL_EWORK = -19;
     /// [`Error::System`] or [`Error::Socket`].
     DOORBELL_ESYSTEM = -20;
@@ -80,7 +80,7 @@ pub(super) fn of(error: &Error) -> c_int {
         Error::State { .. } => DOORBELL_ESTATE,
         Error::Timeout { .. } => DOORBELL_ETIMEOUT,
         Error::Asynchronous { .. } => DOORBELL_EASYNC,
-        Error::Work(_) => DOORBELL_EWORK,
+        Error::Work(_) | Error::Peer { .. } => DOORBELL_EWORK,
         Error::System { .. } | Error::Socket { .. } => DOORBELL_ESYSTEM,
         Error::Malformed { .. } => DOORBELL_EMALFORMED,
         Error::Rank { .. } => DOORBELL_ERANK,

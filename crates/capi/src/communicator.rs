@@ -14,8 +14,10 @@ use crate::endpoint::{try_lock, write_failure, write_path};
 use crate::error::doorbell_failure;
 use crate::failure::Failure;
 use crate::group::doorbell_group;
-use crate::handle::{CObject, create, destroy, get, take};
-use crate::message::{doorbell_message_config, doorbell_message_queue, message_config};
+use crate::handle::{CObject, create, destroy, get};
+use crate::message::{
+    doorbell_message_config, doorbell_message_queue, message_config, take_queues,
+};
 use crate::stream::doorbell_stream;
 use crate::work::doorbell_slice;
 use doorbell_rs::{
@@ -285,26 +287,9 @@ pub unsafe extern "C" fn doorbell_communicator_create(
     communicator: *mut *mut doorbell_communicator,
 ) -> c_int {
     call!(place = out_handle(communicator), || {
-        // SAFETY: the caller's promise about arrays.
-        let queues = unsafe { array(queues, count as usize, "queues") }?;
-        let given = || queues.iter().filter(|queue| !queue.is_null());
-        for (at, queue) in given().enumerate() {
-            // SAFETY: the caller's promise about handles. All are looked at before any is taken.
-            let held = unsafe { get(*queue, "queues[]") }?;
-            drop(held.lock()?);
-            if given().skip(at + 1).any(|other| other == queue) {
-                return Err(Failure::argument("queues[]", "a queue is there twice"));
-            }
-        }
-        let mut taken = Vec::with_capacity(queues.len());
-        for queue in queues {
-            taken.push(match queue.is_null() {
-                true => None,
-                // SAFETY: the caller's promise about handles.
-                false => Some(unsafe { take(*queue, "queues[]") }?.into_inner()?),
-            });
-        }
-        let made = Communicator::new(rank, taken)?;
+        // SAFETY: the caller's promise about arrays and handles.
+        let queues = unsafe { take_queues(queues, count) }?;
+        let made = Communicator::new(rank, queues)?;
         Ok(place.set(doorbell_communicator::new(made)))
     })
 }

@@ -23,7 +23,7 @@ pub(super) fn remember(failure: Failure) -> c_int {
     // A text of the application's may have a zero in it; C would not see what is behind.
     let text = CString::new(failure.to_string().replace('\0', " ")).unwrap_or_default();
     let work = match failure {
-        Failure::Library(Error::Work(work)) => Some(work),
+        Failure::Library(Error::Work(work) | Error::Peer { failure: work, .. }) => Some(work),
         _ => None,
     };
     // In a thread that ends there is no place left to keep it, and the code has to do.

@@ -7,7 +7,7 @@
 //!   writes what pointers point to.
 //! - `exchange` is what `group` and `store` have in common. Each other file implements one section of a header in `include/doorbell`: `version`, `error`, `device`, `region`, `endpoint`,
 //!   `rendezvous`, `group`, `store`, `cuda`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `graph`, `cache`,
-//!   `bounce`, `cm`, `kernel_queue`, `kernel_stream`, `message`, `communicator`.
+//!   `bounce`, `cm`, `kernel_queue`, `kernel_stream`, `message`, `communicator`, `matcher`.
 
 mod argument;
 mod bounce;
@@ -30,6 +30,7 @@ mod handle;
 mod kernel_queue;
 mod kernel_stream;
 mod last_error;
+mod matcher;
 mod message;
 mod queue;
 mod region;

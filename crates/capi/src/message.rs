@@ -54,7 +54,7 @@ impl doorbell_message_queue {
         try_lock(&self.inner, "queue")
     }
 
-    pub(super) fn into_inner(self) -> Result<MessageQueue, Failure> {
+    fn into_inner(self) -> Result<MessageQueue, Failure> {
         self.inner.into_inner().map_err(|_| Failure::Panic {
             reason: "an earlier call with the queue panicked".into(),
         })
@@ -66,13 +66,26 @@ pub struct doorbell_pending_send {
     inner: Mutex<PendingSend>,
 }
 
+impl doorbell_pending_send {
+    pub(super) fn new(sent: PendingSend) -> doorbell_pending_send {
+        doorbell_pending_send {
+            inner: Mutex::new(sent),
+        }
+    }
+
+    pub(super) fn into_inner(self) -> PendingSend {
+        let inner = self.inner.into_inner();
+        inner.unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
 impl CObject for doorbell_pending_send {
     const NAME: &'static str = "doorbell_pending_send";
 }
 
 /// A message that a thread has sent.
 pub struct doorbell_posted_send {
-    inner: PostedSend,
+    pub(super) inner: PostedSend,
 }
 
 impl CObject for doorbell_posted_send {
@@ -169,11 +182,41 @@ pub struct doorbell_message_peer {
     pub tag: u64,
 }
 
+/// Takes the queues of a list, in which null is none. Takes all or none: before the first is taken, all are looked at.
+///
+/// # Safety
+/// As the header says of arrays and handles; no other thread uses the queues now or later.
+pub(super) unsafe fn take_queues(
+    queues: *const *mut doorbell_message_queue,
+    count: u32,
+) -> Result<Vec<Option<MessageQueue>>, Failure> {
+    // SAFETY: the caller's promise about arrays.
+    let queues = unsafe { array(queues, count as usize, "queues") }?;
+    let given = || queues.iter().filter(|queue| !queue.is_null());
+    for (at, queue) in given().enumerate() {
+        // SAFETY: the caller's promise about handles.
+        let held = unsafe { get(*queue, "queues[]") }?;
+        drop(held.lock()?);
+        if given().skip(at + 1).any(|other| other == queue) {
+            return Err(Failure::argument("queues[]", "a queue is there twice"));
+        }
+    }
+    let mut taken = Vec::with_capacity(queues.len());
+    for queue in queues {
+        taken.push(match queue.is_null() {
+            true => None,
+            // SAFETY: the caller's promise about handles.
+            false => Some(unsafe { take(*queue, "queues[]") }?.into_inner()?),
+        });
+    }
+    Ok(taken)
+}
+
 /// Writes a ticket, if the caller wants one: null before that.
 ///
 /// # Safety
 /// The pointer is null, or aligned and good for a write.
-unsafe fn with_ticket(
+pub(super) unsafe fn with_ticket(
     place: *mut *mut doorbell_message_ticket,
     body: impl FnOnce() -> Result<MessageTicket, Failure>,
 ) -> Result<c_int, Failure> {
@@ -354,8 +397,7 @@ pub unsafe extern "C" fn doorbell_message_queue_start_send(
                     Ok(queue.lock()?.start_send(stream.executor(), slices)?)
                 })
             }?;
-            let inner = Mutex::new(sent);
-            Ok(place.set(doorbell_pending_send { inner }))
+            Ok(place.set(doorbell_pending_send::new(sent)))
         }
     )
 }
@@ -377,9 +419,7 @@ pub unsafe extern "C" fn doorbell_message_queue_wait_send(
             let (queue, stream) = (get(queue, "queue")?, get(stream, "stream")?);
             let mut queue = queue.lock()?;
             // Last, so that nothing else is refused after it.
-            let pending = take(pending, "pending")?;
-            let pending = pending.inner.into_inner();
-            let pending = pending.unwrap_or_else(std::sync::PoisonError::into_inner);
+            let pending = take(pending, "pending")?.into_inner();
             Ok(queue.wait_send(stream.executor(), pending)?)
         })
     })

@@ -51,6 +51,13 @@ fn messages_go_by_streams_and_by_the_thread() {
 }
 
 #[test]
+fn messages_are_matched_by_peer_and_tag() {
+    let source = root().join("crates/capi/tests/c/matchers.c");
+    let program = build(&source, "matchers", &[]);
+    assert_eq!(run(&mut Command::new(program)), "done\n");
+}
+
+#[test]
 fn collective_operations_work_between_ranks() {
     let source = root().join("crates/capi/tests/c/collectives.c");
     let program = build(&source, "collectives", &[]);

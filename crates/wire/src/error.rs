@@ -117,6 +117,14 @@ pub enum Error {
     /// An operation failed, and with it its endpoint.
     #[error("{0}")]
     Work(WorkError),
+    /// The connection with a peer has failed.
+    #[error("peer {peer}: {failure}")]
+    Peer {
+        /// Its index.
+        peer: u32,
+        /// How the connection failed.
+        failure: WorkError,
+    },
     /// The operating system refused.
     #[error("{operation}: {}", std::io::Error::from_raw_os_error(*errno))]
     System {
@@ -267,6 +275,7 @@ impl fmt::Debug for Error {
             Truncated { len_bytes, limit_bytes }
             Refused { peer, reason, private_data }
             Rank { rank, reason }
+            Peer { peer, failure }
         }
     }
 }

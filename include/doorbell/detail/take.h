@@ -22,7 +22,7 @@ struct dbl_message_header {
 	uint64_t len_bytes; /* length of the message */
 	uint64_t addr;      /* of the message in the sender's memory, if it is not in the slot */
 	uint32_t rkey;
-	uint32_t reserved;
+	uint32_t tag; /* for a matcher; a queue without one does not look at it */
 };
 
 enum dbl_message_kind { DBL_MESSAGE_EAGER = 1, DBL_MESSAGE_RENDEZVOUS = 2 };

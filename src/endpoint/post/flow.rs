@@ -62,6 +62,11 @@ impl Endpoint {
         )
     }
 
+    /// Sets how long a post waits for room: [`EndpointConfig::room_timeout`](crate::EndpointConfig::room_timeout).
+    pub(crate) fn set_room_timeout(&mut self, timeout: Option<Duration>) {
+        self.config.room_timeout = timeout;
+    }
+
     /// Sees to room for a further work request and its completion.
     pub(super) fn make_room(&mut self, kind: QueueKind) -> Result<()> {
         if self.shared.queue(kind).take_known_room() {

@@ -131,6 +131,50 @@ static void messages(doorbell_group *group)
 	free(queues);
 }
 
+/* Each rank sends its number to all ranks, in another order, and takes the numbers as they come. */
+static void matches(doorbell_group *group)
+{
+	const uint32_t rank = (uint32_t)doorbell_group_rank(group), size = (uint32_t)doorbell_group_size(group);
+	uint32_t *order = calloc(size, sizeof *order), *words, seen = 0, i;
+	doorbell_matcher *matcher, *again;
+	doorbell_envelope envelope;
+	doorbell_domain *domain;
+	doorbell_region *region;
+	doorbell_slice from, to;
+
+	EXPECT(order);
+	for (i = 0; i < size; i++)
+		order[i] = size - 1 - i;
+	WORKS(doorbell_group_matcher(group, order, size, 8, NULL, &matcher));
+	if (size > 1)
+		FAILS(DOORBELL_ESTATE, "was opened before", doorbell_group_matcher(group, NULL, 0, 8, NULL, &again));
+	order[0] = order[size - 1] = rank;
+	if (size > 1)
+		FAILS(DOORBELL_ESTATE, "there twice", doorbell_group_matcher(group, order, size, 9, NULL, &again));
+	WORKS(doorbell_group_domain(group, &domain));
+	WORKS(doorbell_region_alloc(domain, 16, DOORBELL_ACCESS_ALL, &region));
+	words = doorbell_region_pointer(region);
+	words[0] = rank;
+	from.region = to.region = region;
+	from.offset = 0;
+	to.offset = 8;
+	from.len_bytes = to.len_bytes = 4;
+	for (i = 0; i < size; i++)
+		WORKS(doorbell_matcher_send_now(matcher, i, rank, &from, 1, SOON_MS));
+	for (i = 0; i < size; i++) {
+		WORKS(doorbell_matcher_recv_now(matcher, DOORBELL_ANY_PEER, 0, DOORBELL_ANY_TAG, &to, 1, &envelope, SOON_MS));
+		EXPECT(envelope.tag == words[2] && envelope.peer == size - 1 - words[2] && envelope.len_bytes == 4);
+		seen |= 1u << words[2];
+	}
+	EXPECT(seen == (1u << size) - 1);
+	WORKS(doorbell_matcher_finish(matcher, SOON_MS));
+	WORKS(doorbell_group_barrier(group, SOON_MS));
+	WORKS(doorbell_matcher_destroy(matcher));
+	WORKS(doorbell_region_destroy(region));
+	WORKS(doorbell_domain_destroy(domain));
+	free(order);
+}
+
 /* The ranks, in another order, add up their numbers; the tag of the communicator is its own. */
 static void adds_up(doorbell_group *group)
 {
@@ -226,6 +270,7 @@ static void *member(void *argument)
 	if (!rank->fails) {
 		goes_round(group);
 		messages(group);
+		matches(group);
 		adds_up(group);
 		WORKS(doorbell_group_leave(group));
 		return NULL;

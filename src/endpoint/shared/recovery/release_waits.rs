@@ -156,6 +156,11 @@ impl EndpointShared {
         }
     }
 
+    /// Whether the device of a failed endpoint has stopped, or was given up.
+    pub(in crate::endpoint) fn has_stopped(&self) -> bool {
+        self.is_shut_down.load(Ordering::Acquire)
+    }
+
     /// Looks for the completions in error of everything that was rung, and returns whether all are there. A device may take some time to write
     /// them. A device that hangs is not waited for long: it is quiesced after this, and requests that it did not complete never get a completion.
     pub(super) fn has_flushed(&self) -> bool {

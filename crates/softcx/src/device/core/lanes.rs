@@ -8,7 +8,7 @@ use crate::Result;
 use crate::device::client::AddressVector;
 use crate::device::copies::Copies;
 use crate::device::fabric::{NODES, node_of};
-use crate::device::gather::Source;
+use crate::device::gather::GatherSource;
 use crate::device::inbox::{Arrival, InboxAddress, LaneWriter};
 use crate::device::keys::Keys;
 use crate::device::options::LinkLayer;
@@ -97,7 +97,7 @@ impl DeviceCore {
                 match self.inbox.receive(lane, read) {
                     Arrival::Packet(count, header, start) => {
                         let len_bytes = u32::from(header.payload_bytes);
-                        self.dispatch(now_ns, &header, &Source::Lane { start, len_bytes });
+                        self.dispatch(now_ns, &header, &GatherSource::Lane { start, len_bytes });
                         (read, last) = (read + 1, Some(count));
                     }
                     Arrival::Garbage(count) => {
@@ -198,7 +198,7 @@ impl DeviceCore {
 #[inline]
 #[allow(unsafe_code)] // slots are raw memory
 fn pass(keys: &Keys, copies: &mut Copies, lane: &LaneWriter, packet: &Packet) -> bool {
-    let source = Source::of(&packet.payload, packet.header.payload_bytes);
+    let source = GatherSource::of(&packet.payload, packet.header.payload_bytes);
     if source.len_bytes() as usize > MAX_PAYLOAD_BYTES {
         return true;
     }
@@ -231,7 +231,7 @@ fn pass_group(
     copies.begin_fetches();
     let mut filled = 0;
     for (packet, count) in queue.iter().take(GROUP.min(room as usize)).zip(first..) {
-        let source = Source::of(&packet.payload, packet.header.payload_bytes);
+        let source = GatherSource::of(&packet.payload, packet.header.payload_bytes);
         let fits = source.len_bytes() as usize <= MAX_PAYLOAD_BYTES;
         if !fits || !fill(keys, copies, &source, lane.payload(count)) {
             break;
@@ -252,7 +252,7 @@ fn pass_group(
 
 /// Copies a payload into a lane's slot. `false` if the sender's memory is gone: the packet is then as good as lost.
 #[allow(unsafe_code)] // a slot is raw memory
-fn fill(keys: &Keys, copies: &mut Copies, source: &Source<'_>, slot: *mut u8) -> bool {
+fn fill(keys: &Keys, copies: &mut Copies, source: &GatherSource<'_>, slot: *mut u8) -> bool {
     // SAFETY: the slot has room for MAX_PAYLOAD_BYTES and is ours until it is published; the caller compared the length.
     unsafe {
         source.copy_to(

@@ -1,7 +1,7 @@
 //! Incoming packets: the queue pair that each goes to, and the work after them.
 
 use super::DeviceCore;
-use crate::device::gather::Source;
+use crate::device::gather::GatherSource;
 use crate::device::packet::{Header, Packet, PacketKind};
 use crate::device::qp::Qp;
 use doorbell_wire::mlx5::Datagram;
@@ -19,7 +19,11 @@ impl DeviceCore {
     pub(super) fn deliver(&mut self, now_ns: u64) -> bool {
         let packets = self.parts.wire.take_arrived();
         for Packet { header, payload } in &packets {
-            self.dispatch(now_ns, header, &Source::of(payload, header.payload_bytes));
+            self.dispatch(
+                now_ns,
+                header,
+                &GatherSource::of(payload, header.payload_bytes),
+            );
         }
         let worked = !packets.is_empty();
         self.parts.wire.give_back(packets);
@@ -47,7 +51,7 @@ impl DeviceCore {
     }
 
     #[inline]
-    pub(super) fn dispatch(&mut self, now_ns: u64, header: &Header, source: &Source<'_>) {
+    pub(super) fn dispatch(&mut self, now_ns: u64, header: &Header, source: &GatherSource<'_>) {
         if self.parts.wire.is_down() {
             self.parts.counters.packets_dropped += 1;
             return;
@@ -102,7 +106,7 @@ impl DeviceCore {
 
     /// A datagram for a group: each member gets it.
     #[cold]
-    fn dispatch_to_group(&mut self, now_ns: u64, header: &Header, source: &Source<'_>) {
+    fn dispatch_to_group(&mut self, now_ns: u64, header: &Header, source: &GatherSource<'_>) {
         let members = self.multicast.get(&header.grh_gid()).cloned();
         if let Some(trace) = &mut self.parts.trace {
             trace.received(now_ns, header, members.is_some());
@@ -123,6 +127,6 @@ impl DeviceCore {
     /// Handles a packet that no device has sent, or handles a packet before others that came with it.
     #[cfg(test)]
     pub(crate) fn inject(&mut self, header: &Header, payload: &[u8]) {
-        self.dispatch(0, header, &Source::Bytes(payload));
+        self.dispatch(0, header, &GatherSource::Bytes(payload));
     }
 }

@@ -4,7 +4,7 @@
 mod source;
 mod wqe;
 
-pub(crate) use self::source::{ScatterError, Source};
+pub(crate) use self::source::{GatherSource, ScatterError};
 pub(crate) use self::wqe::WqeRequest;
 use crate::device::copies::Copies;
 use crate::device::keys::{Access, Keys, Refused};
@@ -205,7 +205,7 @@ impl Gather {
         copies: &mut Copies,
         pd: u32,
         mut offset: u32,
-        source: &Source<'_>,
+        source: &GatherSource<'_>,
     ) -> Result<(), ScatterError> {
         let mut done = 0;
         for part in &self.parts[..self.count] {

@@ -19,7 +19,7 @@ pub(crate) enum ScatterError {
 
 /// Where the bytes of an arrived packet are.
 #[derive(Debug)]
-pub(crate) enum Source<'a> {
+pub(crate) enum GatherSource<'a> {
     /// In the packet.
     Bytes(&'a [u8]),
     /// In the sender's registered memory, by key.
@@ -28,24 +28,24 @@ pub(crate) enum Source<'a> {
     Lane { start: *const u8, len_bytes: u32 },
 }
 
-impl<'a> Source<'a> {
-    pub(crate) fn of(payload: &'a PacketPayload, len_bytes: u16) -> Source<'a> {
+impl<'a> GatherSource<'a> {
+    pub(crate) fn of(payload: &'a PacketPayload, len_bytes: u16) -> GatherSource<'a> {
         match payload {
-            PacketPayload::Empty => Source::Bytes(&[]),
+            PacketPayload::Empty => GatherSource::Bytes(&[]),
             PacketPayload::Inline(bytes) => {
-                Source::Bytes(&bytes[..usize::from(len_bytes).min(INLINE_BYTES)])
+                GatherSource::Bytes(&bytes[..usize::from(len_bytes).min(INLINE_BYTES)])
             }
-            PacketPayload::Heap(bytes) => Source::Bytes(bytes),
-            PacketPayload::Memory { pd, spans } => Source::Memory { pd: *pd, spans },
+            PacketPayload::Heap(bytes) => GatherSource::Bytes(bytes),
+            PacketPayload::Memory { pd, spans } => GatherSource::Memory { pd: *pd, spans },
         }
     }
 
     #[inline]
     pub(crate) fn len_bytes(&self) -> u32 {
         match self {
-            Source::Bytes(bytes) => bytes.len() as u32,
-            Source::Memory { spans, .. } => spans[0].len_bytes + spans[1].len_bytes,
-            Source::Lane { len_bytes, .. } => *len_bytes,
+            GatherSource::Bytes(bytes) => bytes.len() as u32,
+            GatherSource::Memory { spans, .. } => spans[0].len_bytes + spans[1].len_bytes,
+            GatherSource::Lane { len_bytes, .. } => *len_bytes,
         }
     }
 
@@ -76,12 +76,12 @@ impl<'a> Source<'a> {
         let no_target = |AccessFault| ScatterError::Target;
         match self {
             // SAFETY: the caller's promise; slicing checks the source.
-            Source::Bytes(bytes) => unsafe {
+            GatherSource::Bytes(bytes) => unsafe {
                 let bytes = &bytes[offset as usize..(offset + len_bytes) as usize];
                 copies.store(into, bytes).map_err(no_target)?;
             },
             // SAFETY: the caller's promise, and that of the code that made the source of a lane's slot.
-            Source::Lane { start, .. } => unsafe {
+            GatherSource::Lane { start, .. } => unsafe {
                 let from = SpaceAddress::local(start.add(offset as usize));
                 if len_bytes <= 8 {
                     // By way of a local copy, so that words arrive whole.
@@ -95,7 +95,7 @@ impl<'a> Source<'a> {
                         .map_err(failed)?;
                 }
             },
-            Source::Memory { pd, spans } => {
+            GatherSource::Memory { pd, spans } => {
                 for span in *spans {
                     if offset >= span.len_bytes {
                         offset -= span.len_bytes;

@@ -2,7 +2,7 @@
 
 use super::message::OutstandingMessage;
 use super::opcode::{NOP, RDMA_READ};
-use crate::device::gather::{ScatterError, Source};
+use crate::device::gather::{GatherSource, ScatterError};
 use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance, rnr_delay_ns};
 use crate::device::qp::{DeviceParts, Qp};
 use doorbell_wire::mlx5::Syndrome;
@@ -225,7 +225,7 @@ impl Qp {
         &mut self,
         context: &mut DeviceParts,
         header: &Header,
-        source: &Source<'_>,
+        source: &GatherSource<'_>,
     ) {
         self.catch_up_with_response(context, header);
         let psn = header.psn;
@@ -249,7 +249,7 @@ impl Qp {
         let word = header.operand.to_ne_bytes();
         let atomic = request.opcode != RDMA_READ;
         let source = if atomic {
-            &Source::Bytes(&word)
+            &GatherSource::Bytes(&word)
         } else {
             source
         };

@@ -1,7 +1,7 @@
 //! Responses to reads whose bytes are placed late: see `responder/late_packets.rs`.
 
 use super::state::LateResponse;
-use crate::device::gather::{ScatterError, Source};
+use crate::device::gather::{GatherSource, ScatterError};
 use crate::device::packet::{Header, PacketKind, psn_distance};
 use crate::device::qp::{DeviceParts, Qp};
 use doorbell_wire::mlx5::Syndrome;
@@ -11,7 +11,7 @@ impl Qp {
     pub(super) fn put_off_response(
         &mut self,
         context: &mut DeviceParts,
-        source: &Source<'_>,
+        source: &GatherSource<'_>,
         (index, end_psn): (u32, u32),
         offset: u32,
     ) -> Result<(), ScatterError> {
@@ -57,7 +57,7 @@ impl Qp {
             return;
         }
         context.copies.work_for(self.parts.qpn, false, 0);
-        let source = Source::Bytes(&late.bytes);
+        let source = GatherSource::Bytes(&late.bytes);
         match self.place_response(context, late.index, late.offset, &source) {
             Ok(()) => self.reap(context),
             Err(_) => self.fail_message(context, late.index, Syndrome::LocalProt),
@@ -70,7 +70,7 @@ impl Qp {
         context: &mut DeviceParts,
         index: u32,
         offset: u32,
-        source: &Source<'_>,
+        source: &GatherSource<'_>,
     ) -> Result<(), ScatterError> {
         if !context.gather.holds(self.parts.qpn, index) {
             let loaded = context.gather.load(&self.parts, index, u32::MAX);

@@ -2,7 +2,7 @@
 
 use super::messages::send_opcode;
 use crate::device::fabric::gid_of;
-use crate::device::gather::Source;
+use crate::device::gather::GatherSource;
 use crate::device::options::LinkLayer;
 use crate::device::packet::{Header, PacketKind, flag};
 use crate::device::qp::{DeviceParts, Qp};
@@ -24,7 +24,7 @@ impl Qp {
         &mut self,
         context: &mut DeviceParts,
         header: &Header,
-        source: &Source<'_>,
+        source: &GatherSource<'_>,
     ) {
         // A wrong key is answered by silence (IBTA 9.8.3).
         if header.kind != PacketKind::Send || header.qkey != self.asked.qkey {
@@ -39,7 +39,7 @@ impl Qp {
         let grh = header.has(flag::GRH).then(|| grh(header, link, source));
         // Without a GRH its room stays as it was.
         let head = grh.as_ref().map_or(Ok(()), |bytes| {
-            self.scatter(context, &Source::Bytes(bytes), 0, capacity)
+            self.scatter(context, &GatherSource::Bytes(bytes), 0, capacity)
         });
         let scattered =
             head.and_then(|()| self.scatter(context, source, GRH_BYTES as u32, capacity));
@@ -74,7 +74,7 @@ fn is_ipv4(gid: &[u8; 16]) -> bool {
 }
 
 /// The bytes in front of the payload.
-fn grh(header: &Header, link: LinkLayer, source: &Source<'_>) -> [u8; GRH_BYTES] {
+fn grh(header: &Header, link: LinkLayer, source: &GatherSource<'_>) -> [u8; GRH_BYTES] {
     let [traffic_class, hop_limit] = [(header.addr >> 40) as u8, (header.addr >> 32) as u8];
     let flow = u32::from(traffic_class) << 20 | header.addr as u32 & 0xf_ffff;
     let (from, to) = (gid_of(link, header.source_lid), header.grh_gid());

@@ -9,7 +9,7 @@
 
 use super::receives::receive_error;
 use super::state::{Arriving, EndedMessage, LatePacket, LateTarget};
-use crate::device::gather::{ScatterError, Source};
+use crate::device::gather::{GatherSource, ScatterError};
 use crate::device::keys::Access;
 use crate::device::packet::{AckCode, Header, PacketKind, flag};
 use crate::device::qp::{DeviceParts, Qp};
@@ -21,7 +21,7 @@ impl Qp {
         &mut self,
         context: &mut DeviceParts,
         header: &Header,
-        source: &Source<'_>,
+        source: &GatherSource<'_>,
         place: LateTarget,
     ) -> Result<bool, ScatterError> {
         let plain_write = header.kind == PacketKind::Write && !header.has(flag::IMMEDIATE);
@@ -93,7 +93,7 @@ impl Qp {
             LateTarget::Write { addr, rkey } => self.place_write(context, addr, rkey, &late.bytes),
             LateTarget::Receive { index, done } => {
                 let capacity = self.load_receive(context, index);
-                let source = Source::Bytes(&late.bytes);
+                let source = GatherSource::Bytes(&late.bytes);
                 // A fault leaves no segment, and so the payload no room.
                 self.scatter(context, &source, done, capacity.unwrap_or(0))
             }

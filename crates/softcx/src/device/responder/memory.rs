@@ -1,7 +1,7 @@
 //! The accesses of a responder to its own registered memory.
 #![allow(unsafe_code)] // copies to and from addresses that the key table resolved
 
-use crate::device::gather::{ScatterError, Source};
+use crate::device::gather::{GatherSource, ScatterError};
 use crate::device::keys::{Access, Refused};
 use crate::device::packet::{Header, INLINE_BYTES, KeyedSpan, PacketKind, PacketPayload};
 use crate::device::qp::{DeviceParts, Qp};
@@ -13,7 +13,7 @@ impl Qp {
     pub(super) fn store(
         &self,
         context: &mut DeviceParts,
-        source: &Source<'_>,
+        source: &GatherSource<'_>,
         target: SpaceAddress,
     ) -> Result<(), ScatterError> {
         let len_bytes = source.len_bytes();

@@ -2,7 +2,7 @@
 
 use super::receives::receive_error;
 use super::state::{Arriving, EndedMessage, LateTarget};
-use crate::device::gather::{ScatterError, Source};
+use crate::device::gather::{GatherSource, ScatterError};
 use crate::device::keys::Access;
 use crate::device::packet::{AckCode, Header, flag};
 use crate::device::qp::{DeviceParts, Qp};
@@ -16,7 +16,7 @@ impl Qp {
         &mut self,
         context: &mut DeviceParts,
         header: &Header,
-        source: &Source<'_>,
+        source: &GatherSource<'_>,
     ) {
         let arriving = self.responder.arriving.take();
         let (index, done, capacity) = match (header.has(flag::FIRST), arriving) {
@@ -100,7 +100,7 @@ impl Qp {
         &mut self,
         context: &mut DeviceParts,
         header: &Header,
-        source: &Source<'_>,
+        source: &GatherSource<'_>,
         (index, done, capacity): (u32, u32, u64),
     ) -> Result<(), ScatterError> {
         let fits = u64::from(done) + u64::from(source.len_bytes()) <= capacity;
@@ -116,7 +116,7 @@ impl Qp {
         &mut self,
         context: &mut DeviceParts,
         header: &Header,
-        source: &Source<'_>,
+        source: &GatherSource<'_>,
     ) {
         let arrived = source.len_bytes();
         let (addr, rkey, missing, total) = match (header.has(flag::FIRST), &self.responder.arriving)

@@ -13,7 +13,7 @@ mod unreliable;
 pub(crate) use self::state::Responder;
 use crate::device::client::{DeviceEvent, Transport};
 use crate::device::copies::CopyOrigin;
-use crate::device::gather::Source;
+use crate::device::gather::GatherSource;
 use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance};
 use crate::device::qp::{DeviceParts, Qp, State};
 use crate::device::wire::Counted;
@@ -25,7 +25,7 @@ impl Qp {
         &mut self,
         context: &mut DeviceParts,
         header: &Header,
-        source: &Source<'_>,
+        source: &GatherSource<'_>,
     ) {
         if !self.is_receiving() || self.responder.sender_lost {
             return;

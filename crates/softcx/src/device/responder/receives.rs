@@ -1,7 +1,7 @@
 //! Receives: taken from the queue pair's own ring or from a shared one, kept, given back, flushed.
 
 use crate::device::client::{DeviceEvent, Transport};
-use crate::device::gather::{ScatterError, Source};
+use crate::device::gather::{GatherSource, ScatterError};
 use crate::device::packet::{AckCode, PacketKind};
 use crate::device::qp::{DeviceParts, Qp};
 use crate::device::space::AccessFault;
@@ -130,7 +130,7 @@ impl Qp {
     pub(super) fn scatter(
         &self,
         context: &mut DeviceParts,
-        source: &Source<'_>,
+        source: &GatherSource<'_>,
         done: u32,
         capacity: u64,
     ) -> Result<(), ScatterError> {

@@ -4,7 +4,7 @@
 use super::messages::send_opcode;
 use super::receives::receive_error;
 use super::state::{Arriving, EndedMessage};
-use crate::device::gather::{ScatterError, Source};
+use crate::device::gather::{GatherSource, ScatterError};
 use crate::device::keys::Access;
 use crate::device::packet::{Header, PacketKind, flag, psn_add};
 use crate::device::qp::{DeviceParts, Qp};
@@ -15,7 +15,7 @@ impl Qp {
         &mut self,
         context: &mut DeviceParts,
         header: &Header,
-        source: &Source<'_>,
+        source: &GatherSource<'_>,
     ) {
         self.notify_established();
         let in_sequence = header.psn == self.responder.expected_psn;
@@ -42,7 +42,7 @@ impl Qp {
         &mut self,
         context: &mut DeviceParts,
         header: &Header,
-        source: &Source<'_>,
+        source: &GatherSource<'_>,
     ) {
         let (index, done, capacity) = match self.responder.arriving.take() {
             Some(Arriving::Send {
@@ -82,7 +82,7 @@ impl Qp {
         &mut self,
         context: &mut DeviceParts,
         header: &Header,
-        source: &Source<'_>,
+        source: &GatherSource<'_>,
     ) {
         let (addr, rkey, missing, total) = match self.responder.arriving.take() {
             Some(Arriving::Write {
