@@ -1654,7 +1654,7 @@ fn floats_are_the_same_bits_on_every_rank_and_in_every_run() {
 
 /// An exchange of a rank, launched once, and what it has come to.
 struct Exchanged {
-    from: Region,
+    _from: Region,
     into: Region,
     ticket: Option<doorbell::CollectiveTicket>,
     outcome: Option<doorbell::Result<()>>,
@@ -1747,8 +1747,7 @@ fn fail_among_matched(device: &Device, seed: u64, loses: bool) -> [usize; 2] {
                     let (mut sends, mut receives) = (Vec::new(), Vec::new());
                     for peer in 0..count {
                         let of_peer = lens[own as usize][peer as usize].iter();
-                        for (number, (len, at)) in
-                            of_peer.zip(&from_at[peer as usize]).enumerate()
+                        for (number, (len, at)) in of_peer.zip(&from_at[peer as usize]).enumerate()
                         {
                             let bytes: Vec<u8> = (0..*len)
                                 .map(|at| message_byte(own, peer, operation, number, at))
@@ -1766,7 +1765,7 @@ fn fail_among_matched(device: &Device, seed: u64, loses: bool) -> [usize; 2] {
                     drop((sends, receives));
                     prepared.push(exchange);
                     exchanges.push(Exchanged {
-                        from,
+                        _from: from,
                         into,
                         ticket: None,
                         outcome: None,
@@ -1785,7 +1784,13 @@ fn fail_among_matched(device: &Device, seed: u64, loses: bool) -> [usize; 2] {
                     }
                     match rank.launch(&stream, exchange) {
                         Ok(ticket) => it.ticket = Some(ticket),
-                        Err(_) => break,
+                        Err(error) => {
+                            // A part may have been queued.
+                            it.failed = vec![0; it.into.len_bytes() as usize];
+                            it.into.read(0, &mut it.failed).unwrap();
+                            it.outcome = Some(Err(error));
+                            break;
+                        }
                     }
                 }
                 let rank = (how != 2 || own != who).then_some(rank);
@@ -1859,8 +1864,10 @@ fn fail_among_matched(device: &Device, seed: u64, loses: bool) -> [usize; 2] {
                         "{what}: a write behind a failed ticket ({error})"
                     );
                 }
-                // A launch that was refused, or that has failed half way.
-                None => {}
+                None => assert!(
+                    bytes.iter().all(|it| *it == NOTHING),
+                    "{what}: a write without a launch"
+                ),
             }
         }
     }
