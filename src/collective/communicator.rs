@@ -713,6 +713,11 @@ impl Communicator {
             Err((error, has_begun)) => {
                 if has_begun {
                     self.abort();
+                    // Memory that was said to be ready has no ticket: no peer writes it when this returns.
+                    self.queues
+                        .iter()
+                        .flatten()
+                        .for_each(MessageQueue::await_stop);
                 }
                 Err(error)
             }

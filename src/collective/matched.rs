@@ -58,13 +58,12 @@ pub(super) fn ready_rounds(
                     .all(|(from, to)| *to <= start || end <= *from)
             };
             let peers = received.entry(receive.peer).or_default();
-            let first = (0..at).rev().take_while(is_free).last().unwrap_or(at);
             // Of the receives of that peer before this one, those of the round and behind it come in between.
             let ahead =
                 |round: usize| (peers.len() - peers.partition_point(|it| *it < round)) as u32;
-            let first = (first..at)
-                .find(|round| ahead(*round) < limit(receive.peer))
-                .unwrap_or(at);
+            // Earlier rounds have as many ahead or more, so none is looked at behind the limit.
+            let may_begin = |round: &usize| ahead(*round) < limit(receive.peer) && is_free(round);
+            let first = (0..at).rev().take_while(may_begin).last().unwrap_or(at);
             ready[first].push(ReadyReceive {
                 peer: receive.peer,
                 ahead: ahead(first),

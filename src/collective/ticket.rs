@@ -16,6 +16,26 @@ pub(super) enum CollectivePart {
     Local(Arc<LocalEnd>, Option<StreamTurns>),
 }
 
+impl CollectivePart {
+    fn check(&self) -> Result<bool> {
+        match self {
+            CollectivePart::Message(_, ticket) => ticket.check().map(|len| len.is_some()),
+            CollectivePart::Local(end, _) => end.check(),
+        }
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> Result<()> {
+        match self {
+            CollectivePart::Message(_, ticket) => ticket.wait(timeout).map(drop),
+            CollectivePart::Local(end, turns) => {
+                let turn = || turns.as_ref().is_some_and(StreamTurns::take);
+                let look = || Ok(end.check()?.then_some(()));
+                poll_until(WAIT, timeout, turn, look)
+            }
+        }
+    }
+}
+
 /// Reports how an operation that was launched fares on this rank.
 #[derive(Debug, Clone)]
 pub struct CollectiveTicket {
@@ -30,18 +50,17 @@ impl CollectiveTicket {
     /// Whether the operation is over on this rank: its memory has the result, and may be changed.
     ///
     /// # Errors
-    /// As [`MessageTicket::check`], of the first message that has failed.
+    /// As [`MessageTicket::check`], of the first message that has failed. All parts are over then: no peer writes the memory any more.
     pub fn check(&self) -> Result<bool> {
+        let mut failed = None;
         for part in &self.parts {
-            let is_over = match part {
-                CollectivePart::Message(_, ticket) => ticket.check()?.is_some(),
-                CollectivePart::Local(end, _) => end.check()?,
-            };
-            if !is_over {
-                return Ok(false);
+            match part.check() {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
-        Ok(true)
+        failed.map_or(Ok(true), Err)
     }
 
     /// Waits in this thread until the operation is over on this rank. `None` waits for ever.
@@ -50,32 +69,21 @@ impl CollectiveTicket {
     /// As [`CollectiveTicket::check`], and [`Error::Timeout`]; the operation goes on then.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let late = || Error::Timeout {
-            operation: WAIT,
-            timeout: timeout.unwrap_or_default(),
-        };
+        let mut failed = None;
         for part in &self.parts {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            match part {
-                CollectivePart::Message(_, ticket) => {
-                    let waited = ticket.wait(left);
-                    waited.map_err(|error| match error {
-                        Error::Timeout { .. } => late(),
-                        error => error,
-                    })?;
+            match part.wait(left) {
+                Ok(()) => {}
+                Err(Error::Timeout { .. }) => {
+                    return Err(Error::Timeout {
+                        operation: WAIT,
+                        timeout: timeout.unwrap_or_default(),
+                    });
                 }
-                CollectivePart::Local(local, turns) => {
-                    let turn = || turns.as_ref().is_some_and(StreamTurns::take);
-                    let look = || Ok(local.check()?.then_some(()));
-                    let waited = poll_until(WAIT, left, turn, look);
-                    waited.map_err(|error| match error {
-                        Error::Timeout { .. } => late(),
-                        error => error,
-                    })?;
-                }
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 
     /// The peer of the first message that has failed, and not only been discarded behind another failure.
