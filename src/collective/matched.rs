@@ -146,12 +146,12 @@ impl Communicator {
     /// A message waits, on the stream of its sender, until the stream of its receiver has come so far that the memory is free. Copies and reductions between messages stay
     /// what they were.
     ///
-    /// This waits until the streams have executed what they were given of this communicator, and then for the other ranks: for at most `timeout`; `None` waits for ever. Matching again does
-    /// nothing.
+    /// This waits until the streams have executed what they were given of this communicator, also by graphs that are instantiated and not launched yet, and then for the other ranks: for at most
+    /// `timeout`; `None` waits for ever. Matching again does nothing.
     ///
     /// # Errors
     /// [`Error::State`] if memory that a message is received into has no [`Access::REMOTE_WRITE`], or if another rank refuses or prepares another operation: no rank has matched it then.
-    /// [`Error::Foreign`] for an operation of another communicator. [`Error::Timeout`] and [`Error::Work`], after which the communicator is aborted.
+    /// [`Error::Foreign`] for an operation of another communicator, of which the other ranks learn nothing. [`Error::Timeout`] and [`Error::Work`], after which the communicator is aborted.
     pub fn match_ahead(
         &mut self,
         collective: &mut Collective,

@@ -388,12 +388,6 @@ impl MessageQueue {
         self.endpoint.abort_handle().and(of_returns)
     }
 
-    /// Waits until the devices of a queue that has failed have stopped.
-    pub(crate) fn await_stop(&self) {
-        self.returns.await_stop();
-        self.endpoint.await_stop();
-    }
-
     /// The protection domain, in which the memory of messages is to be registered.
     pub fn domain(&self) -> &ProtectionDomain {
         self.endpoint.domain()
