@@ -1197,6 +1197,7 @@ fn every_rank_is_released_if_one_does_not_come() {
 #[cfg(feature = "cuda")]
 #[test]
 fn matched_messages_need_no_kernel() {
+    let _turn = turn();
     let test = "matched_messages_need_no_kernel";
     if !rig::is_cuda() || rig::by_kernel() || rig::by_trigger() || !standin::is_standin() {
         return waived::waived(
@@ -1346,6 +1347,7 @@ fn memory_is_written_when_its_stream_has_come_so_far() {
 /// Operations that do not agree, or memory that cannot be written, at one rank: every rank has an error, none has matched, and what is next works.
 #[test]
 fn ranks_that_do_not_agree_match_nothing() {
+    let _turn = turn();
     let test = "ranks_that_do_not_agree_match_nothing";
     let limit = Limit::new(test, STEP);
     let device = rig::device();

@@ -21,6 +21,9 @@ use crate::{Cause, Error, Result, StateKind, WorkError};
 
 const ALL_REDUCE: &str = "all-reduce";
 
+/// The longest message, in bytes: what the ports of a ConnectX take (`max_msg_sz`).
+const MESSAGE_MAX: u64 = 1 << 30;
+
 /// The access that messages need of memory: longer ones are read.
 const SENT: Access = Access::REMOTE_READ;
 
@@ -869,6 +872,7 @@ impl Communicator {
         for (slice, needed) in [(input, SENT), (output, received())] {
             slice.map_or(Ok(()), |slice| self.check_memory(name, slice, needed))?;
         }
+        let schedule = schedule.with_messages_of(MESSAGE_MAX);
         let scratch = match schedule.scratch_bytes {
             0 => None,
             bytes => {

@@ -89,6 +89,38 @@ impl Round {
         self
     }
 
+    /// As many rounds as the longest message needs if none may be longer than `max` bytes. The work on memory is in the last one.
+    fn split(self, max: u64) -> Vec<Round> {
+        let all = self.sends.iter().chain(&self.receives);
+        let longest = all.map(|transfer| transfer.span.len).max().unwrap_or(0);
+        if longest <= max {
+            return vec![self];
+        }
+        let part = |transfers: &[Transfer], start: u64| -> Vec<Transfer> {
+            let within = transfers
+                .iter()
+                .filter(|it| start == 0 || start < it.span.len);
+            let part = |transfer: &Transfer| {
+                let OperandSpan { place, offset, len } = transfer.span;
+                let span = OperandSpan::new(place, offset + start, (len - start).min(max));
+                Transfer { span, ..*transfer }
+            };
+            within.map(part).collect()
+        };
+        let starts = (0..longest).step_by(max as usize);
+        let mut rounds: Vec<Round> = starts
+            .map(|start| Round {
+                sends: part(&self.sends, start),
+                receives: part(&self.receives, start),
+                then: Vec::new(),
+            })
+            .collect();
+        if let Some(last) = rounds.last_mut() {
+            last.then = self.then;
+        }
+        rounds
+    }
+
     fn is_empty(&self) -> bool {
         self.sends.is_empty() && self.receives.is_empty() && self.then.is_empty()
     }
@@ -129,6 +161,13 @@ impl Schedule {
         let offset = self.scratch_bytes.next_multiple_of(64);
         self.scratch_bytes = offset + len;
         OperandSpan::new(Operand::Scratch, offset, len)
+    }
+
+    /// The same with no message of more than `max` bytes: longer ones are several, in rounds of their own. Both sides of a message divide it alike.
+    pub(super) fn with_messages_of(mut self, max: u64) -> Schedule {
+        let rounds = self.rounds.into_iter();
+        self.rounds = rounds.flat_map(|round| round.split(max)).collect();
+        self
     }
 
     /// The same with other numbers of the peers.
@@ -271,6 +310,40 @@ mod tests {
         }
         // No product of the two overflows.
         assert_eq!(Blocks::even(u64::MAX - 7, 8, 3).bytes(), u64::MAX - 7);
+    }
+
+    #[test]
+    fn long_messages_are_divided() {
+        let span = |offset, len| OperandSpan::new(Operand::Output, offset, len);
+        let copy = MemoryStep::Copy {
+            from: span(0, 25),
+            into: span(100, 25),
+        };
+        let mut schedule = Schedule::default();
+        let round = Round::default()
+            .send(1, span(3, 25))
+            .receive(2, span(40, 10));
+        schedule.push(round.receive(4, span(60, 0)).then(copy));
+        schedule.push(Round::default().send(1, span(0, 10)));
+        let divided = schedule.clone().with_messages_of(10);
+        let sent: Vec<_> = divided
+            .rounds
+            .iter()
+            .map(|round| &round.sends[..])
+            .collect();
+        let to = |offset, len| {
+            vec![Transfer {
+                peer: 1,
+                span: span(offset, len),
+            }]
+        };
+        assert_eq!(sent, [to(3, 10), to(13, 10), to(23, 5), to(0, 10)]);
+        let received = divided.rounds.iter().map(|round| round.receives.len());
+        assert_eq!(received.collect::<Vec<_>>(), [2, 0, 0, 0]);
+        let works = divided.rounds.iter().map(|round| round.then.len());
+        assert_eq!(works.collect::<Vec<_>>(), [0, 0, 1, 0]);
+        assert_eq!((divided.messages(), divided.bytes()), (4, 35));
+        assert_eq!(schedule.clone().with_messages_of(25), schedule);
     }
 
     #[test]

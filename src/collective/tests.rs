@@ -247,7 +247,13 @@ fn check(
         (Carried::Written(1), 1),
         (Carried::Written(3), 16),
     ];
-    for (carried, slots) in ways {
+    let divided: Vec<Schedule> = schedules
+        .iter()
+        .map(|schedule| schedule.clone().with_messages_of(20))
+        .collect();
+    let whole = ways.map(|(carried, slots)| (schedules, carried, slots));
+    let divided = ways.map(|(carried, slots)| (&divided[..], carried, slots));
+    for (schedules, carried, slots) in whole.into_iter().chain(divided) {
         let mut memories = memories.to_vec();
         let inputs: Vec<Vec<u8>> = memories.iter().map(|it| it.parts[0].clone()).collect();
         simulate(schedules, &mut memories, carried, slots);
