@@ -994,12 +994,12 @@ fn operations_without_local_work_run_on_every_stream() {
 #[test]
 fn direct_paths_need_no_thread_of_the_library() {
     let test = "direct_paths_need_no_thread_of_the_library";
+    let _turn = turn();
     let limit = Limit::new(test, STEP);
     let device = rig::device();
     if !rig::is_cuda() || rig::by_trigger() {
         return waived::waived(test, "the stream is a thread of the library here");
     }
-    let _turn = turn();
     let (count, len) = (3, 1000);
     let whole = len * u64::from(count);
     let sum = Reduction::new(DataType::F32, ReduceOp::Sum);
