@@ -202,7 +202,7 @@ impl MessageQueue {
     /// The next completion of a read, a credit or a flush.
     ///
     /// # Errors
-    /// [`Error::Work`] if the queue has failed and there is none before.
+    /// [`Error::Work`] if the queue has failed. Completions of before the failure are returned first.
     pub(crate) fn poll_return(&mut self) -> Result<Option<ReturnKind>> {
         let Some(completion) = self.returns.poll_cq(QueueKind::Send)? else {
             return Ok(None);

@@ -182,7 +182,7 @@ pub struct doorbell_message_peer {
     pub tag: u64,
 }
 
-/// Takes the queues of a list, in which null is none. Takes all or none: before the first is taken, all are looked at.
+/// Takes the queues of a list. A null pointer in it stands for no queue. All entries are checked before the first queue is taken, so a call takes all of them or none.
 ///
 /// # Safety
 /// As the header says of arrays and handles; no other thread uses the queues now or later.
