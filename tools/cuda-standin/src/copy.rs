@@ -136,7 +136,10 @@ impl Copy {
     }
 
     fn run_row(&self, to: u64, from_offset: u64) -> CudaResult {
-        let gone = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
+        let reach = |address| {
+            let place = memory::any_place(address, self.width);
+            place.ok_or_else(|| memory::illegal("a copy", address, self.width))
+        };
         if self.is_nic
             && is_device(to)
             && let CopySource::Address(address) = self.from
@@ -145,7 +148,7 @@ impl Copy {
             if is_device(address) {
                 held::release();
             }
-            let from = memory::any_place(address + from_offset, self.width).ok_or(gone)?;
+            let from = reach(address + from_offset)?;
             let mut bytes = vec![0; self.width as usize];
             // SAFETY: as below.
             unsafe {
@@ -171,11 +174,11 @@ impl Copy {
             });
             return Ok(());
         }
-        let to = memory::any_place(to, self.width).ok_or(gone)?;
+        let to = reach(to)?;
         let len = self.width as usize;
         match &self.from {
             CopySource::Address(address) => {
-                let from = memory::any_place(address + from_offset, self.width).ok_or(gone)?;
+                let from = reach(address + from_offset)?;
                 // SAFETY: device memory that the places keep alive, or memory of the program, which answers for it.
                 unsafe {
                     libc::memmove(

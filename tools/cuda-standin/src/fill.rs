@@ -62,8 +62,9 @@ impl Task for Fill {
     fn run(&self, _life: &ContextLife) -> CudaResult {
         let len = self.width as usize * self.element_len;
         for row in 0..self.height {
-            let place = memory::device_place(self.to + row * self.pitch, len as u64)
-                .ok_or(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)?;
+            let (at, len_bytes) = (self.to + row * self.pitch, len as u64);
+            let place = memory::device_place(at, len_bytes)
+                .ok_or_else(|| memory::illegal("a fill", at, len_bytes))?;
             for at in 0..len {
                 // SAFETY: within the place, which keeps device memory alive; host memory is the program's to keep.
                 unsafe {

@@ -89,12 +89,52 @@ int doorbell_put_step(const void *const arguments[], uint64_t thread)
     return SUCCESS;
 }
 
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static uint64_t left_of_page(uint64_t address)
+{
+    return 4096 - address % 4096;
+}
+
+/* Between memory that the device reaches and bytes of this thread. Returns whether it is reached. */
+static int transfer(uint64_t address, uint8_t *bytes, uint64_t len_bytes, int stores)
+{
+    uint64_t part;
+    void *place;
+
+    for (; len_bytes > 0; len_bytes -= part, address += part, bytes += part) {
+        part = least(left_of_page(address), len_bytes);
+        place = doorbell_cuda_standin_reach(address, part);
+        if (!place)
+            return 0;
+        memcpy(stores ? place : bytes, stores ? bytes : place, part);
+    }
+    return 1;
+}
+
+/* At most DBL_REDUCE_BYTES, over the end of a page. */
+static int reduce_over_pages(const struct dbl_reduce *reduce)
+{
+    uint8_t into[DBL_REDUCE_BYTES], first[DBL_REDUCE_BYTES], second[DBL_REDUCE_BYTES];
+    struct dbl_reduce part = *reduce;
+
+    if (!transfer(reduce->first, first, reduce->len_bytes, 0) || (reduce->second && !transfer(reduce->second, second, reduce->len_bytes, 0)))
+        return 0;
+    part.into = (uint64_t)(uintptr_t)into;
+    part.first = (uint64_t)(uintptr_t)first;
+    part.second = reduce->second ? (uint64_t)(uintptr_t)second : 0;
+    dbl_reduce_share(&part, 0, 1);
+    return transfer(reduce->into, into, reduce->len_bytes, 1);
+}
+
 /* doorbell_reduce(reduce), the work of all threads: page by page, each of which may have been registered by itself. */
 int doorbell_reduce(const void *const arguments[], uint64_t thread)
 {
     struct dbl_reduce reduce, part;
-    uint64_t at, len_bytes, left;
-    const uint64_t page = 4096;
+    uint64_t at, len_bytes;
 
     (void)thread;
     memcpy(&reduce, arguments[0], sizeof reduce);
@@ -104,16 +144,14 @@ int doorbell_reduce(const void *const arguments[], uint64_t thread)
         part.first += at;
         if (part.second)
             part.second += at;
-        left = page - part.into % page;
-        if (left > page - part.first % page)
-            left = page - part.first % page;
-        if (left > page - part.second % page)
-            left = page - part.second % page;
-        len_bytes = left / DBL_REDUCE_BYTES * DBL_REDUCE_BYTES;
-        if (len_bytes == 0)
-            len_bytes = DBL_REDUCE_BYTES;
-        if (len_bytes > reduce.len_bytes - at)
-            len_bytes = reduce.len_bytes - at;
+        len_bytes = least(left_of_page(part.into), least(left_of_page(part.first), left_of_page(part.second)));
+        len_bytes = least(len_bytes / DBL_REDUCE_BYTES * DBL_REDUCE_BYTES, reduce.len_bytes - at);
+        if (len_bytes == 0) {
+            part.len_bytes = len_bytes = least(DBL_REDUCE_BYTES, reduce.len_bytes - at);
+            if (!reduce_over_pages(&part))
+                return ILLEGAL_ADDRESS;
+            continue;
+        }
         part.len_bytes = len_bytes;
         if (!reach(&part.into, len_bytes) || !reach(&part.first, len_bytes) || (part.second && !reach(&part.second, len_bytes)))
             return ILLEGAL_ADDRESS;

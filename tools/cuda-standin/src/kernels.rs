@@ -203,8 +203,13 @@ thread_local! {
 /// For kernels in C: memory at a device address, or null. It stays while the kernel runs, since to free it is to wait for the kernel.
 #[unsafe(no_mangle)]
 pub extern "C" fn doorbell_cuda_standin_reach(address: u64, len_bytes: u64) -> *mut c_void {
-    memory::device_place(address, len_bytes)
-        .map_or(null_mut(), |place| place.address as *mut c_void)
+    match memory::device_place(address, len_bytes) {
+        Some(place) => place.address as *mut c_void,
+        None => {
+            memory::illegal("a kernel", address, len_bytes);
+            null_mut()
+        }
+    }
 }
 
 /// For kernels in C, in each turn of a wait: whether to end.
@@ -254,7 +259,7 @@ impl<'a> Thread<'a> {
 
     /// Memory at a device address. Where there is none, the context keeps CUDA_ERROR_ILLEGAL_ADDRESS, if the kernel returns it.
     pub fn memory(&self, address: u64, len: u64) -> CudaResult<Place> {
-        memory::device_place(address, len).ok_or(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)
+        memory::device_place(address, len).ok_or_else(|| memory::illegal("a kernel", address, len))
     }
 
     /// Whether it is to end: its context has.

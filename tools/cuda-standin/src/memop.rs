@@ -211,8 +211,9 @@ impl Memop {
     /// A wait ends with its context as well.
     fn run(&self, life: &ContextLife) -> CudaResult {
         let reach = |address, wide: bool| {
-            memory::device_place(address, if wide { 8 } else { 4 })
-                .ok_or(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)
+            let len = if wide { 8 } else { 4 };
+            memory::device_place(address, len)
+                .ok_or_else(|| memory::illegal("a memory operation of a stream", address, len))
         };
         match *self {
             Memop::Wait {

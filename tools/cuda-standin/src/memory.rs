@@ -1,8 +1,10 @@
 //! What a device can reach: its own memory, and host memory that is page-locked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::Instant;
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -43,6 +45,9 @@ pub struct Place {
     pub address: u64,
     pub block: Option<Arc<MemoryBlock>>,
 }
+
+/// Blocks that were taken away and are remembered.
+const GONE_MAX: usize = 4096;
 
 /// By the first address.
 static BLOCKS: Mutex<BTreeMap<u64, Arc<MemoryBlock>>> = Mutex::new(BTreeMap::new());
@@ -134,10 +139,65 @@ pub fn remove(kind: BlockKind, address: u64) -> Option<Arc<MemoryBlock>> {
     // Freeing waits for the device, as the driver's does (cuMemFree: no implicit synchronization only for what cuMemAllocAsync gave).
     found.context.wait_idle_alone();
     let removed = blocks().remove(&found.start);
+    remember(&found);
     if kind == BlockKind::Device && settings().has("reuse") {
         reservation::reuse(found.start, found.len);
     }
     removed
+}
+
+/// A block that was taken away, for the message of [`illegal`].
+struct GoneBlock {
+    start: u64,
+    len: u64,
+    kind: &'static str,
+    thread: String,
+    at: Instant,
+}
+
+static GONE: Mutex<VecDeque<GoneBlock>> = Mutex::new(VecDeque::new());
+
+fn gone() -> MutexGuard<'static, VecDeque<GoneBlock>> {
+    GONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn remember(block: &MemoryBlock) {
+    let mut gone = gone();
+    gone.truncate(GONE_MAX - 1);
+    gone.push_front(GoneBlock {
+        start: block.start,
+        len: block.len,
+        kind: match block.kind {
+            BlockKind::Device => "freed device memory",
+            BlockKind::Allocated | BlockKind::Managed => "freed memory of the driver",
+            BlockKind::Registered => "memory whose registration has ended",
+        },
+        thread: thread::current().name().unwrap_or("?").into(),
+        at: Instant::now(),
+    });
+}
+
+/// The error of work on a stream that reaches for memory that is not there. The error itself comes to light in a later call, of any thread, so what was done is
+/// said here, on the standard error.
+pub fn illegal(what: &str, address: u64, len: u64) -> CUresult {
+    let end = address.saturating_add(len);
+    let gone = gone();
+    let before = gone
+        .iter()
+        .find(|block| address < block.start + block.len && block.start < end);
+    let was = before.map_or("nothing known was there".into(), |block| {
+        let GoneBlock {
+            start,
+            len,
+            kind,
+            thread,
+            at,
+        } = block;
+        let us = at.elapsed().as_micros();
+        format!("{kind}, {start:#x} with {len} bytes, {us} us ago by the thread {thread:?}")
+    });
+    eprintln!("doorbell-cuda-standin: {what}, {len} bytes at {address:#x}: {was}");
+    CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
 }
 
 /// What a device reaches at an address.
@@ -188,6 +248,7 @@ pub fn forget(context: &Context) {
         }
         stays
     });
+    gone.iter().for_each(|block| remember(block));
     for block in gone
         .iter()
         .filter(|block| matches!(block.kind, BlockKind::Allocated | BlockKind::Managed))

@@ -225,3 +225,85 @@ fn a_kernel_in_c_waits_and_ends_with_its_context() {
         CUDA_ERROR_ILLEGAL_ADDRESS
     );
 }
+
+/// `struct dbl_reduce` of cuda/reduce.h.
+#[repr(C)]
+struct Reduce {
+    into: u64,
+    first: u64,
+    second: u64,
+    len_bytes: u64,
+    data: u32,
+    op: u32,
+    count: u32,
+    reserved: u32,
+}
+
+/// Memory whose pages were registered one by one is one memory for a kernel, also for elements of which a part is in either page.
+#[test]
+fn numbers_over_the_end_of_a_page_are_reduced() {
+    const PAGE: usize = 4096;
+    const F32: u32 = 2;
+    const SUM: u32 = 0;
+    const COPY: u32 = 4;
+    let gpu = Gpu::new();
+    let layout = std::alloc::Layout::from_size_align(2 * PAGE, PAGE).unwrap();
+    // SAFETY: not of size 0. It stays until the process ends.
+    let memory = unsafe { std::alloc::alloc_zeroed(layout) };
+    for page in [0, PAGE] {
+        // SAFETY: within the memory.
+        let at = unsafe { memory.add(page) }.cast();
+        good!(cuMemHostRegister_v2(at, PAGE, 2));
+    }
+    // SAFETY: as long as it is, and used by the kernel only while nothing else is.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(memory, 2 * PAGE) };
+    let address = memory as u64;
+    // Numbers that begin at any byte, as many as fill three pieces of 16 bytes and a part of one.
+    for shift in 0..16 {
+        for (op, expected) in [(SUM, 3.0_f32), (COPY, 1.0)] {
+            let (first, second, into) = (PAGE - 20 + shift, 100 + shift, PAGE - 1200 - shift);
+            for at in (0..52).step_by(4) {
+                bytes[first + at..][..4].copy_from_slice(&1.0_f32.to_le_bytes());
+                bytes[second + at..][..4].copy_from_slice(&2.0_f32.to_le_bytes());
+            }
+            bytes[into..into + 56].fill(0);
+            let has_second = op == SUM;
+            let reduce = Reduce {
+                into: address + into as u64,
+                first: address + first as u64,
+                second: if has_second {
+                    address + second as u64
+                } else {
+                    0
+                },
+                len_bytes: 52,
+                data: F32,
+                op,
+                count: 1,
+                reserved: 0,
+            };
+            let stream = gpu.stream();
+            let function = gpu.function(c"doorbell_reduce");
+            let mut arguments = [(&raw const reduce).cast_mut().cast()];
+            good!(cuLaunchKernel(
+                function,
+                1,
+                1,
+                1,
+                1,
+                1,
+                1,
+                0,
+                stream,
+                arguments.as_mut_ptr(),
+                null_mut()
+            ));
+            good!(cuStreamSynchronize(stream));
+            for at in (0..52).step_by(4) {
+                let found = f32::from_le_bytes(bytes[into + at..][..4].try_into().unwrap());
+                assert_eq!(found, expected, "operation {op}, shift {shift}, byte {at}");
+            }
+            assert_eq!(bytes[into + 52..into + 56], [0; 4]);
+        }
+    }
+}
