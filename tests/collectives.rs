@@ -165,7 +165,9 @@ fn algorithms(call: &Call, count: u32) -> Vec<Algorithm> {
             Algorithm::Knomial,
             Algorithm::ScatterGather,
         ],
-        Call::Gather { .. } | Call::Scatter { .. } => vec![Algorithm::Linear],
+        Call::Gather { .. } | Call::Scatter { .. } => {
+            vec![Algorithm::Linear, Algorithm::Binomial, Algorithm::Knomial]
+        }
         Call::AllGather { .. } => vec![Algorithm::Ring, Algorithm::Bruck],
         Call::AllToAll { .. } => vec![Algorithm::Pairwise, Algorithm::Bruck],
         Call::AllToAllV { .. } | Call::Exchange { .. } => vec![],
@@ -174,14 +176,13 @@ fn algorithms(call: &Call, count: u32) -> Vec<Algorithm> {
         Call::AllReduce { .. } => vec![
             Algorithm::Ring,
             Algorithm::RecursiveDoubling,
+            Algorithm::RecursiveHalving,
             Algorithm::ParameterServer,
         ],
     };
     match call {
         Call::AllGather { .. } if halves => all.push(Algorithm::RecursiveDoubling),
-        Call::ReduceScatter { .. } | Call::AllReduce { .. } if halves => {
-            all.push(Algorithm::RecursiveHalving);
-        }
+        Call::ReduceScatter { .. } if halves => all.push(Algorithm::RecursiveHalving),
         _ => {}
     }
     all
@@ -1670,15 +1671,16 @@ fn refused_operations_name_the_argument() {
 #[test]
 fn floats_are_the_same_bits_on_every_rank_and_in_every_run() {
     let device = rig::device();
-    for algorithm in [
+    let algorithms = [
         Algorithm::Ring,
         Algorithm::RecursiveDoubling,
         Algorithm::RecursiveHalving,
         Algorithm::ParameterServer,
-    ] {
+    ];
+    for (algorithm, count) in algorithms.iter().flat_map(|it| [(*it, 3), (*it, 4)]) {
         let mut results: Vec<Vec<u8>> = Vec::new();
         for _ in 0..3 {
-            let ranks = communicators(&device, 4, SOON);
+            let ranks = communicators(&device, count, SOON);
             let carry_out = |mut rank: Communicator| {
                 let stream = HostStream::new("s").unwrap();
                 let region = Region::alloc(rank.domain(), 4000, Access::ALL).unwrap();

@@ -15,8 +15,8 @@ pub enum Algorithm {
     Ring,
     /// In each round ranks at twice the distance exchange all that they have: log n rounds. An all-gather needs a number of ranks that is a power of two.
     RecursiveDoubling,
-    /// In each round ranks at half the distance exchange half of what they have left; with recursive doubling behind it, Rabenseifner's all-reduce. For
-    /// a number of ranks that is a power of two.
+    /// In each round ranks at half the distance exchange half of what they have left; with recursive doubling behind it, Rabenseifner's all-reduce (SRA:
+    /// scatter-reduce, then all-gather). A reduce-scatter needs a number of ranks that is a power of two.
     RecursiveHalving,
     /// In each round a rank sends all that it has to the rank at twice the distance, in log n rounds for any number of ranks, with copies at the end.
     Bruck,
@@ -142,94 +142,87 @@ pub(super) fn barrier(ranks: Ranks) -> Schedule {
     schedule
 }
 
-/// The way of data from relative rank 0 down a binomial tree: what a rank receives, as the span `of` gives for the ranks from it up to another one, and what it then
-/// sends.
-fn down_a_tree(ranks: Ranks, of: impl Fn(u32, u32) -> OperandSpan) -> Schedule {
-    let Ranks { rank, count } = ranks;
-    let mut schedule = Schedule::default();
-    // The lowest bit of the rank is the distance of its parent.
-    let reach = if rank == 0 {
-        count.next_power_of_two()
-    } else {
-        1 << rank.trailing_zeros()
-    };
-    if rank > 0 {
-        let span = of(rank, count.min(rank + reach));
-        schedule.push(Round::default().receive(rank - reach, span));
-    }
-    let mut sends = Round::default();
-    let mut distance = reach / 2;
-    while distance > 0 {
-        let child = rank + distance;
-        if child < count {
-            sends = sends.send(child, of(child, count.min(child + distance)));
+/// A tree of all ranks with the relative rank 0 at the top, seen from one of them: it is divided into subtrees of equal size, again and again.
+struct RankTree {
+    /// The relative rank and its subtree: the ranks from it up to `end`.
+    rank: u32,
+    end: u32,
+    parent: Option<u32>,
+    /// By level, the largest subtrees first: children, each with the end of its subtree.
+    levels: Vec<Vec<(u32, u32)>>,
+}
+
+impl RankTree {
+    /// Of subtrees that `radix` others make one: 2 for [`Algorithm::Binomial`], 4 for [`Algorithm::Knomial`].
+    fn new(relative: Ranks, algorithm: Algorithm) -> RankTree {
+        let radix: u64 = match algorithm {
+            Algorithm::Knomial => 4,
+            _ => 2,
+        };
+        let (rank, count) = (u64::from(relative.rank), u64::from(relative.count));
+        // The distance from the siblings: the largest power of the radix that divides the rank. At the top the least that is no less than the number of ranks.
+        let mut distance = 1;
+        while match rank {
+            0 => distance < count,
+            rank => rank.is_multiple_of(distance * radix),
+        } {
+            distance *= radix;
         }
-        distance /= 2;
+        let end = |from: u64, distance: u64| count.min(from + distance) as u32;
+        let mut levels = Vec::new();
+        let mut below = distance / radix;
+        while below > 0 {
+            let children = (1..radix).map(|at| rank + at * below);
+            let inside = children.filter(|child| *child < count);
+            levels.push(inside.map(|it| (it as u32, end(it, below))).collect());
+            below /= radix;
+        }
+        RankTree {
+            rank: relative.rank,
+            end: end(rank, distance),
+            parent: (rank > 0).then(|| (rank - rank % (distance * radix)) as u32),
+            levels,
+        }
     }
-    schedule.push(sends);
-    schedule
+
+    fn children(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.levels.iter().flatten().copied()
+    }
+
+    fn is_leaf(&self) -> bool {
+        self.children().next().is_none()
+    }
 }
 
 /// All of `Output` of the root.
-pub(super) fn broadcast_binomial(ranks: Ranks, root: u32, bytes: u64) -> Schedule {
+pub(super) fn broadcast_tree(
+    algorithm: Algorithm,
+    ranks: Ranks,
+    root: u32,
+    bytes: u64,
+) -> Schedule {
     let whole = OperandSpan::new(Operand::Output, 0, bytes);
-    down_a_tree(ranks.relative_to(root), |_, _| whole)
-        .with_peers(|peer| (peer + root) % ranks.count)
-}
-
-/// How many subtrees of equal size a tree of [`Algorithm::Knomial`] is divided into, again and again.
-const RADIX: u32 = 4;
-
-/// The distance of a relative rank from its siblings in a tree of that radix, the largest power of the radix that divides it; of the root, the least that is no less than the number of ranks.
-fn knomial_distance(ranks: Ranks) -> u64 {
-    let Ranks { rank, count } = ranks;
-    let radix = u64::from(RADIX);
-    let mut distance = 1;
-    while match rank {
-        0 => distance < u64::from(count),
-        rank => u64::from(rank).is_multiple_of(distance * radix),
-    } {
-        distance *= radix;
-    }
-    distance
-}
-
-/// The parent of a relative rank other than 0.
-fn knomial_parent(ranks: Ranks) -> u32 {
-    let siblings = knomial_distance(ranks) * u64::from(RADIX);
-    ranks.rank - (u64::from(ranks.rank) % siblings) as u32
-}
-
-/// The children of a relative rank, the largest subtrees first, by the distance of their level.
-fn knomial_children(ranks: Ranks) -> Vec<Vec<u32>> {
-    let mut levels = Vec::new();
-    let mut distance = knomial_distance(ranks) / u64::from(RADIX);
-    while distance > 0 {
-        let children = (1..u64::from(RADIX)).map(|at| u64::from(ranks.rank) + at * distance);
-        let inside = children.filter(|child| *child < u64::from(ranks.count));
-        levels.push(inside.map(|child| child as u32).collect());
-        distance /= u64::from(RADIX);
-    }
-    levels
-}
-
-/// As [`broadcast_binomial`].
-pub(super) fn broadcast_knomial(ranks: Ranks, root: u32, bytes: u64) -> Schedule {
-    let relative = ranks.relative_to(root);
-    let whole = OperandSpan::new(Operand::Output, 0, bytes);
+    let tree = RankTree::new(ranks.relative_to(root), algorithm);
     let mut schedule = Schedule::default();
-    if relative.rank > 0 {
-        schedule.push(Round::default().receive(knomial_parent(relative), whole));
+    if let Some(parent) = tree.parent {
+        schedule.push(Round::default().receive(parent, whole));
     }
-    let children = knomial_children(relative).into_iter().flatten();
-    schedule.push(children.fold(Round::default(), |round, child| round.send(child, whole)));
+    let send = |round: Round, (child, _)| round.send(child, whole);
+    schedule.push(tree.children().fold(Round::default(), send));
     schedule.with_peers(|peer| (peer + root) % ranks.count)
 }
 
 pub(super) fn broadcast_scatter_gather(ranks: Ranks, root: u32, bytes: u64) -> Schedule {
     let blocks = Blocks::even(bytes, 1, ranks.count);
     let relative = ranks.relative_to(root);
-    let mut schedule = down_a_tree(relative, |from, to| blocks.spans(Operand::Output, from, to));
+    let tree = RankTree::new(relative, Algorithm::Binomial);
+    let of = |from, to| blocks.spans(Operand::Output, from, to);
+    let mut schedule = Schedule::default();
+    if let Some(parent) = tree.parent {
+        schedule.push(Round::default().receive(parent, of(tree.rank, tree.end)));
+    }
+    let send = |round: Round, (child, end)| round.send(child, of(child, end));
+    schedule.push(tree.children().fold(Round::default(), send));
     schedule.append(all_gather_ring(relative, &blocks));
     schedule.with_peers(|peer| (peer + root) % ranks.count)
 }
@@ -276,6 +269,142 @@ pub(super) fn scatter_linear(ranks: Ranks, root: u32, blocks: &Blocks) -> Schedu
     schedule.push(round);
     schedule.copy(blocks.span(Operand::Input, root), own);
     schedule
+}
+
+/// The blocks of a rank's subtree, for [`gather_tree`] and [`scatter_tree`]. At the top they are in the order of the ranks, elsewhere in that of the relative ranks. A subtree that
+/// goes on behind the last rank with rank 0 is two messages.
+struct Subtrees {
+    tree: RankTree,
+    root: u32,
+    count: u32,
+    /// In the order of the relative ranks.
+    rotated: Blocks,
+    blocks: Blocks,
+    /// The memory of the subtree's blocks.
+    memory: OperandSpan,
+}
+
+impl Subtrees {
+    /// `whole` is the memory of the root, and `own` that of a rank's own block.
+    fn new(
+        algorithm: Algorithm,
+        ranks: Ranks,
+        root: u32,
+        blocks: &Blocks,
+        [whole, own]: [Operand; 2],
+        schedule: &mut Schedule,
+    ) -> Subtrees {
+        let tree = RankTree::new(ranks.relative_to(root), algorithm);
+        let rotated = blocks.rotated(root);
+        let bytes = rotated.spans(whole, tree.rank, tree.end).len;
+        let memory = match tree.parent {
+            None => OperandSpan::new(whole, 0, bytes),
+            Some(_) if tree.is_leaf() => OperandSpan::new(own, 0, bytes),
+            Some(_) => schedule.scratch(bytes),
+        };
+        Subtrees {
+            tree,
+            root,
+            count: ranks.count,
+            rotated,
+            blocks: blocks.clone(),
+            memory,
+        }
+    }
+
+    /// The blocks from one relative rank up to another one.
+    fn spans(&self, from: u32, end: u32) -> OperandSpan {
+        let place = self.memory.place;
+        if self.tree.parent.is_none() {
+            let first = (from + self.root) % self.count;
+            return self.blocks.spans(place, first, first + (end - from));
+        }
+        let before = self.rotated.spans(place, self.tree.rank, from).len;
+        let len = self.rotated.spans(place, from, end).len;
+        OperandSpan::new(place, self.memory.offset + before, len)
+    }
+
+    /// Adds a subtree's messages with a peer to the two rounds.
+    fn add(
+        &self,
+        rounds: &mut [Round; 2],
+        (peer, from, end): (u32, u32, u32),
+        add: fn(Round, u32, OperandSpan) -> Round,
+    ) {
+        let has_top = peer == 0 || self.tree.parent.is_none();
+        let cut = self.count - self.root;
+        let is_cut = has_top && from < cut && cut < end;
+        let first = if is_cut { cut } else { end };
+        let add = |round: &mut Round, from, end| {
+            *round = add(std::mem::take(round), peer, self.spans(from, end));
+        };
+        let [one, other] = rounds;
+        add(one, from, first);
+        if is_cut {
+            add(other, first, end);
+        }
+    }
+
+    /// The rounds of messages with the children.
+    fn with_children(&self, add: fn(Round, u32, OperandSpan) -> Round) -> [Round; 2] {
+        let mut rounds = [Round::default(), Round::default()];
+        for (child, end) in self.tree.children() {
+            self.add(&mut rounds, (child, child, end), add);
+        }
+        rounds
+    }
+
+    /// The rounds of messages with the parent.
+    fn with_parent(&self, add: fn(Round, u32, OperandSpan) -> Round) -> [Round; 2] {
+        let mut rounds = [Round::default(), Round::default()];
+        if let Some(parent) = self.tree.parent {
+            self.add(&mut rounds, (parent, self.tree.rank, self.tree.end), add);
+        }
+        rounds
+    }
+
+    /// This rank's own block among them.
+    fn own(&self) -> OperandSpan {
+        self.spans(self.tree.rank, self.tree.rank + 1)
+    }
+}
+
+/// As [`gather_linear`]: each rank of a tree sends the blocks of its subtree to its parent.
+pub(super) fn gather_tree(
+    algorithm: Algorithm,
+    ranks: Ranks,
+    root: u32,
+    blocks: &Blocks,
+) -> Schedule {
+    let mut schedule = Schedule::default();
+    let places = [Operand::Output, Operand::Input];
+    let trees = Subtrees::new(algorithm, ranks, root, blocks, places, &mut schedule);
+    let own = trees.own();
+    let rounds = trees.with_children(Round::receive);
+    rounds.into_iter().for_each(|round| schedule.push(round));
+    schedule.copy(OperandSpan::new(Operand::Input, 0, own.len), own);
+    let rounds = trees.with_parent(Round::send);
+    rounds.into_iter().for_each(|round| schedule.push(round));
+    schedule.with_peers(|peer| (peer + root) % ranks.count)
+}
+
+/// As [`scatter_linear`]: each rank of a tree receives the blocks of its subtree from its parent.
+pub(super) fn scatter_tree(
+    algorithm: Algorithm,
+    ranks: Ranks,
+    root: u32,
+    blocks: &Blocks,
+) -> Schedule {
+    let mut schedule = Schedule::default();
+    let places = [Operand::Input, Operand::Output];
+    let trees = Subtrees::new(algorithm, ranks, root, blocks, places, &mut schedule);
+    let own = trees.own();
+    let rounds = trees.with_parent(Round::receive);
+    rounds.into_iter().for_each(|round| schedule.push(round));
+    let rounds = trees.with_children(Round::send);
+    rounds.into_iter().for_each(|round| schedule.push(round));
+    schedule.copy(own, OperandSpan::new(Operand::Output, 0, own.len));
+    schedule.with_peers(|peer| (peer + root) % ranks.count)
 }
 
 /// Of the blocks of `Output`, of which each rank has its own.
@@ -419,27 +548,38 @@ pub(super) fn reduce_scatter_ring(ranks: Ranks, blocks: &Blocks, result: Operand
     schedule
 }
 
-/// As [`reduce_scatter_ring`].
+/// As [`reduce_scatter_ring`]. The number of ranks is a power of two.
 pub(super) fn reduce_scatter_recursive_halving(
     ranks: Ranks,
     blocks: &Blocks,
     result: OperandSpan,
 ) -> Schedule {
-    let Ranks { rank, count } = ranks;
     let mut schedule = Schedule::default();
+    let input = OperandSpan::new(Operand::Input, 0, blocks.bytes());
+    halve(&mut schedule, ranks, blocks, input, result);
+    schedule
+}
+
+/// Adds the rounds of a reduce-scatter of the memories `has` of a number of ranks that is a power of two.
+fn halve(
+    schedule: &mut Schedule,
+    ranks: Ranks,
+    blocks: &Blocks,
+    mut has: OperandSpan,
+    result: OperandSpan,
+) {
+    let Ranks { rank, count } = ranks;
     if count == 1 {
-        schedule.copy(blocks.span(Operand::Input, rank), result);
-        return schedule;
+        schedule.copy(has, result);
+        return;
     }
     let [work, arrivals] = [(); 2].map(|()| schedule.scratch(blocks.bytes()));
     let at = |of: OperandSpan, from, to| {
         let span = blocks.spans(of.place, from, to);
         OperandSpan::new(of.place, of.offset + span.offset, span.len)
     };
-    let input = OperandSpan::new(Operand::Input, 0, blocks.bytes());
     // The ranks whose blocks are left.
     let (mut from, mut to) = (0, count);
-    let mut has = input;
     let mut distance = count / 2;
     while distance > 0 {
         let (peer, middle) = (rank ^ distance, from + distance);
@@ -472,18 +612,109 @@ pub(super) fn reduce_scatter_recursive_halving(
         has = work;
         distance /= 2;
     }
+}
+
+/// What ranks do so that a power of two of them is left: of so many pairs at the beginning the second reduces for both.
+#[derive(Debug, Clone, Copy)]
+struct Folded {
+    pairs: u32,
+    count: u32,
+}
+
+impl Folded {
+    fn new(ranks: Ranks) -> Folded {
+        Folded {
+            pairs: ranks.count - (1 << ranks.count.ilog2()),
+            count: ranks.count,
+        }
+    }
+
+    /// The number of a rank among those that are left. None: another one reduces for it.
+    fn number(self, rank: u32) -> Option<u32> {
+        match rank {
+            rank if rank >= 2 * self.pairs => Some(rank - self.pairs),
+            rank if rank % 2 == 1 => Some(rank / 2),
+            _ => None,
+        }
+    }
+
+    fn rank(self, number: u32) -> u32 {
+        match number < self.pairs {
+            true => 2 * number + 1,
+            false => number + self.pairs,
+        }
+    }
+
+    /// The rank for which this one reduces, too.
+    fn first_of_pair(self, rank: u32) -> Option<u32> {
+        (rank < 2 * self.pairs && rank % 2 == 1).then(|| rank - 1)
+    }
+
+    fn left(self) -> u32 {
+        self.count - self.pairs
+    }
+}
+
+/// From `Input` into `Output`, which may be the same memory: a reduce-scatter by halves, and an all-gather. `element` is the length of a number.
+pub(super) fn all_reduce_recursive_halving(
+    ranks: Ranks,
+    bytes: u64,
+    element: u64,
+    divides: bool,
+) -> Schedule {
+    let folded = Folded::new(ranks);
+    let mut schedule = Schedule::default();
+    let [input, output] =
+        [Operand::Input, Operand::Output].map(|place| OperandSpan::new(place, 0, bytes));
+    let Some(number) = folded.number(ranks.rank) else {
+        schedule.push(Round::default().send(ranks.rank + 1, input));
+        schedule.push(Round::default().receive(ranks.rank + 1, output));
+        return schedule;
+    };
+    let first = folded.first_of_pair(ranks.rank);
+    let mut has = input;
+    if let Some(first) = first {
+        let comes = schedule.scratch(bytes);
+        let round = Round::default().receive(first, comes);
+        schedule.push(round.then(MemoryStep::Reduce {
+            first: comes,
+            second: input,
+            into: comes,
+        }));
+        has = comes;
+    }
+    let left = Ranks {
+        rank: number,
+        count: folded.left(),
+    };
+    let blocks = Blocks::even(bytes, element, left.count);
+    let own = blocks.span(Operand::Output, number);
+    let mut of_left = Schedule {
+        scratch_bytes: schedule.scratch_bytes,
+        ..Schedule::default()
+    };
+    halve(&mut of_left, left, &blocks, has, own);
+    if divides {
+        of_left.then(MemoryStep::Divide { span: own });
+    }
+    of_left.append(all_gather_recursive_doubling(left, &blocks));
+    schedule.scratch_bytes = of_left.scratch_bytes;
+    of_left.scratch_bytes = 0;
+    schedule.append(of_left.with_peers(|number| folded.rank(number)));
+    if let Some(first) = first {
+        schedule.push(Round::default().send(first, output));
+    }
     schedule
 }
 
 /// From `Input` into `Output`, which may be the same memory.
 pub(super) fn all_reduce_recursive_doubling(ranks: Ranks, bytes: u64) -> Schedule {
-    let Ranks { rank, count } = ranks;
+    let rank = ranks.rank;
+    let folded = Folded::new(ranks);
     let mut schedule = Schedule::default();
     let comes = schedule.scratch(bytes);
     let output = OperandSpan::new(Operand::Output, 0, bytes);
     schedule.copy(OperandSpan::new(Operand::Input, 0, bytes), output);
-    // Of so many pairs at the beginning the second reduces for both.
-    let pairs = count - (1 << count.ilog2());
     let reduce = |own_is_first: bool| {
         let (first, second) = if own_is_first {
             (output, comes)
@@ -496,29 +727,24 @@ pub(super) fn all_reduce_recursive_doubling(ranks: Ranks, bytes: u64) -> Schedul
             into: output,
         }
     };
-    if rank < 2 * pairs && rank % 2 == 0 {
+    let Some(number) = folded.number(rank) else {
         schedule.push(Round::default().send(rank + 1, output));
         schedule.push(Round::default().receive(rank + 1, output));
         return schedule;
-    }
-    let is_second = rank < 2 * pairs;
-    if is_second {
-        let round = Round::default().receive(rank - 1, comes);
+    };
+    let first = folded.first_of_pair(rank);
+    if let Some(first) = first {
+        let round = Round::default().receive(first, comes);
         schedule.push(round.then(reduce(false)));
     }
-    let number = if is_second { rank / 2 } else { rank - pairs };
-    for distance in doublings(count - pairs) {
+    for distance in doublings(folded.left()) {
         let other = number ^ distance;
-        let peer = if other < pairs {
-            2 * other + 1
-        } else {
-            other + pairs
-        };
+        let peer = folded.rank(other);
         let round = Round::default().send(peer, output).receive(peer, comes);
         schedule.push(round.then(reduce(number < other)));
     }
-    if is_second {
-        schedule.push(Round::default().send(rank - 1, output));
+    if let Some(first) = first {
+        schedule.push(Round::default().send(first, output));
     }
     schedule
 }
@@ -553,56 +779,23 @@ pub(super) fn all_reduce_parameter_server(ranks: Ranks, bytes: u64, divides: boo
 }
 
 /// The reduction of all inputs goes into `Output` of the root.
-pub(super) fn reduce_binomial(ranks: Ranks, root: u32, bytes: u64) -> Schedule {
-    let relative = ranks.relative_to(root);
+pub(super) fn reduce_tree(algorithm: Algorithm, ranks: Ranks, root: u32, bytes: u64) -> Schedule {
+    let tree = RankTree::new(ranks.relative_to(root), algorithm);
     let mut schedule = Schedule::default();
-    let comes = schedule.scratch(bytes);
-    let result = match relative.rank {
-        0 => OperandSpan::new(Operand::Output, 0, bytes),
-        _ => schedule.scratch(bytes),
-    };
-    let mut has = OperandSpan::new(Operand::Input, 0, bytes);
-    for distance in doublings(relative.count) {
-        if relative.rank & distance != 0 {
-            schedule.push(Round::default().send(relative.rank - distance, has));
-            break;
-        }
-        let child = relative.rank + distance;
-        if child < relative.count {
-            let round = Round::default().receive(child, comes);
-            schedule.push(round.then(MemoryStep::Reduce {
-                first: has,
-                second: comes,
-                into: result,
-            }));
-            has = result;
-        }
-    }
-    if relative.rank == 0 {
-        schedule.copy(has, result);
-    }
-    schedule.with_peers(|peer| (peer + root) % ranks.count)
-}
-
-/// As [`reduce_binomial`].
-pub(super) fn reduce_knomial(ranks: Ranks, root: u32, bytes: u64) -> Schedule {
-    let relative = ranks.relative_to(root);
-    let mut schedule = Schedule::default();
-    let levels = knomial_children(relative);
-    let most = levels.iter().map(Vec::len).max().unwrap_or(0);
+    let most = tree.levels.iter().map(Vec::len).max().unwrap_or(0);
     let comes: Vec<OperandSpan> = (0..most).map(|_| schedule.scratch(bytes)).collect();
-    let result = match (relative.rank, most) {
-        (0, _) => OperandSpan::new(Operand::Output, 0, bytes),
-        // A leaf reduces nothing.
-        (_, 0) => NOTHING,
-        _ => schedule.scratch(bytes),
+    let result = match tree.parent {
+        None => OperandSpan::new(Operand::Output, 0, bytes),
+        // It reduces nothing.
+        Some(_) if tree.is_leaf() => NOTHING,
+        Some(_) => schedule.scratch(bytes),
     };
     let mut has = OperandSpan::new(Operand::Input, 0, bytes);
     // The smallest subtrees are done first.
-    for level in levels.into_iter().rev() {
+    for level in tree.levels.iter().rev() {
         let mut round = Round::default();
-        for (child, comes) in level.into_iter().zip(comes.iter().copied()) {
-            round = round.receive(child, comes).then(MemoryStep::Reduce {
+        for ((child, _), comes) in level.iter().zip(comes.iter().copied()) {
+            round = round.receive(*child, comes).then(MemoryStep::Reduce {
                 first: has,
                 second: comes,
                 into: result,
@@ -611,9 +804,9 @@ pub(super) fn reduce_knomial(ranks: Ranks, root: u32, bytes: u64) -> Schedule {
         }
         schedule.push(round);
     }
-    match relative.rank {
-        0 => schedule.copy(has, result),
-        _ => schedule.push(Round::default().send(knomial_parent(relative), has)),
+    match tree.parent {
+        None => schedule.copy(has, result),
+        Some(parent) => schedule.push(Round::default().send(parent, has)),
     }
     schedule.with_peers(|peer| (peer + root) % ranks.count)
 }

@@ -19,6 +19,10 @@ use crate::region::{Access, ProtectionDomain, Region, Slice};
 use crate::stream::Executor;
 use crate::{Cause, Error, Result, StateKind, WorkError};
 
+/// The algorithms of a gather and of a scatter.
+const TO_OR_FROM_ROOT: [Algorithm; 3] =
+    [Algorithm::Linear, Algorithm::Binomial, Algorithm::Knomial];
+
 const ALL_REDUCE: &str = "all-reduce";
 
 /// The longest message, in bytes: what the ports of a ConnectX take (`max_msg_sz`).
@@ -341,9 +345,8 @@ impl Communicator {
             Algorithm::ScatterGather,
         ];
         let make = |algorithm, ranks| match algorithm {
-            Algorithm::Knomial => algorithms::broadcast_knomial(ranks, root, bytes),
-            Algorithm::Binomial => algorithms::broadcast_binomial(ranks, root, bytes),
-            _ => algorithms::broadcast_scatter_gather(ranks, root, bytes),
+            Algorithm::ScatterGather => algorithms::broadcast_scatter_gather(ranks, root, bytes),
+            tree => algorithms::broadcast_tree(tree, ranks, root, bytes),
         };
         let wanted = self.choose("broadcast", algorithm, None, &all, Some(root), make)?;
         self.prepared(wanted, None, Some(buffer))
@@ -370,12 +373,15 @@ impl Communicator {
             blocks.span(Operand::Input, self.rank()).len,
         )?;
         self.check_root_memory("output", output, root, blocks.bytes())?;
-        let make = |_, ranks: Ranks| algorithms::gather_linear(ranks, root, &blocks);
+        let make = |algorithm, ranks: Ranks| match algorithm {
+            Algorithm::Linear => algorithms::gather_linear(ranks, root, &blocks),
+            tree => algorithms::gather_tree(tree, ranks, root, &blocks),
+        };
         let wanted = self.choose(
             "gather",
             algorithm,
             None,
-            &[Algorithm::Linear],
+            &TO_OR_FROM_ROOT,
             Some(root),
             make,
         )?;
@@ -403,12 +409,15 @@ impl Communicator {
             blocks.span(Operand::Output, self.rank()).len,
         )?;
         self.check_root_memory("input", input, root, blocks.bytes())?;
-        let make = |_, ranks: Ranks| algorithms::scatter_linear(ranks, root, &blocks);
+        let make = |algorithm, ranks: Ranks| match algorithm {
+            Algorithm::Linear => algorithms::scatter_linear(ranks, root, &blocks),
+            tree => algorithms::scatter_tree(tree, ranks, root, &blocks),
+        };
         let wanted = self.choose(
             "scatter",
             algorithm,
             None,
-            &[Algorithm::Linear],
+            &TO_OR_FROM_ROOT,
             Some(root),
             make,
         )?;
@@ -586,10 +595,7 @@ impl Communicator {
         let bytes = elements(input, reduction)?;
         self.check_root_memory("output", output, root, bytes)?;
         let all = [Algorithm::Binomial, Algorithm::Knomial];
-        let make = |algorithm, ranks| match algorithm {
-            Algorithm::Knomial => algorithms::reduce_knomial(ranks, root, bytes),
-            _ => algorithms::reduce_binomial(ranks, root, bytes),
-        };
+        let make = |tree, ranks| algorithms::reduce_tree(tree, ranks, root, bytes);
         let mut wanted =
             self.choose("reduce", algorithm, Some(reduction), &all, Some(root), make)?;
         if self.rank() == root {
@@ -656,12 +662,12 @@ impl Communicator {
         let blocks = Blocks::even(bytes, reduction.data.bytes(), self.size());
         let whole = OperandSpan::new(Operand::Output, 0, bytes);
         let divides = reduction.op == ReduceOp::Average;
-        let mut all = vec![
+        let all = [
             Algorithm::Ring,
             Algorithm::RecursiveDoubling,
+            Algorithm::RecursiveHalving,
             Algorithm::ParameterServer,
         ];
-        all.extend(self.if_power_of_two(Algorithm::RecursiveHalving));
         let name = ALL_REDUCE;
         let make = |algorithm, ranks: Ranks| {
             let own = blocks.span(Operand::Output, ranks.rank);
@@ -677,9 +683,11 @@ impl Communicator {
                     algorithms::reduce_scatter_ring(ranks, &blocks, own),
                     algorithms::all_gather_ring(ranks, &blocks),
                 ),
-                Algorithm::RecursiveHalving => then_gather(
-                    algorithms::reduce_scatter_recursive_halving(ranks, &blocks, own),
-                    algorithms::all_gather_recursive_doubling(ranks, &blocks),
+                Algorithm::RecursiveHalving => algorithms::all_reduce_recursive_halving(
+                    ranks,
+                    bytes,
+                    reduction.data.bytes(),
+                    divides,
                 ),
                 Algorithm::ParameterServer => {
                     algorithms::all_reduce_parameter_server(ranks, bytes, divides)

@@ -1,8 +1,8 @@
 //! Every algorithm with 1 to 16 ranks, in a simulation of message queues, against a sequential computation.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
-use super::algorithms::{self as of, Ranks};
+use super::algorithms::{self as of, Algorithm, Ranks};
 use super::matched::{ReadyReceive, ready_rounds};
 use super::schedule::{Blocks, MemoryStep, Operand, OperandSpan, Schedule, Transfer};
 
@@ -148,7 +148,7 @@ fn simulate(schedules: &[Schedule], memories: &mut [Memory], carried: Carried, s
         }
     }
     let mut placed = vec![vec![[0_usize; 2]; count]; count];
-    let mut ready = vec![vec![std::collections::BTreeSet::new(); count]; count];
+    let mut ready = vec![vec![BTreeSet::new(); count]; count];
     // By sender and receiver: messages on their way, with their bytes unless they are read; how many were sent and received.
     let mut ways = vec![vec![VecDeque::<(OperandSpan, Option<Vec<u8>>)>::new(); count]; count];
     let mut sent = vec![vec![0_u64; count]; count];
@@ -346,14 +346,14 @@ fn broadcasts_reach_every_rank_from_any_root() {
                     .collect();
                 let expected = |_, _: &[u8]| Some(data(root, bytes));
                 let tree: Vec<Schedule> = all(count)
-                    .map(|ranks| of::broadcast_binomial(ranks, root, bytes))
+                    .map(|ranks| of::broadcast_tree(Algorithm::Binomial, ranks, root, bytes))
                     .collect();
                 let messages: u64 = tree.iter().map(Schedule::messages).sum();
                 assert_eq!(messages, u64::from(count) - 1);
                 assert!(tree.iter().all(|it| it.messages() <= log2_up(count)));
                 check("binomial", &tree, &memories, expected);
                 let wide: Vec<Schedule> = all(count)
-                    .map(|ranks| of::broadcast_knomial(ranks, root, bytes))
+                    .map(|ranks| of::broadcast_tree(Algorithm::Knomial, ranks, root, bytes))
                     .collect();
                 let messages: u64 = wide.iter().map(Schedule::messages).sum();
                 assert_eq!(messages, u64::from(count) - 1);
@@ -371,49 +371,74 @@ fn broadcasts_reach_every_rank_from_any_root() {
 
 #[test]
 fn gathers_and_scatters_have_every_block_in_its_place() {
+    let roots = |count: u32| BTreeSet::from([0, 1.min(count - 1), count / 2, count - 1]);
     for count in COUNTS {
-        for lens in lengths(count) {
+        for (lens, root) in lengths(count).into_iter().flat_map(|lens| {
+            roots(count)
+                .into_iter()
+                .map(move |root| (lens.clone(), root))
+        }) {
             let blocks = Blocks::of(lens.clone());
-            let root = count / 2;
-            let whole: Vec<u8> = (0..count)
-                .flat_map(|rank| data(rank, lens[rank as usize]))
-                .collect();
-            let gathers: Vec<Schedule> = all(count)
-                .map(|ranks| of::gather_linear(ranks, root, &blocks))
-                .collect();
-            let memories: Vec<Memory> = (0..count)
-                .map(|rank| {
-                    let output = if rank == root {
-                        vec![0; whole.len()]
-                    } else {
-                        Vec::new()
-                    };
-                    memory(data(rank, lens[rank as usize]), output)
-                })
-                .collect();
-            check("gather", &gathers, &memories, |rank, _| {
-                Some(if rank == root {
-                    whole.clone()
-                } else {
-                    Vec::new()
-                })
-            });
-            let scatters: Vec<Schedule> = all(count)
-                .map(|ranks| of::scatter_linear(ranks, root, &blocks))
-                .collect();
-            let memories: Vec<Memory> = (0..count)
-                .map(|rank| {
-                    let input = if rank == root {
-                        whole.clone()
-                    } else {
-                        Vec::new()
-                    };
-                    memory(input, vec![0; lens[rank as usize] as usize])
-                })
-                .collect();
-            check("scatter", &scatters, &memories, |rank, _| {
-                Some(data(rank, lens[rank as usize]))
-            });
+            let len = |rank: u32| lens[rank as usize];
+            let whole: Vec<u8> = (0..count).flat_map(|rank| data(rank, len(rank))).collect();
+            let of_root = |rank, bytes: &[u8]| match rank == root {
+                true => bytes.to_vec(),
+                false => Vec::new(),
+            };
+            for algorithm in [Algorithm::Linear, Algorithm::Binomial, Algorithm::Knomial] {
+                let gathers: Vec<Schedule> = all(count)
+                    .map(|ranks| match algorithm {
+                        Algorithm::Linear => of::gather_linear(ranks, root, &blocks),
+                        tree => of::gather_tree(tree, ranks, root, &blocks),
+                    })
+                    .collect();
+                let nothing = vec![0; whole.len()];
+                let memories: Vec<Memory> = (0..count)
+                    .map(|rank| memory(data(rank, len(rank)), of_root(rank, &nothing)))
+                    .collect();
+                let name = format!("gather, {algorithm}, root {root}");
+                check(&name, &gathers, &memories, |rank, _| {
+                    Some(of_root(rank, &whole))
+                });
+                let scatters: Vec<Schedule> = all(count)
+                    .map(|ranks| match algorithm {
+                        Algorithm::Linear => of::scatter_linear(ranks, root, &blocks),
+                        tree => of::scatter_tree(tree, ranks, root, &blocks),
+                    })
+                    .collect();
+                let memories: Vec<Memory> = (0..count)
+                    .map(|rank| memory(of_root(rank, &whole), vec![0; len(rank) as usize]))
+                    .collect();
+                let name = format!("scatter, {algorithm}, root {root}");
+                check(&name, &scatters, &memories, |rank, _| {
+                    Some(data(rank, len(rank)))
+                });
+                // A subtree behind whose last rank is rank 0 is two messages at the root, so there may be one more.
+                let is_tree = algorithm != Algorithm::Linear;
+                let expected = |messages: u64| {
+                    let more = messages.checked_sub(u64::from(count) - 1);
+                    more == Some(0) || (is_tree && root > 0 && more == Some(1))
+                };
+                for schedules in [&gathers, &scatters] {
+                    let messages: u64 = schedules.iter().map(Schedule::messages).sum();
+                    assert!(expected(messages), "{algorithm}: {messages}");
+                }
+                // In each level of a full tree all subtrees but one of each parent are sent.
+                let radix: u64 = match algorithm {
+                    Algorithm::Binomial => 2,
+                    Algorithm::Knomial => 4,
+                    _ => continue,
+                };
+                let n = u64::from(count);
+                let levels = n.ilog(radix);
+                if radix.pow(levels) == n && lens.iter().all(|len| *len == lens[0]) {
+                    let all_bytes = n / radix * (radix - 1) * u64::from(levels) * lens[0];
+                    for schedules in [&gathers, &scatters] {
+                        let sent: u64 = schedules.iter().map(Schedule::bytes).sum();
+                        assert_eq!(sent, all_bytes, "{algorithm}, {count}");
+                    }
+                }
+            }
         }
     }
 }
@@ -585,15 +610,19 @@ fn all_reduces_have_the_sum_everywhere() {
             let messages: u64 = server.iter().map(Schedule::messages).sum();
             assert_eq!(messages, 2 * (u64::from(count) - 1));
             let mut algorithms = vec![("ring", ring), ("doubling", doubling), ("server", server)];
-            if count.is_power_of_two() {
-                let halving = all(count).map(|ranks| {
-                    let scatter = of::reduce_scatter_recursive_halving(ranks, &blocks, own(ranks));
-                    then(scatter, of::all_gather_recursive_doubling(ranks, &blocks))
-                });
-                let halving: Vec<Schedule> = halving.collect();
-                assert!(halving.iter().all(|it| it.messages() == 2 * log2_up(count)));
-                algorithms.push(("halving", halving));
+            let halving: Vec<Schedule> = all(count)
+                .map(|ranks| of::all_reduce_recursive_halving(ranks, len, 4, false))
+                .collect();
+            let left = 1 << count.ilog2();
+            let pairs = u64::from(count - left);
+            let messages: u64 = halving.iter().map(Schedule::messages).sum();
+            let of_halves = 2 * log2_up(left) * u64::from(left);
+            assert_eq!(messages, 2 * pairs + of_halves);
+            if elements % u64::from(left) == 0 {
+                let sent: u64 = halving.iter().map(Schedule::bytes).sum();
+                assert_eq!(sent, 2 * len * (pairs + u64::from(left) - 1));
             }
+            algorithms.push(("halving", halving));
             for (name, schedules) in algorithms {
                 check(name, &schedules, &apart, |_, _| Some(expected.clone()));
                 check(name, &schedules, &same, |_, _| Some(expected.clone()));
@@ -638,19 +667,14 @@ fn reductions_are_at_the_root_or_in_blocks() {
                         memory(bytes(&numbers(rank, elements)), output)
                     })
                     .collect();
-                for (name, make) in [
-                    (
-                        "binomial",
-                        of::reduce_binomial as fn(Ranks, u32, u64) -> Schedule,
-                    ),
-                    ("knomial", of::reduce_knomial),
-                ] {
-                    let tree: Vec<Schedule> =
-                        all(count).map(|ranks| make(ranks, root, len)).collect();
+                for algorithm in [Algorithm::Binomial, Algorithm::Knomial] {
+                    let tree: Vec<Schedule> = all(count)
+                        .map(|ranks| of::reduce_tree(algorithm, ranks, root, len))
+                        .collect();
                     let messages: u64 = tree.iter().map(Schedule::messages).sum();
                     assert_eq!(messages, u64::from(count) - 1);
                     assert!(tree.iter().all(|it| it.messages() <= 1));
-                    check(name, &tree, &memories, |rank, _| {
+                    check(algorithm.name(), &tree, &memories, |rank, _| {
                         Some(if rank == root {
                             expected.clone()
                         } else {

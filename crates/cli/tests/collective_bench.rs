@@ -159,10 +159,10 @@ fn every_operation_and_algorithm_gives_checked_rows() {
             .into();
         // Some need a number of ranks that is a power of two.
         let expected = match op {
-            "all-reduce" => [4, 3, 4],
+            "all-reduce" => [4, 4, 4],
             "all-gather" => [3, 2, 3],
             "reduce-scatter" => [2, 1, 2],
-            "broadcast" => [3, 3, 3],
+            "broadcast" | "gather" | "scatter" => [3, 3, 3],
             "reduce" | "all-to-all" => [2, 2, 2],
             _ => [1, 1, 1],
         };
@@ -262,7 +262,7 @@ fn what_does_not_apply_is_one_line() {
         ("--op broadcast --root 4", 2, "--root"),
         ("--ranks 3 --group", 2, "--group"),
         (
-            "--ranks 3 --algorithm recursive-halving",
+            "--op reduce-scatter --ranks 3 --algorithm recursive-halving",
             1,
             "recursive-halving",
         ),
