@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use super::config::EAGER_BYTES_MAX;
 use super::header::HEADER_BYTES;
 use super::receive::MessageSlot;
-use crate::endpoint::{Endpoint, EndpointConfig, QueueKind, Work};
-use crate::region::{Access, ProtectionDomain, Region, RemoteSlice};
+use super::{MessageConfig, MessageQueue};
+use crate::region::{Access, ProtectionDomain, Region};
 use crate::{Error, Result};
 
 /// A cost in nanoseconds over a length in bytes: straight lines between points. Behind the last point the last line goes on.
@@ -91,67 +91,72 @@ impl CostCurve {
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct MessageCosts {
-    /// From the doorbell of a send to the completion of its receive.
+    /// From the call that sends to the end of the receive, without a copy.
     pub send: CostCurve,
     /// A copy out of a slot.
     pub copy: CostCurve,
-    /// From the doorbell of a read to its completion.
+    /// A read: what the receive of a message that is not eager takes longer than that of its header.
     pub read: CostCurve,
 }
 
 /// Lengths that are measured, in bytes.
 const MEASURED: [u64; 8] = [8, 512, 4096, 16_384, 65_536, 131_072, 262_144, 1 << 20];
-const SAMPLES: usize = 15;
+const SAMPLES: usize = 32;
+/// Before them. A device whose thread sleeps wakes by these.
+const UNMEASURED: usize = 4;
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 
 impl MessageCosts {
-    /// Measures between two endpoints of this process, with the CPU. A device that other processes use as well costs more then. For a peer behind a network
-    /// add its round trip by [`MessageCosts::over`].
+    /// Measures between two queues of this process, by messages of the CPU that are eager and by others that are not. A device that other processes use as well costs more then. For
+    /// a peer behind a network add its round trip by [`MessageCosts::over`].
     ///
     /// # Errors
-    /// Those of [`Endpoint::new`], [`Endpoint::connect`] and [`Region::alloc`], and failures of the transfers.
+    /// Those of [`MessageQueue::new`], [`MessageQueue::connect`] and [`Region::alloc`], and failures of the messages.
     pub fn measure(domain: &ProtectionDomain) -> Result<MessageCosts> {
-        let make = || Endpoint::new(domain, &EndpointConfig::default());
-        let [mut from, mut to] = [make()?, make()?];
-        from.connect(&to.address())?;
-        to.connect(&from.address())?;
-        let bytes = u64::from(HEADER_BYTES) + u64::from(EAGER_BYTES_MAX);
-        let [source, target] = [(); 2].map(|()| Region::alloc(domain, bytes, Access::ALL));
+        let [source, target] =
+            [(); 2].map(|()| Region::alloc(domain, EAGER_BYTES_MAX.into(), Access::ALL));
         let (source, target) = (source?, target?);
-        let remote = source.remote();
+        let mut eager = pair(domain, EAGER_BYTES_MAX)?;
+        let mut read = pair(domain, 0)?;
+        let time = |[from, to]: &mut [MessageQueue; 2], len| {
+            let [ours, theirs] = [source.slice(0, len)?, target.slice(0, len)?];
+            let begin = Instant::now();
+            let sent = from.start_send_now(&[ours], PATIENCE)?;
+            to.recv_now(&[theirs], PATIENCE)?;
+            let taken = begin.elapsed();
+            from.wait_send_now(&sent, PATIENCE)?;
+            Ok(taken)
+        };
         let slot = MessageSlot {
-            memory: source.clone(),
+            memory: Region::alloc(
+                domain,
+                u64::from(HEADER_BYTES) + u64::from(EAGER_BYTES_MAX),
+                Access::LOCAL_WRITE,
+            )?,
             offset: 0,
             number: 0,
             eager_bytes: EAGER_BYTES_MAX,
             result: 0,
         };
-        let send = curve(|len| {
-            let [ours, theirs] = [source.slice(0, len)?, target.slice(0, len)?];
-            to.post_recv(0, &[theirs])?;
-            let begin = Instant::now();
-            from.post_send(&Work::send(&[ours]))?;
-            to.wait_cq(QueueKind::Recv, PATIENCE)?;
-            let taken = begin.elapsed();
-            from.wait_cq(QueueKind::Send, PATIENCE)?;
-            Ok(taken)
-        })?;
-        let read = curve(|len| {
-            let into = [target.slice(0, len)?];
-            let begin = Instant::now();
-            from.post_send(&Work::read(
-                &into,
-                RemoteSlice::at(remote.addr, remote.rkey),
-            ))?;
-            from.wait_cq(QueueKind::Send, PATIENCE)?;
-            Ok(begin.elapsed())
-        })?;
-        let copy = curve(|len| {
+        let copy = |len| {
             let into = [target.slice(0, len)?];
             let begin = Instant::now();
             slot.copy(len, into.into_iter())?;
             Ok(begin.elapsed())
-        })?;
+        };
+        let [eager, read, copy] = curves([
+            &mut |len| time(&mut eager, len),
+            &mut |len| time(&mut read, len),
+            &mut |len| copy(len),
+        ])?;
+        let of_send = eager.points.iter().zip(&copy.points);
+        let of_send = of_send.map(|((len, eager_ns), (_, copy_ns))| {
+            (len + u64::from(HEADER_BYTES), eager_ns - copy_ns)
+        });
+        let send = ascending(of_send)?;
+        let header_ns = send.at(HEADER_BYTES.into());
+        let of_read = read.points.iter();
+        let read = ascending(of_read.map(|(len, ns)| (*len, ns - header_ns)))?;
         Ok(MessageCosts { send, copy, read })
     }
 
@@ -229,21 +234,55 @@ impl MessageCosts {
     }
 }
 
-/// The middle time of each length, and no less than that of a shorter one.
-fn curve(mut measure: impl FnMut(u64) -> Result<Duration>) -> Result<CostCurve> {
-    let mut longest = 0.0_f64;
-    let mut points = Vec::with_capacity(MEASURED.len());
+/// Two queues that are connected with each other.
+fn pair(domain: &ProtectionDomain, eager_bytes: u32) -> Result<[MessageQueue; 2]> {
+    let config = MessageConfig::default().eager_bytes(eager_bytes).slots(2);
+    let make = || MessageQueue::new(domain, &config);
+    let [mut from, mut to] = [make()?, make()?];
+    from.connect(&to.address())?;
+    to.connect(&from.address())?;
+    Ok([from, to])
+}
+
+/// Measures times of messages by their lengths, in turns. The time of a length is the one that a quarter of the samples are below: other work of the machine makes some of them longer, and none
+/// shorter.
+fn curves<const N: usize>(
+    mut measures: [&mut dyn FnMut(u64) -> Result<Duration>; N],
+) -> Result<[CostCurve; N]> {
+    let mut points = [(); N].map(|()| Vec::with_capacity(MEASURED.len()));
     for len in MEASURED {
-        let mut samples = Vec::with_capacity(SAMPLES);
-        for _ in 0..SAMPLES {
-            samples.push(measure(len)?);
+        let mut samples = [(); N].map(|()| Vec::with_capacity(SAMPLES));
+        for round in 0..UNMEASURED + SAMPLES {
+            for (measure, samples) in measures.iter_mut().zip(&mut samples) {
+                let taken = measure(len)?;
+                if round >= UNMEASURED {
+                    samples.push(taken);
+                }
+            }
         }
-        samples.sort_unstable();
-        let middle = samples.get(SAMPLES / 2).copied().unwrap_or_default();
-        longest = longest.max(middle.as_nanos() as f64);
-        points.push((len, longest));
+        for (samples, points) in samples.iter_mut().zip(&mut points) {
+            samples.sort_unstable();
+            let quarter = samples.get(SAMPLES / 4).copied().unwrap_or_default();
+            points.push((len, quarter.as_nanos() as f64));
+        }
     }
-    CostCurve::new(points)
+    let mut curves = Vec::with_capacity(N);
+    for points in points {
+        curves.push(ascending(points)?);
+    }
+    curves.try_into().map_err(|_| Error::Malformed {
+        what: "cost curve",
+        reason: "one is missing".into(),
+    })
+}
+
+/// The curve through points, of which none costs less than one of a shorter length, or nothing.
+fn ascending(points: impl IntoIterator<Item = (u64, f64)>) -> Result<CostCurve> {
+    let mut most = 0.0_f64;
+    CostCurve::new(points.into_iter().map(|(len, ns)| {
+        most = most.max(ns);
+        (len, most)
+    }))
 }
 
 #[cfg(test)]
