@@ -124,12 +124,32 @@ impl Ticket {
         }
     }
 
+    /// Whether the completion of a work request has come that succeeded, as far as that is known without a look at the device or at a clock. Such a status is
+    /// final. False of waits, of values, and of operations that might have been dropped.
+    pub(crate) fn has_succeeded(&self) -> bool {
+        match &self.subject {
+            Subject::Operation {
+                shared,
+                kind,
+                is_wait: false,
+                count,
+                serial,
+                epoch,
+                cancelled: None,
+            } => shared.has_succeeded(*epoch, *kind, (*count, *serial)),
+            _ => false,
+        }
+    }
+
     /// Waits in this thread until the operation is complete; `None` means no timeout. Calls the progress function of a device that needs it, and
     /// does not keep the core busy.
     ///
     /// # Errors
     /// As [`Ticket::check`], and [`Error::Timeout`]; the operation goes on then.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
+        if self.has_succeeded() {
+            return Ok(());
+        }
         let progress = || match &self.subject {
             Subject::Operation { shared, .. } => shared.qp.progress(),
             Subject::Value { device, .. } => device.progress(),

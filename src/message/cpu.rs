@@ -213,7 +213,9 @@ impl MessageQueue {
     }
 
     fn await_sent(&self, sent: &PostedSend, limit: CallTime) -> Result<()> {
-        sent.ticket.wait(limit.left())?;
+        if !sent.ticket.has_succeeded() {
+            sent.ticket.wait(limit.left())?;
+        }
         if sent.is_read {
             self.await_received(sent.number, &self.peer()?, limit)?;
         }
@@ -336,7 +338,10 @@ impl MessageQueue {
 
     /// Waits until the peer has received the message with that number.
     fn await_received(&self, number: u32, peer: &MessageAddress, limit: CallTime) -> Result<()> {
-        let device = self.endpoint.domain().device();
+        // Mostly so: then no clock is read.
+        if self.has_received(number, peer)? {
+            return Ok(());
+        }
         let look = || {
             if self.has_received(number, peer)? {
                 return Ok(Some(()));
@@ -347,7 +352,7 @@ impl MessageQueue {
         poll_until(
             "the wait for the peer",
             limit.left(),
-            || device.progress(),
+            || self.endpoint.progress(),
             look,
         )
     }

@@ -113,7 +113,8 @@ impl MessageMemory {
         };
         let offset = headers_bytes(number & (self.header_count - 1));
         self.region.write(offset, &header.to_bytes())?;
-        let mut list = vec![self.region.slice(offset, HEADER_BYTES.into())?];
+        let mut list = Vec::with_capacity(1 + slices.len());
+        list.push(self.region.slice(offset, HEADER_BYTES.into())?);
         if read.is_none() {
             list.extend(slices);
         }

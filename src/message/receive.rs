@@ -14,9 +14,6 @@ use crate::stream::{
 };
 use crate::{Error, Result, StateKind};
 
-/// Copied at once.
-const COPY_BYTES: usize = 1024;
-
 /// The slot of a message.
 pub(super) struct MessageSlot {
     pub(super) memory: Region,
@@ -94,17 +91,14 @@ pub(crate) fn copy_out<'a>(
     len_bytes: u64,
     to: impl Iterator<Item = Slice<'a>>,
 ) -> Result<()> {
-    let mut buffer = [0; COPY_BYTES];
     let end = from + len_bytes;
     for slice in to {
-        let (mut at, slice_end) = (slice.offset, slice.offset + u64::from(slice.len_bytes));
-        while at < slice_end && from < end {
-            let len = (slice_end - at).min(end - from).min(COPY_BYTES as u64);
-            let part = &mut buffer[..len as usize];
-            memory.read(from, part)?;
-            slice.region.write(at, part)?;
-            (at, from) = (at + len, from + len);
+        let len = u64::from(slice.len_bytes).min(end - from);
+        if len == 0 {
+            continue;
         }
+        memory.copy_into(from, len, slice.region, slice.offset)?;
+        from += len;
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use crate::bytecode::{Role, Target, Targets};
 use crate::cuda::HeldBuffer;
 use crate::nic::{Access, Pages, RegisteredMemory};
 use crate::proxy::execute_elsewhere;
+use crate::region::copy::{copy_between, copy_from, copy_to};
 use crate::region::element::{Element, bytes_of, bytes_of_mut};
 use crate::region::huge::{HugePages, PageSize};
 use crate::region::mapping::{self, Backing};
@@ -413,6 +414,24 @@ impl Region {
         Ok(())
     }
 
+    /// Copies bytes of the region into another one, which may be the same if they do not overlap.
+    ///
+    /// # Errors
+    /// As [`Region::write`], for either of them.
+    pub(crate) fn copy_into(
+        &self,
+        offset: u64,
+        len_bytes: u64,
+        into: &Region,
+        at: u64,
+    ) -> Result<()> {
+        let from = self.host("bytes", offset, len_bytes)?;
+        let to = into.host("bytes", at, len_bytes)?;
+        // SAFETY: within the regions, which are alive; the bytes do not overlap, which the caller sees to.
+        unsafe { copy_between(from, to, len_bytes as usize) };
+        Ok(())
+    }
+
     /// Copies numbers into the region, from the byte `offset` on, in host byte order. `offset` needs no alignment.
     ///
     /// # Errors
@@ -617,57 +636,6 @@ impl fmt::Debug for Region {
 /// The length of numbers. A length that does not fit is larger than any region.
 fn values_bytes<T>(len: usize) -> u64 {
     (len as u64).saturating_mul(size_of::<T>() as u64)
-}
-
-/// Copies into memory that others may read or write at the same time: by relaxed atomics, words where they are aligned.
-///
-/// # Safety
-/// `at` is valid for writes of `bytes.len()` bytes.
-unsafe fn copy_to(at: *mut u8, bytes: &[u8]) {
-    let head = at.align_offset(8).min(bytes.len());
-    let (head, rest) = bytes.split_at(head);
-    let (words, tail) = rest.as_chunks::<8>();
-    // SAFETY: the caller's promise; the words begin behind the head, where `at` is aligned, and the tail behind them.
-    unsafe {
-        let middle = at.add(head.len());
-        let end = middle.add(words.len() * 8);
-        for (i, byte) in head.iter().enumerate() {
-            AtomicU8::from_ptr(at.add(i)).store(*byte, Ordering::Relaxed);
-        }
-        for (i, word) in words.iter().enumerate() {
-            AtomicU64::from_ptr(middle.add(i * 8).cast())
-                .store(u64::from_ne_bytes(*word), Ordering::Relaxed);
-        }
-        for (i, byte) in tail.iter().enumerate() {
-            AtomicU8::from_ptr(end.add(i)).store(*byte, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Copies out of memory that others may write at the same time; see [`copy_to`].
-///
-/// # Safety
-/// `at` is valid for reads of `bytes.len()` bytes.
-unsafe fn copy_from(at: *mut u8, bytes: &mut [u8]) {
-    let head = at.align_offset(8).min(bytes.len());
-    let (head, rest) = bytes.split_at_mut(head);
-    let (words, tail) = rest.as_chunks_mut::<8>();
-    // SAFETY: as in `copy_to`.
-    unsafe {
-        let middle = at.add(head.len());
-        let end = middle.add(words.len() * 8);
-        for (i, byte) in head.iter_mut().enumerate() {
-            *byte = AtomicU8::from_ptr(at.add(i)).load(Ordering::Relaxed);
-        }
-        for (i, word) in words.iter_mut().enumerate() {
-            *word = AtomicU64::from_ptr(middle.add(i * 8).cast())
-                .load(Ordering::Relaxed)
-                .to_ne_bytes();
-        }
-        for (i, byte) in tail.iter_mut().enumerate() {
-            *byte = AtomicU8::from_ptr(end.add(i)).load(Ordering::Relaxed);
-        }
-    }
 }
 
 fn check_len(len_bytes: u64) -> Result<()> {

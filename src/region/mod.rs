@@ -2,6 +2,7 @@
 
 mod cache;
 mod control;
+mod copy;
 mod device;
 #[cfg(feature = "cuda")]
 mod doorbell_probe;

@@ -42,6 +42,9 @@ impl Endpoint {
                 max: depth.into(),
             });
         }
+        if self.has_room_now(kind, count)? {
+            return Ok(());
+        }
         let shared = Arc::clone(&self.shared);
         poll_until(
             "the wait for room in a queue",
@@ -60,6 +63,19 @@ impl Endpoint {
                 Ok(None)
             },
         )
+    }
+
+    /// Whether there is room for that many further work requests, without a look at the device.
+    ///
+    /// # Errors
+    /// [`Error::Work`] if the endpoint has failed.
+    fn has_room_now(&mut self, kind: QueueKind, count: u32) -> Result<bool> {
+        self.shared.check_alive()?;
+        self.roll_back_cancelled(kind)?;
+        if self.shared.queue(kind).free_places() < count {
+            return Ok(false);
+        }
+        self.check_room(kind).map(|()| true)
     }
 
     /// Sets how long a post waits for room: [`EndpointConfig::room_timeout`](crate::EndpointConfig::room_timeout).

@@ -190,6 +190,11 @@ impl Endpoint {
         Err(Error::Work(failure))
     }
 
+    /// Lets a device of software, or a relay, work inside the caller. Returns whether there was any work.
+    pub(crate) fn progress(&self) -> bool {
+        self.shared.qp.progress()
+    }
+
     /// Waits in this thread for the next completion of a queue; `None` waits for ever.
     ///
     /// # Errors

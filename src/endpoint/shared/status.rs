@@ -83,6 +83,25 @@ impl EndpointShared {
         (status, failure)
     }
 
+    /// Whether a work request of this generation has succeeded, by the completions that the library has.
+    pub(in crate::endpoint) fn has_succeeded(
+        &self,
+        epoch: u32,
+        kind: QueueKind,
+        (count, serial): (u32, u32),
+    ) -> bool {
+        if !self.is_in(epoch) {
+            return false;
+        }
+        let queue = self.queue(kind);
+        let is_done = || queue.op_status(count, serial, self.rung(kind)) == OpStatus::Done;
+        if !is_done() {
+            self.reap();
+        }
+        // If a reset came meanwhile, that has seen a mixture.
+        is_done() && self.is_in(epoch)
+    }
+
     /// How an operation of an earlier generation ended: with success, or with that generation's failure. Nothing is known of generations
     /// whose statuses are no longer kept.
     pub(in crate::endpoint) fn status_in_generation(

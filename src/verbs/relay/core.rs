@@ -63,6 +63,27 @@ impl<P: Provider> Core<P> {
         turn
     }
 
+    /// Posts the requests that were rung for, in a queue pair that is well, and looks for no completions: polls do that, and a poll of a device of software
+    /// is a turn of its work. Returns whether that is all: if not, a whole turn is to follow.
+    pub(super) fn post(&mut self, state: State) -> bool {
+        let is_well = matches!(
+            state,
+            State::Init | State::ReadyToReceive | State::ReadyToSend
+        );
+        if self.is_silent || !is_well || self.send.has_failed || self.recv.is_closed {
+            return false;
+        }
+        self.recv.post(&mut self.provider);
+        if state == State::ReadyToSend {
+            self.send.post(&mut self.provider, false);
+            if self.send.has_announced() {
+                return false;
+            }
+        }
+        let refused = self.send.has_refused() || self.recv.has_refused;
+        !(refused || self.recv.has_announced() || self.send.completes_next())
+    }
+
     /// Takes the completions that there are, and drops them.
     fn drain(&mut self) {
         let mut found = [PolledCompletion::default(); BATCH];

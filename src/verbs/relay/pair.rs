@@ -204,7 +204,14 @@ impl Relay {
     /// Does the work that there is, unless another thread is doing so. Returns whether there was any.
     #[inline]
     pub(crate) fn turn(&self) -> bool {
+        self.turn_by(|core| self.work(core))
+    }
+
+    /// As [`Relay::turn`], with `act` for the first turn.
+    #[inline]
+    fn turn_by(&self, act: impl FnOnce(&mut Core<Verbs>) -> bool) -> bool {
         let mut worked = false;
+        let mut first = Some(act);
         loop {
             let mut core = match self.core.try_lock() {
                 Ok(core) => core,
@@ -215,7 +222,10 @@ impl Relay {
             self.holds_work.store(true, Ordering::SeqCst);
             // Acquire: the doorbells of the threads that rang before this.
             self.missed.swap(false, Ordering::AcqRel);
-            worked |= self.work(&mut core);
+            worked |= match first.take() {
+                Some(act) => act(&mut core),
+                None => self.work(&mut core),
+            };
             drop(core);
             if !self.was_missed() {
                 return worked;
@@ -228,7 +238,17 @@ impl Relay {
     pub(crate) fn rung(&self) {
         self.missed.swap(true, Ordering::AcqRel);
         fence(Ordering::SeqCst);
-        self.turn();
+        self.turn_by(|core| self.post(core));
+    }
+
+    /// Posts what was rung for. The threads that wait for completions look for them.
+    #[inline]
+    fn post(&self, core: &mut Core<Verbs>) -> bool {
+        if !core.post(self.states.state()) {
+            return self.work(core);
+        }
+        self.holds_work.store(false, Ordering::SeqCst);
+        true
     }
 
     /// Whether requests that were rung for are still to be posted, in a turn to come.

@@ -202,6 +202,16 @@ impl RelaySendQueue {
         self.read != before
     }
 
+    /// Whether a request was refused on this side, of which the queue pair does not know.
+    pub(super) fn has_refused(&self) -> bool {
+        self.has_refused
+    }
+
+    /// Whether the oldest request is one that this side completes, without the device.
+    pub(super) fn completes_next(&mut self) -> bool {
+        self.head != self.tail && self.entry(self.head).fate != Completer::Posted
+    }
+
     /// Whether the queue pair is to fail: the request that was refused has been completed, or there is no way to learn when it could be.
     pub(super) fn fails(&self) -> bool {
         self.has_refused && (self.has_failed || self.cannot_mark)
