@@ -103,11 +103,25 @@ impl EndpointShared {
     /// Makes the watchdog watch this endpoint, if it does not yet.
     #[inline]
     pub(in crate::endpoint) fn activate(&self) {
+        self.watch();
+        self.register_with_proxy();
+    }
+
+    /// [`EndpointShared::activate`] for work on a stream. If it is executed by the threads that wait for it, these do what the proxy does.
+    #[inline]
+    pub(in crate::endpoint) fn activate_for(&self, is_executed_by_looks: bool) {
+        self.watch();
+        if !is_executed_by_looks {
+            self.register_with_proxy();
+        }
+    }
+
+    #[inline]
+    fn watch(&self) {
         if self.watched.join() {
             self.last_active_ns.store(now_ns(), Ordering::Relaxed);
             self.watchdog.register(self.weak.clone());
         }
-        self.register_with_proxy();
     }
 
     /// Fails the endpoint if a deadline has passed, with the number of the oldest work request in its queue.
