@@ -288,7 +288,7 @@ impl PreparedRef<'_> {
         // Before the stream has it: it may be executed before `submit_one` returns.
         self.hand_over()
             .inspect_err(|_| self.enter_prepared(queued))?;
-        shared.activate_for(stream.is_executed_by_looks());
+        shared.activate_for(looked_stream(stream));
         if is_sync {
             // Blocks, if it is a wait; the watchdog ends it as it ends those of streams.
             entered.stay();
@@ -525,7 +525,7 @@ pub(crate) fn stream_post_among(
     };
     let last_stream = if is_sync { SYNC_EXECUTED } else { stream.id() };
     let tickets = hand_over(
-        (last_stream, stream.is_executed_by_looks()),
+        (last_stream, looked_stream(stream)),
         prepared,
         &mut batch,
         batched,
@@ -566,7 +566,7 @@ pub(crate) fn graph_post_all(
         Ok(())
     };
     let result = hand_over(
-        (stream, false),
+        (stream, None),
         prepared,
         &mut batch,
         batched,
@@ -579,10 +579,16 @@ pub(crate) fn graph_post_all(
     result
 }
 
-/// Hands prepared operations over, all or none: each goes into `batch` by `add`, and the whole to the stream of that number by `give`. The second says whether threads
-/// that wait execute the stream.
+/// The number of the stream, if threads that wait execute it.
+#[inline]
+fn looked_stream(stream: &dyn Executor) -> Option<u64> {
+    stream.is_executed_by_looks().then(|| stream.id())
+}
+
+/// Hands prepared operations over, all or none: each goes into `batch` by `add`, and the whole to the stream of that number by `give`. The second number is
+/// [`looked_stream`].
 fn hand_over<B>(
-    (stream, by_looks): (u64, bool),
+    (stream, looked): (u64, Option<u64>),
     prepared: &mut Vec<Prepared>,
     batch: &mut B,
     mut add: impl FnMut(PreparedRef<'_>, &mut B) -> Result<()>,
@@ -618,7 +624,7 @@ fn hand_over<B>(
                 queue.last_stream.store(stream, Ordering::Relaxed);
             }
             prepared.live = false;
-            shared.activate_for(by_looks);
+            shared.activate_for(looked);
         }
         give(batch)
     })();

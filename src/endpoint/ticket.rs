@@ -13,7 +13,6 @@ use crate::endpoint::prepared::PreparedOperation;
 use crate::endpoint::shared::{EndpointShared, timeout_ns};
 use crate::endpoint::value::{ValueState, ValueWait};
 use crate::region::Device;
-use crate::stream::look_at_stream;
 use crate::{Error, Result, StateKind};
 
 #[derive(Clone)]
@@ -132,10 +131,7 @@ impl Ticket {
     /// As [`Ticket::check`], and [`Error::Timeout`]; the operation goes on then.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         let progress = || match &self.subject {
-            Subject::Operation { shared, kind, .. } => {
-                let stream = shared.queue(*kind).last_stream.load(Ordering::Relaxed);
-                shared.qp.progress() | look_at_stream(stream)
-            }
+            Subject::Operation { shared, .. } => shared.qp.progress() | shared.look_at_stream(),
             Subject::Value { device, .. } => device.progress(),
         };
         let until_ns = now_ns().saturating_add(timeout_ns(timeout));

@@ -516,7 +516,8 @@ mod tests {
             .unwrap();
         let turns = std::cell::Cell::new(0);
         let interrupted = || turns.replace(turns.get() + 1) == 3;
-        assert_eq!(run(&program, &words, 7, interrupted), Outcome::Discarded);
+        let ended = run(&program, &words, 7, interrupted, &mut BlockingWaits);
+        assert_eq!(ended, Some(Outcome::Discarded));
         assert_eq!(words.qword(1), 0);
         std::thread::scope(|scope| {
             scope.spawn(|| {
