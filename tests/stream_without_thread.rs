@@ -405,6 +405,10 @@ fn a_fault_discards_what_is_behind_it_until_it_is_taken() {
     assert!(reason(stream.launch(|| ())).contains("on purpose"));
     assert!(stream.take_fault().is_some() && stream.take_fault().is_none());
     words.store(&stream, 2, 0, 1);
+    assert!(
+        stream.take_fault().is_none() && words.get(0) == 0,
+        "there is none, and it executes nothing"
+    );
     stream.synchronize(SOON).unwrap();
     // What is queued behind a failure that no look has found yet is discarded when the fault is taken.
     stream.launch(|| panic!("again")).unwrap();

@@ -388,14 +388,17 @@ unsafe impl Executor for HostStream {
     fn take_fault(&self) -> Option<Error> {
         let shared = self.shared();
         // Before the fault goes, so that nothing is executed that was queued behind it. Nothing is queued while it is there.
+        let mut discards = false;
         let failure = shared.fault.take(|failure| {
+            discards = true;
             let end = shared.ring.claimed();
             *shared.taken.lock() = Some((end, failure.clone()));
             shared.aborted.fetch_max(end, Ordering::Release);
         });
-        shared.discard();
-        let failure = failure?;
-        Some(failure.report(&shared.name))
+        if discards {
+            shared.discard();
+        }
+        Some(failure?.report(&shared.name))
     }
 
     fn fail(&self, failure: StreamFailure) -> bool {
