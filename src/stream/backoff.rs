@@ -99,9 +99,8 @@ const EXECUTING_SPINS: u32 = 8;
 /// How many of its turns go by between two looks at the clock.
 const EXECUTING_TURNS_PER_CLOCK: u32 = 4;
 
-/// How long it offers its core before it sleeps. What it waits for comes from other threads and processes, which wait for it in turn: if it sleeps while they are about to
-/// answer, all of them are late by a sleep and the timer slack of an application's thread, 50 us.
-const EXECUTING_YIELD: Duration = Duration::from_millis(1);
+/// How long it offers its core before it sleeps. On the direct path a software device's own thread needs a core as well, so this is no longer than in other waits.
+const EXECUTING_YIELD: Duration = Duration::from_micros(100);
 
 /// A wait that ends with one of its first so many offers of its core waited for a thread of the same core.
 const YIELDS_TO_SHARE: u32 = 2;
