@@ -470,6 +470,10 @@ fn no_endpoint_transmits_behind_a_failed_wait_of_another() {
     }
     for round in 0..rig::from_env("DOORBELL_ROUNDS", 5) {
         for way in ["length", "key", "abort", "deadline", "turn"] {
+            if way == "turn" && rig::has_no_thread() {
+                // The kernel that holds the stream would hold this thread.
+                continue;
+            }
             let mut waits = Pair::new(&device, &config());
             let [mut sends, mut follows] = [(); 2].map(|()| Pair::new(&device, &config()));
             let region = waits.region(4096);

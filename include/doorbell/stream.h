@@ -29,14 +29,27 @@ typedef void (*doorbell_host_fn)(void *argument);
 int doorbell_stream_create_host(const char *name, uint32_t capacity, doorbell_stream **stream);
 
 /*
+ * Creates a stream without a thread, with the parameters of doorbell_stream_create_host. Its work is executed by the
+ * threads that wait for it, inside these calls: doorbell_stream_query and doorbell_stream_synchronize, the same of an
+ * event that is recorded on the stream, waits for tickets of work on the stream, a call that finds its queue full, and
+ * every call that waits in a thread that has queued work on the stream, until that work is done. A call executes what
+ * can be executed at once, in order; the next call goes on where it has stopped. So one thread can drive several such
+ * streams. Queueing executes nothing, nothing is executed while no thread makes such a call, and an operation that has
+ * not begun has no deadline yet.
+ */
+int doorbell_stream_create_host_without_thread(const char *name, uint32_t capacity, doorbell_stream **stream);
+
+/*
  * Destroys the handle. Queued work is still executed, as with cudaStreamDestroy; the call does not wait for it.
- * Arguments of doorbell_stream_launch must stay valid until then. NULL is allowed.
+ * Arguments of doorbell_stream_launch must stay valid until then. NULL is allowed. The work of a stream without a thread
+ * is discarded in the call, as by doorbell_stream_abort.
  * Threads: alone with stream.
  */
 int doorbell_stream_destroy(doorbell_stream *stream);
 
 /*
- * Queues a call of `function(argument)`. On a host stream, the stream's thread makes the call. The caller owns what
+ * Queues a call of `function(argument)`. On a host stream, the stream's thread makes the call; if it has none, the
+ * thread that waits does, which should hold no lock that the function needs. The caller owns what
  * `argument` points to and keeps it valid until the function has run. The function is never called if the stream fails
  * or is aborted before. It may queue work, also on its own stream, but it must not wait for that stream:
  * calls that synchronise with it return DOORBELL_ESTATE, and waits for tickets, completions or room end at their own time

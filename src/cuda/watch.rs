@@ -14,7 +14,7 @@ use super::pending::defer_drops;
 use super::state::StreamState;
 use super::stream_words::STATUS_STREAM;
 use crate::proxy::{Pace, Placement, PollResult, ProgressThread, drop_elsewhere};
-use crate::stream::Backoff;
+use crate::stream::{Backoff, look_at_own_streams};
 use crate::{Error, Result};
 
 /// How often the watching thread looks how far the streams have come.
@@ -159,7 +159,7 @@ impl StreamState {
         let mut backoff = Backoff::new();
         let mut turns = 0_u32;
         while !self.progress.reached(target) {
-            if self.turn() {
+            if self.turn() | look_at_own_streams() {
                 backoff.reset();
             } else if !backoff.pause_until(deadline) {
                 // The count may have come in time, while this thread had no processor.

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use crate::stream::Backoff;
+use crate::stream::{Backoff, has_own_streams, look_at_own_streams};
 use crate::{Error, Result};
 
-/// Looks until there is something, and lets the device work in between with `progress`; with pauses, if the device had nothing to do.
+/// Looks until there is something, and lets the device work in between with `progress`; with pauses, if the device had nothing to do. Executes streams
+/// without a thread on which this thread has queued work: what is waited for may depend on it.
 ///
 /// # Errors
 /// Those of `look`, and [`Error::Timeout`] of `operation`, after a last look.
@@ -16,12 +17,16 @@ pub(crate) fn poll_until<T>(
     mut look: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let mut backoff = Backoff::new();
+    let mut backoff = if has_own_streams() {
+        Backoff::of_executing()
+    } else {
+        Backoff::new()
+    };
     loop {
         if let Some(found) = look()? {
             return Ok(found);
         }
-        let in_time = if progress() {
+        let in_time = if progress() | look_at_own_streams() {
             backoff.reset();
             deadline.is_none_or(|deadline| Instant::now() < deadline)
         } else {

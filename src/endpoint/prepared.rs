@@ -288,7 +288,7 @@ impl PreparedRef<'_> {
         // Before the stream has it: it may be executed before `submit_one` returns.
         self.hand_over()
             .inspect_err(|_| self.enter_prepared(queued))?;
-        shared.activate();
+        shared.activate_for(looked_stream(stream));
         if is_sync {
             // Blocks, if it is a wait; the watchdog ends it as it ends those of streams.
             entered.stay();
@@ -525,7 +525,7 @@ pub(crate) fn stream_post_among(
     };
     let last_stream = if is_sync { SYNC_EXECUTED } else { stream.id() };
     let tickets = hand_over(
-        last_stream,
+        (last_stream, looked_stream(stream)),
         prepared,
         &mut batch,
         batched,
@@ -565,9 +565,13 @@ pub(crate) fn graph_post_all(
         batch.push(submission);
         Ok(())
     };
-    let result = hand_over(stream, prepared, &mut batch, batched, |(turns, batch)| {
-        give(turns, batch)
-    });
+    let result = hand_over(
+        (stream, None),
+        prepared,
+        &mut batch,
+        batched,
+        |(turns, batch)| give(turns, batch),
+    );
     for turn in batch.0 {
         turn.owner.started(turn.cookie);
         turn.owner.finished(turn.cookie, Outcome::Done);
@@ -575,9 +579,16 @@ pub(crate) fn graph_post_all(
     result
 }
 
-/// Hands prepared operations over, all or none: each goes into `batch` by `add`, and the whole to the stream of that number by `give`.
+/// The number of the stream, if threads that wait execute it.
+#[inline]
+fn looked_stream(stream: &dyn Executor) -> Option<u64> {
+    stream.is_executed_by_looks().then(|| stream.id())
+}
+
+/// Hands prepared operations over, all or none: each goes into `batch` by `add`, and the whole to the stream of that number by `give`. The second number is
+/// [`looked_stream`].
 fn hand_over<B>(
-    stream: u64,
+    (stream, looked): (u64, Option<u64>),
     prepared: &mut Vec<Prepared>,
     batch: &mut B,
     mut add: impl FnMut(PreparedRef<'_>, &mut B) -> Result<()>,
@@ -613,7 +624,7 @@ fn hand_over<B>(
                 queue.last_stream.store(stream, Ordering::Relaxed);
             }
             prepared.live = false;
-            shared.activate();
+            shared.activate_for(looked);
         }
         give(batch)
     })();

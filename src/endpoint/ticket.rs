@@ -151,7 +151,7 @@ impl Ticket {
             return Ok(());
         }
         let progress = || match &self.subject {
-            Subject::Operation { shared, .. } => shared.qp.progress(),
+            Subject::Operation { shared, .. } => shared.qp.progress() | shared.look_at_stream(),
             Subject::Value { device, .. } => device.progress(),
         };
         let until_ns = now_ns().saturating_add(timeout_ns(timeout));

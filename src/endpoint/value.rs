@@ -17,6 +17,7 @@ use crate::region::{Device, Region};
 use crate::stream::may_have_seen;
 use crate::stream::{
     Attachments, Backoff, DeferredDrop, Executor, Outcome, Owner, StreamFailure, Submission,
+    look_at_own_streams,
 };
 use crate::{Cause, Error, Result, StateKind, WorkError};
 
@@ -492,7 +493,7 @@ fn wait_until(
                 timeout,
             });
         }
-        if progress() {
+        if progress() | look_at_own_streams() {
             backoff.reset();
         } else {
             backoff.pause();

@@ -89,7 +89,18 @@ pub(crate) struct Backoff {
     yields_first: bool,
     yields: u32,
     sleep: Duration,
+    /// The thread executes what it waits for.
+    executes: bool,
 }
+
+/// Turns that a thread spins that executes what it waits for, before it offers its core at each turn.
+const EXECUTING_SPINS: u32 = 8;
+
+/// How many of its turns go by between two looks at the clock.
+const EXECUTING_TURNS_PER_CLOCK: u32 = 4;
+
+/// How long it offers its core before it sleeps. On the direct path a software device's own thread needs a core as well, so this is no longer than in other waits.
+const EXECUTING_YIELD: Duration = Duration::from_micros(100);
 
 /// A wait that ends with one of its first so many offers of its core waited for a thread of the same core.
 const YIELDS_TO_SHARE: u32 = 2;
@@ -111,6 +122,16 @@ impl Backoff {
             yields_first: false,
             yields: 0,
             sleep: SHORTEST_SLEEP,
+            executes: false,
+        }
+    }
+
+    /// The beginning of a wait in a thread that executes what it waits for ([`look_at_own_streams`](super::look_at_own_streams)). No other thread of the process is waited
+    /// for, which could be awake on another core, so it offers its core soon and sleeps late.
+    pub(crate) const fn of_executing() -> Self {
+        Self {
+            executes: true,
+            ..Self::new()
         }
     }
 
@@ -162,7 +183,10 @@ impl Backoff {
 
     /// Begins again with spinning: something happened, so more may happen soon.
     pub fn reset(&mut self) {
-        *self = Self::new();
+        *self = Self {
+            executes: self.executes,
+            ..Self::after(self.policy, self.yields_first)
+        };
     }
 
     /// One pause.
@@ -174,6 +198,9 @@ impl Backoff {
     /// few turns only, so the caller learns of the deadline up to some microseconds late.
     pub fn pause_until(&mut self, deadline: Option<Instant>) -> bool {
         self.turns = self.turns.wrapping_add(1);
+        if self.executes {
+            return self.pause_executing(deadline);
+        }
         if self.spins() && !self.turns.is_multiple_of(TURNS_PER_CLOCK) {
             std::hint::spin_loop();
             return true;
@@ -193,6 +220,31 @@ impl Backoff {
             std::hint::spin_loop();
         } else if self.yields == 0 || now < spin_ends + self.yield_time() {
             self.yields = self.yields.saturating_add(1);
+            std::thread::yield_now();
+        } else {
+            let left = deadline.map_or(self.sleep, |deadline| deadline - now);
+            std::thread::sleep(self.sleep.min(left));
+            self.sleep = (self.sleep * 2).min(LONGEST_SLEEP);
+        }
+        true
+    }
+
+    fn pause_executing(&mut self, deadline: Option<Instant>) -> bool {
+        if self.turns <= EXECUTING_SPINS {
+            std::hint::spin_loop();
+            return true;
+        }
+        if !self.turns.is_multiple_of(EXECUTING_TURNS_PER_CLOCK) {
+            self.yields = self.yields.saturating_add(1);
+            std::thread::yield_now();
+            return true;
+        }
+        let now = Instant::now();
+        if deadline.is_some_and(|deadline| now >= deadline) {
+            return false;
+        }
+        let begun = *self.spin_ends.get_or_insert(now);
+        if now.saturating_duration_since(begun) < EXECUTING_YIELD {
             std::thread::yield_now();
         } else {
             let left = deadline.map_or(self.sleep, |deadline| deadline - now);
@@ -340,6 +392,28 @@ mod tests {
             next.pause();
         }
         assert!(!next.shares_core(), "nobody took it");
+    }
+
+    #[test]
+    fn a_thread_that_executes_offers_its_core_soon_and_sleeps_late() {
+        let mut backoff = Backoff::of_executing();
+        for _ in 0..EXECUTING_SPINS {
+            backoff.pause();
+            assert!(backoff.spins());
+        }
+        backoff.pause();
+        assert!(!backoff.spins() && !backoff.has_slept());
+        let begin = Instant::now();
+        while !backoff.has_slept() {
+            backoff.pause();
+        }
+        assert!(begin.elapsed() >= EXECUTING_YIELD, "{:?}", begin.elapsed());
+        backoff.reset();
+        assert!(backoff.spins() && backoff.executes);
+        let deadline = deadline_after(Some(Duration::from_millis(2)));
+        let begin = Instant::now();
+        while backoff.pause_until(deadline) {}
+        assert!(begin.elapsed() >= Duration::from_millis(2));
     }
 
     #[test]

@@ -5,14 +5,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(feature = "cuda")]
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::backoff::{Backoff, deadline_after};
+use super::current::forbid_on;
 use super::fault::StreamFailure;
 use super::lock::Lock;
-use super::worker::forbid_on;
+use super::own_streams::{has_own_streams, look_at_own_streams};
+use super::turns::StreamTurns;
 use crate::{Error, Result, StateKind};
 
 /// How far a stream has come. It outlives the stream, for events that do.
@@ -22,6 +24,8 @@ pub(crate) struct Progress {
     completed: AtomicU64,
     external: Option<Box<dyn ExternalProgress>>,
     poison: Poison,
+    /// Of a stream without a thread.
+    turns: OnceLock<StreamTurns>,
     #[cfg(feature = "cuda")]
     followers: Lock<Vec<DependentWait>>,
 }
@@ -135,6 +139,7 @@ impl Progress {
             completed: AtomicU64::new(0),
             external: None,
             poison: Poison::default(),
+            turns: OnceLock::new(),
             #[cfg(feature = "cuda")]
             followers: Lock::default(),
         }
@@ -155,6 +160,12 @@ impl Progress {
         self.external
             .as_ref()
             .map(|external| external.device_word())
+    }
+
+    /// The stream has no thread: threads that wait for it execute it with these.
+    pub(super) fn set_turns(&self, turns: StreamTurns) {
+        // Once, when the stream is made.
+        let _ = self.turns.set(turns);
     }
 
     /// Everything before `position` is done.
@@ -258,6 +269,16 @@ impl PartialEq for StreamPosition {
 impl StreamPosition {
     pub(crate) fn is_reached(&self) -> bool {
         self.progress.reached(self.position)
+    }
+
+    /// Looks at the stream, if it has no thread. True: something has changed.
+    pub(super) fn look(&self) -> bool {
+        (self.progress.turns.get()).is_some_and(StreamTurns::take)
+    }
+
+    /// Whether the stream is executed by threads that wait for it.
+    pub(super) fn needs_looks(&self) -> bool {
+        self.progress.turns.get().is_some()
     }
 
     /// As [`Progress::is_settled`].
@@ -410,7 +431,7 @@ impl Event {
     /// [`Error::Asynchronous`] when that work was discarded because its stream failed or was aborted.
     pub fn query(&self) -> Result<bool> {
         match self.mark() {
-            Some(mark) if !mark.is_reached() => Ok(false),
+            Some(mark) if !mark.is_reached() && !is_reached_by_look(&mark) => Ok(false),
             Some(mark) => self.verdict(&mark).map(|()| true),
             None => Ok(true),
         }
@@ -431,7 +452,8 @@ impl Event {
         }
         forbid_on(mark.progress.stream, "event synchronize")?;
         let deadline = deadline_after(timeout);
-        let passed = if self.inner.blocks {
+        // A thread that sleeps executes nothing.
+        let passed = if self.inner.blocks && !mark.needs_looks() && !has_own_streams() {
             self.sleep(&mark, deadline)
         } else {
             spin(&mark, deadline)
@@ -591,9 +613,23 @@ impl Event {
     }
 }
 
+/// Executes what this thread has to execute of streams without a thread. Whether the mark is reached then.
+fn is_reached_by_look(mark: &StreamPosition) -> bool {
+    (mark.look() | look_at_own_streams()) && mark.is_reached()
+}
+
 fn spin(mark: &StreamPosition, deadline: Option<Instant>) -> bool {
-    let mut backoff = Backoff::new();
+    let mut backoff = match mark.needs_looks() || has_own_streams() {
+        true => Backoff::of_executing(),
+        false => Backoff::new(),
+    };
     while !mark.is_reached() {
+        if mark.look() | look_at_own_streams() {
+            backoff.reset();
+            if deadline.is_none_or(|deadline| Instant::now() < deadline) {
+                continue;
+            }
+        }
         if !backoff.pause_until(deadline) {
             return mark.is_reached();
         }

@@ -21,24 +21,87 @@ use crate::bytecode::{At, Fence, Program, ProgramOp, Role, UNIT_LIMIT};
 /// The result is [`Outcome::Discarded`], and nothing is executed, when the program addresses another table than the owner's, or
 /// when the owner has no memory for one of the targets or not at the alignment that the access needs.
 pub fn execute(program: &Program, owner: &dyn Owner, cookie: u64) -> Outcome {
-    run(program, owner, cookie, || false)
+    // Without a look nothing is left for later.
+    run(program, owner, cookie, || false, &mut BlockingWaits).unwrap_or(Outcome::Discarded)
 }
 
-/// As [`execute`]; `interrupted` is asked at each turn of a wait, and ends the program where it is.
-pub(super) fn run(
+/// What a program does at a wait whose condition does not hold.
+pub(super) trait ProgramWaits {
+    /// The thread waits until it holds.
+    const BLOCKS: bool;
+
+    /// Where the program goes on, if it was left at a wait: the number of the op, and whether a wait before it was released.
+    fn resumes_at(&self) -> (usize, bool);
+
+    /// The program is left at that op.
+    fn leave_at(&mut self, op: usize, is_released: bool);
+
+    /// The device did something at the wait.
+    fn progressed(&mut self);
+}
+
+/// The thread waits, with back-off.
+pub(super) struct BlockingWaits;
+
+impl ProgramWaits for BlockingWaits {
+    const BLOCKS: bool = true;
+
+    fn resumes_at(&self) -> (usize, bool) {
+        (0, false)
+    }
+
+    fn leave_at(&mut self, _: usize, _: bool) {}
+
+    fn progressed(&mut self) {}
+}
+
+/// A program that is executed by looks, each of which leaves it at a wait whose condition does not hold.
+#[derive(Debug, Default)]
+pub(super) struct ProgramPosition {
+    op: usize,
+    is_released: bool,
+    /// The device has done something since this was last taken.
+    pub(super) has_progressed: bool,
+}
+
+impl ProgramWaits for ProgramPosition {
+    const BLOCKS: bool = false;
+
+    fn resumes_at(&self) -> (usize, bool) {
+        (self.op, self.is_released)
+    }
+
+    fn leave_at(&mut self, op: usize, is_released: bool) {
+        self.op = op;
+        self.is_released = is_released;
+    }
+
+    fn progressed(&mut self) {
+        self.has_progressed = true;
+    }
+}
+
+/// As [`execute`]; `interrupted` is asked at each turn of a wait, and ends the program where it is. `None`: it was left at a wait.
+pub(super) fn run<W: ProgramWaits>(
     program: &Program,
     owner: &dyn Owner,
     cookie: u64,
     interrupted: impl Fn() -> bool,
-) -> Outcome {
+    waits: &mut W,
+) -> Option<Outcome> {
     let Some(addresses) = resolve(program, owner) else {
-        return Outcome::Discarded;
+        return Some(Outcome::Discarded);
     };
-    let mut outcome = Outcome::Done;
+    let (first, is_released) = waits.resumes_at();
+    let mut outcome = if is_released {
+        Outcome::Released
+    } else {
+        Outcome::Done
+    };
     let mut stored = false;
     // A doorbell may still be in a write-combining buffer.
     let mut buffered = false;
-    for (op, &address) in program.ops().zip(&addresses) {
+    for (index, (op, &address)) in program.ops().zip(&addresses).enumerate().skip(first) {
         let is_register = writes_to(&op) == Some(Role::Uar);
         debug_assert!(
             !buffered || is_register || writes_to(&op).is_none(),
@@ -69,7 +132,7 @@ pub(super) fn run(
                 if std::mem::take(&mut stored) {
                     // What was stored may be what makes the condition come true.
                     mmio::flush();
-                    owner.rung();
+                    rung::<W>(owner);
                 }
                 let condition = condition(&op);
                 match wait(
@@ -78,19 +141,33 @@ pub(super) fn run(
                     owner,
                     cookie,
                     &interrupted,
+                    waits,
                 ) {
                     WaitState::Held => {}
                     WaitState::Released => outcome = Outcome::Released,
-                    WaitState::Interrupted => return Outcome::Discarded,
+                    WaitState::Interrupted => return Some(Outcome::Discarded),
+                    WaitState::Left => {
+                        waits.leave_at(index, outcome == Outcome::Released);
+                        return None;
+                    }
                 }
             }
         }
     }
     if stored {
         mmio::flush();
-        owner.rung();
+        rung::<W>(owner);
     }
-    outcome
+    Some(outcome)
+}
+
+#[inline]
+fn rung<W: ProgramWaits>(owner: &dyn Owner) {
+    if W::BLOCKS {
+        owner.rung();
+    } else {
+        owner.rung_in_look();
+    }
 }
 
 /// What an op stores to, if it does.
@@ -196,18 +273,25 @@ enum WaitState {
     Held,
     Released,
     Interrupted,
+    /// For a later look.
+    Left,
 }
 
-fn wait(
+/// Turns of a look at a wait while the device has something to do.
+const TURNS_OF_LOOK: u32 = 4;
+
+fn wait<W: ProgramWaits>(
     address: *mut u8,
     holds: impl Fn(u32) -> bool,
     owner: &dyn Owner,
     cookie: u64,
     interrupted: impl Fn() -> bool,
+    waits: &mut W,
 ) -> WaitState {
     // SAFETY: as in `store_dword`.
     let word = unsafe { AtomicU32::from_ptr(address.cast()) };
     let mut backoff = Backoff::new();
+    let mut turns = 0;
     loop {
         // Acquire: what was written before the word, the data of a CQE for one, is seen by everything that follows in the stream.
         if holds(word.load(Ordering::Acquire)) {
@@ -220,11 +304,20 @@ fn wait(
         if owner.released(cookie) {
             return WaitState::Released;
         }
-        if owner.progress() {
-            backoff.reset();
-        } else {
-            backoff.pause();
+        if W::BLOCKS {
+            if owner.progress() {
+                backoff.reset();
+            } else {
+                backoff.pause();
+            }
+            continue;
         }
+        let has_progressed = owner.progress_in_look();
+        if !has_progressed || turns == TURNS_OF_LOOK {
+            return WaitState::Left;
+        }
+        waits.progressed();
+        turns += 1;
     }
 }
 
@@ -423,7 +516,8 @@ mod tests {
             .unwrap();
         let turns = std::cell::Cell::new(0);
         let interrupted = || turns.replace(turns.get() + 1) == 3;
-        assert_eq!(run(&program, &words, 7, interrupted), Outcome::Discarded);
+        let ended = run(&program, &words, 7, interrupted, &mut BlockingWaits);
+        assert_eq!(ended, Some(Outcome::Discarded));
         assert_eq!(words.qword(1), 0);
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -2,9 +2,10 @@
 #![allow(unsafe_code)] // declares an unsafe trait; there is no unsafe block in here
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::turns::StreamTurns;
 use super::{Event, Owner, StreamFailure};
 use crate::bytecode::Program;
 use crate::{Error, Result};
@@ -60,35 +61,6 @@ impl fmt::Debug for Submission {
 /// tests, benchmarks and fuzz targets of this workspace implement it.
 #[doc(hidden)]
 pub trait SealedExecutor {}
-
-/// A handle of a stream for threads that wait for its work. It does not keep the stream.
-#[doc(hidden)]
-#[derive(Clone)]
-pub struct StreamTurns(Weak<dyn StreamTurn>);
-
-#[doc(hidden)]
-pub trait StreamTurn: Send + Sync {
-    /// Looks at the stream. True: something has changed.
-    fn turn(&self) -> bool;
-}
-
-impl StreamTurns {
-    /// Of a stream.
-    pub fn of(stream: Weak<dyn StreamTurn>) -> StreamTurns {
-        StreamTurns(stream)
-    }
-
-    /// Looks at the stream, if it still is. True: something has changed.
-    pub fn take(&self) -> bool {
-        self.0.upgrade().is_some_and(|stream| stream.turn())
-    }
-}
-
-impl fmt::Debug for StreamTurns {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamTurns").finish_non_exhaustive()
-    }
-}
 
 /// A stream: executes what is submitted, in order, some time later.
 ///
@@ -183,6 +155,12 @@ pub unsafe trait Executor: SealedExecutor + Send + Sync {
     #[doc(hidden)]
     fn turns(&self) -> Option<StreamTurns> {
         None
+    }
+
+    /// Whether the threads that wait for its work execute it. They also ring where a proxy does for other streams.
+    #[doc(hidden)]
+    fn is_executed_by_looks(&self) -> bool {
+        false
     }
 
     /// Makes `event` stand for the work queued so far. It no longer stands for earlier work; waits that have begun are not affected.

@@ -2,18 +2,21 @@
 #![allow(unsafe_code)] // implements an unsafe trait; there is no unsafe block in here
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use super::backoff::{Spin, deadline_after};
+use super::current::forbid_on;
 use super::event::{Record, StreamPosition};
 use super::executor::check;
 use super::fault::StreamFailure;
 use super::host_closure::HostClosure;
 use super::library_thread::begin_library_thread;
+use super::own_streams::{self, look_at_own_streams};
 use super::ring::{Claim, Ring};
-use super::worker::{self, Item, Queued, StreamShared, forbid_on};
+use super::turns::StreamTurns;
+use super::worker::{self, Item, Queued, StreamShared};
 use super::{Backoff, Event, Executor, Owner, Submission};
 use crate::bytecode::Program;
 use crate::{Error, Result};
@@ -55,7 +58,14 @@ impl Drop for StreamHandle {
     fn drop(&mut self) {
         // Release: a thread that sees this also sees what was queued before.
         self.shared.closing.store(true, Ordering::Release);
-        self.shared.parker.wake();
+        if self.shared.look.is_some() {
+            own_streams::unregister(self.shared.id);
+            let end = self.shared.ring.claimed();
+            self.shared.aborted.fetch_max(end, Ordering::Release);
+            self.shared.discard();
+        } else {
+            self.shared.parker.wake();
+        }
     }
 }
 
@@ -80,14 +90,7 @@ impl HostStream {
     /// # Errors
     /// [`Error::Range`] for the capacity, [`Error::System`] when the thread cannot be started.
     pub fn with_capacity(name: impl Into<String>, capacity: usize) -> Result<Self> {
-        if !(1..=Self::CAPACITY_MAX).contains(&capacity) {
-            return Err(Error::Range {
-                argument: "capacity",
-                value: capacity as u64,
-                min: 1,
-                max: Self::CAPACITY_MAX as u64,
-            });
-        }
+        check_capacity(capacity)?;
         let id = next_id();
         let (ring, consumer) = Ring::new(capacity.next_power_of_two());
         let shared = Arc::new(StreamShared::new(id, name.into(), ring));
@@ -105,6 +108,51 @@ impl HostStream {
             })?;
         let handle = Arc::new(StreamHandle { shared });
         Ok(Self { handle })
+    }
+
+    /// A stream without a thread, with a queue of [`HostStream::CAPACITY_DEFAULT`] entries. Its work is executed by the threads that wait for it: for programs that wait for each
+    /// operation, or that have a progress engine, and for more streams than cores. No core is handed from one thread to another then.
+    ///
+    /// Queueing executes nothing. These calls execute what can be executed at once, in order, and go on where the call before has stopped:
+    ///
+    /// - [`Executor::query`] and [`Executor::synchronize`] of the stream, and a call that finds its queue full;
+    /// - [`Event::query`] and [`Event::synchronize`] of an event that is recorded on it, and a poll of [`Event::reached`], which has its task polled again at once;
+    /// - waits for the tickets of messages, collective operations and operations of endpoints that are queued on it;
+    /// - every call of the library that waits in a thread that has queued work on the stream, whatever it waits for, until that work is done. So a thread can drive several streams
+    ///   that wait for each other.
+    ///
+    /// Kernels run inside these calls, so a thread should not hold a lock that a kernel needs while it waits. One thread at a time executes; others go on waiting.
+    ///
+    /// Nothing is executed while no thread makes such a call, and an operation that has not begun has no deadline yet. The deadline of a wait that has begun holds all the same.
+    /// [`Event::notify`] writes when a thread executes the record. When the last handle is dropped, what is queued is discarded, as by [`HostStream::abort`].
+    pub fn without_thread(name: impl Into<String>) -> HostStream {
+        Self::looked_at(name.into(), Self::CAPACITY_DEFAULT)
+    }
+
+    /// As [`HostStream::without_thread`], with a queue as [`HostStream::with_capacity`] has it.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for the capacity.
+    pub fn without_thread_with_capacity(name: impl Into<String>, capacity: usize) -> Result<Self> {
+        check_capacity(capacity)?;
+        Ok(Self::looked_at(name.into(), capacity))
+    }
+
+    fn looked_at(name: String, capacity: usize) -> HostStream {
+        let (ring, consumer) = Ring::new(capacity.next_power_of_two());
+        let shared = StreamShared::without_thread(next_id(), name, ring, consumer);
+        let shared = Arc::new(shared);
+        let weak: Weak<StreamShared> = Arc::downgrade(&shared);
+        own_streams::register(shared.id, weak);
+        shared.progress.set_turns(turns_of(&shared));
+        let handle = Arc::new(StreamHandle { shared });
+        Self { handle }
+    }
+
+    /// Whether a thread executes the stream. False for one of [`HostStream::without_thread`].
+    #[must_use]
+    pub fn has_thread(&self) -> bool {
+        self.shared().look.is_none()
     }
 
     /// Entries of the queue. The one that is being executed counts.
@@ -134,6 +182,7 @@ impl HostStream {
         shared
             .aborted
             .fetch_max(shared.ring.claimed(), Ordering::Release);
+        shared.discard();
     }
 
     /// Whether the stream goes on behind work that failed. Off by default: what is queued behind a failure is discarded. A failure is then reported
@@ -162,8 +211,19 @@ impl HostStream {
         let position = claim.position();
         claim.put_with(write);
         drop(claim);
-        self.shared().parker.wake();
+        self.tell();
         Ok(position)
+    }
+
+    /// Has what was queued executed.
+    #[inline]
+    fn tell(&self) {
+        let shared = &self.handle.shared;
+        if shared.look.is_some() {
+            own_streams::note_own(shared);
+        } else {
+            shared.parker.wake();
+        }
     }
 
     /// Waits for room for `count` entries.
@@ -180,13 +240,34 @@ impl HostStream {
         forbid_on(self.shared().id, "queue on a full stream")?;
         let mut backoff = Backoff::new();
         loop {
-            backoff.pause();
+            if self.shared().look_unless_own() | look_at_own_streams() {
+                backoff.reset();
+            } else {
+                backoff.pause();
+            }
             self.check()?;
             if let Some(claim) = self.shared().ring.claim(count) {
                 return Ok(claim);
             }
         }
     }
+}
+
+fn check_capacity(capacity: usize) -> Result<()> {
+    if (1..=HostStream::CAPACITY_MAX).contains(&capacity) {
+        return Ok(());
+    }
+    Err(Error::Range {
+        argument: "capacity",
+        value: capacity as u64,
+        min: 1,
+        max: HostStream::CAPACITY_MAX as u64,
+    })
+}
+
+fn turns_of(shared: &Arc<StreamShared>) -> StreamTurns {
+    let stream: Weak<StreamShared> = Arc::downgrade(shared);
+    StreamTurns::of(stream)
 }
 
 impl crate::stream::SealedExecutor for HostStream {}
@@ -222,7 +303,7 @@ unsafe impl Executor for HostStream {
             claim.put_with(|queued| queued.hold_program(&program, owner, cookie));
         }
         drop(claim);
-        self.shared().parker.wake();
+        self.tell();
         Ok(())
     }
 
@@ -241,7 +322,7 @@ unsafe impl Executor for HostStream {
             }
             Err(error) => return Err((submission, error)),
         }
-        self.shared().parker.wake();
+        self.tell();
         Ok(())
     }
 
@@ -250,7 +331,7 @@ unsafe impl Executor for HostStream {
         let mut claim = self.claim(1)?;
         claim.put_with(|queued| queued.hold_program(program, owner, cookie));
         drop(claim);
-        self.shared().parker.wake();
+        self.tell();
         Ok(())
     }
 
@@ -262,13 +343,23 @@ unsafe impl Executor for HostStream {
         let shared = self.shared();
         let entries = entries.min(self.capacity() / 2) as u64;
         let end = shared.ring.claimed() + entries;
-        let is_free = shared
-            .progress
-            .reached(end.saturating_sub(self.capacity() as u64));
-        if !is_free {
-            forbid_on(shared.id, "queue on a full stream")?;
+        let is_free = || {
+            let first = end.saturating_sub(self.capacity() as u64);
+            shared.progress.reached(first)
+        };
+        if is_free() {
+            return Ok(true);
         }
-        Ok(is_free)
+        forbid_on(shared.id, "queue on a full stream")?;
+        Ok((shared.look_unless_own() | look_at_own_streams()) && is_free())
+    }
+
+    fn is_executed_by_looks(&self) -> bool {
+        !self.has_thread()
+    }
+
+    fn turns(&self) -> Option<StreamTurns> {
+        (!self.has_thread()).then(|| turns_of(&self.handle.shared))
     }
 
     fn record(&self, event: &Event) -> Result<()> {
@@ -297,11 +388,17 @@ unsafe impl Executor for HostStream {
     fn take_fault(&self) -> Option<Error> {
         let shared = self.shared();
         // Before the fault goes, so that nothing is executed that was queued behind it. Nothing is queued while it is there.
+        let mut discards = false;
         let failure = shared.fault.take(|failure| {
-            *shared.taken.lock() = Some((shared.ring.claimed(), failure.clone()));
-            self.abort();
-        })?;
-        Some(failure.report(&shared.name))
+            discards = true;
+            let end = shared.ring.claimed();
+            *shared.taken.lock() = Some((end, failure.clone()));
+            shared.aborted.fetch_max(end, Ordering::Release);
+        });
+        if discards {
+            shared.discard();
+        }
+        Some(failure?.report(&shared.name))
     }
 
     fn fail(&self, failure: StreamFailure) -> bool {
@@ -310,7 +407,9 @@ unsafe impl Executor for HostStream {
 
     fn query(&self) -> Result<bool> {
         let shared = self.shared();
-        let done = shared.progress.reached(shared.ring.claimed());
+        let end = shared.ring.claimed();
+        let is_done = || shared.progress.reached(end);
+        let done = is_done() || (shared.look_unless_own() | look_at_own_streams()) && is_done();
         // After the look at the progress: a failure of the work that is done is there by then.
         self.check()?;
         Ok(done)
@@ -323,9 +422,22 @@ unsafe impl Executor for HostStream {
         if !shared.progress.reached(end) {
             let deadline = deadline_after(timeout);
             let shares_core = shared.shares_core.load(Ordering::Relaxed);
-            let mut backoff = Backoff::after(shared.spin(), shares_core);
+            let mut backoff = match self.has_thread() {
+                true => Backoff::after(shared.spin(), shares_core),
+                false => Backoff::of_executing(),
+            };
             while !shared.progress.reached(end) {
-                if !backoff.pause_until(deadline) && !shared.progress.reached(end) {
+                let has_changed = shared.look_unless_own() | look_at_own_streams();
+                if shared.progress.reached(end) {
+                    break;
+                }
+                let in_time = if has_changed {
+                    backoff.reset();
+                    deadline.is_none_or(|deadline| Instant::now() < deadline)
+                } else {
+                    backoff.pause_until(deadline)
+                };
+                if !in_time && !shared.progress.reached(end) {
                     return Err(Error::Timeout {
                         operation: "stream synchronize",
                         timeout: timeout.unwrap_or(Duration::MAX),

@@ -1,16 +1,13 @@
 //! A mutex for code that limits how many locks its hot path takes.
 
-#[cfg(feature = "cuda")]
-use std::sync::TryLockError;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// A mutex that ignores poisoning: its data stays consistent when a thread panics that holds it. Unit tests count how often each thread takes one.
 #[derive(Debug, Default)]
 pub(crate) struct Lock<T>(Mutex<T>);
 
 impl<T> Lock<T> {
-    #[cfg(feature = "cuda")]
-    pub(crate) fn new(value: T) -> Lock<T> {
+    pub(crate) const fn new(value: T) -> Lock<T> {
         Lock(Mutex::new(value))
     }
 
@@ -21,7 +18,6 @@ impl<T> Lock<T> {
     }
 
     /// `None` while a thread holds it.
-    #[cfg(feature = "cuda")]
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         #[cfg(test)]
         TAKEN.set(TAKEN.get() + 1);

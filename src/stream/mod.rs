@@ -26,17 +26,21 @@
 //! ```
 
 mod backoff;
+mod current;
 mod event;
 mod execute_program;
 mod executor;
 mod failure_notifier;
 mod fault;
 mod fence;
+mod front;
 mod host;
 mod host_closure;
 mod kernel_step;
 mod library_thread;
 mod lock;
+mod look;
+mod own_streams;
 mod owner;
 mod parker;
 mod reached;
@@ -44,17 +48,18 @@ mod ring;
 mod stopping;
 #[cfg(feature = "cuda")]
 mod substitute;
+mod turns;
 mod worker;
 
 pub use backoff::Spin;
 pub(crate) use backoff::{Backoff, set_min_timer_slack};
+#[cfg(feature = "cuda")]
+pub(crate) use current::{forbid_on, run_as_stream};
 pub use event::Event;
 #[cfg(feature = "cuda")]
 pub(crate) use event::{Dependent, ExternalProgress, Progress, Record, StreamPosition};
 pub use execute_program::execute;
-#[cfg(feature = "cuda")]
-pub(crate) use executor::StreamTurn;
-pub use executor::{Executor, SealedExecutor, StreamTurns, Submission};
+pub use executor::{Executor, SealedExecutor, Submission};
 pub(crate) use failure_notifier::FailureListener;
 #[cfg(feature = "cuda")]
 pub(crate) use fault::Fault;
@@ -70,6 +75,7 @@ pub(crate) use library_thread::is_library_thread;
 pub(crate) use lock::Lock;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use lock::locks_taken;
+pub(crate) use own_streams::{has_own_streams, look_at_own_streams, look_at_stream};
 pub(crate) use owner::DeferredDrop;
 pub use owner::{Attachments, Outcome, Owner};
 pub use reached::Reached;
@@ -79,4 +85,7 @@ pub(crate) use stopping::{after_stopping, visit};
 #[cfg(feature = "cuda")]
 pub(crate) use substitute::{Substitute, may_have_seen};
 #[cfg(feature = "cuda")]
-pub(crate) use worker::{forbid_on, message, run_as_stream};
+pub(crate) use turns::StreamTurn;
+pub use turns::StreamTurns;
+#[cfg(feature = "cuda")]
+pub(crate) use worker::message;

@@ -72,6 +72,18 @@ pub unsafe trait Owner: Send + Sync + DropLater {
     /// Called when stores of a program have been executed: at its end, and before each of its waits.
     fn rung(&self) {}
 
+    /// [`Owner::progress`] in a look at a stream without a thread. The thread waits for the work, so it may do what else another thread would.
+    #[doc(hidden)]
+    fn progress_in_look(&self) -> bool {
+        self.progress()
+    }
+
+    /// [`Owner::rung`] in a look at a stream without a thread.
+    #[doc(hidden)]
+    fn rung_in_look(&self) {
+        self.rung();
+    }
+
     /// The executor begins the program submitted with `cookie`. Not called for one that is discarded unseen.
     fn started(&self, cookie: u64) {
         let _ = cookie;

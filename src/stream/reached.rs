@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use super::Event;
 use super::event::StreamPosition;
+use super::own_streams::look_at_own_streams;
 use crate::{Error, Result};
 
 /// A future that is ready when a stream has passed an [`Event`]. [`Event::reached`] makes it.
@@ -29,7 +30,14 @@ impl Future for Reached {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         match &self.mark {
-            Some(mark) if !self.event.wake_at(mark, context.waker()) => Poll::Pending,
+            Some(mark) if !self.event.wake_at(mark, context.waker()) => {
+                if mark.needs_looks() {
+                    // Nobody else may look. It may be reached by now, and the waker may have been woken.
+                    let _ = mark.look() | look_at_own_streams();
+                    context.waker().wake_by_ref();
+                }
+                Poll::Pending
+            }
             Some(mark) => Poll::Ready(self.event.verdict(mark)),
             None => Poll::Ready(Ok(())),
         }

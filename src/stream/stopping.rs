@@ -106,6 +106,20 @@ pub(super) fn defer_waits(defers: bool) {
     with(|this| this.is_deferring = defers);
 }
 
+/// Runs work of a stream in a thread that is not the stream's. Waits are deferred in it, and are over when it returns, unless the thread defers them itself.
+pub(super) fn deferring_waits<R>(work: impl FnOnce() -> R) -> R {
+    let (was_deferring, before) = with(|this| {
+        let was_deferring = mem::replace(&mut this.is_deferring, true);
+        (was_deferring, this.ending.len())
+    });
+    let result = work();
+    with(|this| this.is_deferring = was_deferring);
+    if !was_deferring {
+        await_ending(before);
+    }
+    result
+}
+
 /// Waits for the device: in [`stopping`] at its end, and on a thread that defers waits when that thread waits for all.
 pub(crate) fn await_or_defer(device: Arc<dyn EndingDevice>) {
     let left = with(|this| {

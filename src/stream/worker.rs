@@ -1,15 +1,17 @@
 //! The thread of a host stream: executes the entries of its queue, one after the other.
 
 use std::any::Any;
-use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::backoff::{Awake, Backoff, Spin, set_min_timer_slack};
-use super::event::{Event, Progress, Record, StreamPosition};
+use super::current::become_thread_of;
+use super::event::{Progress, Record, StreamPosition};
+use super::execute_program::BlockingWaits;
 use super::fault::{Fault, StreamFailure};
+use super::front::{FrontPosition, Look, Performed};
 use super::host_closure::HostClosure;
 use super::lock::Lock;
 use super::parker::Parker;
@@ -17,33 +19,6 @@ use super::ring::{Consumer, Ring, SlotValue};
 use super::stopping::{await_ending, defer_waits};
 use super::{Outcome, Owner, execute_program};
 use crate::bytecode::Program;
-use crate::{Error, Result, StateKind};
-
-thread_local! {
-    /// The id of the stream whose thread this is; 0 elsewhere.
-    static CURRENT: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Fails when the calling thread is the one of `stream`, for an operation that would then wait for itself.
-pub(crate) fn forbid_on(stream: u64, operation: &'static str) -> Result<()> {
-    if CURRENT.get() != stream {
-        return Ok(());
-    }
-    Err(Error::state(
-        StateKind::Deadlock,
-        operation,
-        "called from work on the same stream, so it would wait for itself",
-    ))
-}
-
-/// Runs work of that stream in the calling thread.
-#[cfg(feature = "cuda")]
-pub(crate) fn run_as_stream<R>(stream: u64, work: impl FnOnce() -> R) -> R {
-    let before = CURRENT.replace(stream);
-    let result = work();
-    CURRENT.set(before);
-    result
-}
 
 /// What the handles of a stream and its thread share.
 pub(super) struct StreamShared {
@@ -63,6 +38,8 @@ pub(super) struct StreamShared {
     spin_ns: AtomicU64,
     /// What the last wait for the thread says of the next, see [`Backoff::shares_core`].
     pub(super) shares_core: AtomicBool,
+    /// Of a stream without a thread.
+    pub(super) look: Option<Lock<Look>>,
 }
 
 /// What an entry of the queue is.
@@ -144,14 +121,14 @@ impl Queued {
 
 /// The thread of a stream.
 pub(super) fn run(shared: &StreamShared, mut consumer: Consumer<Queued>) {
-    CURRENT.set(shared.id);
+    become_thread_of(shared.id);
     defer_waits(true);
     set_min_timer_slack();
     let awake = Awake::new();
     let mut shares_core = false;
     loop {
         if consumer.is_ready() {
-            shared.step(&mut consumer);
+            shared.step(&mut consumer, None);
             continue;
         }
         await_ending(0);
@@ -210,6 +187,7 @@ impl StreamShared {
         self.parker.wake();
     }
 
+    /// Of a stream that a thread executes.
     pub(super) fn new(id: u64, name: String, ring: Arc<Ring<Queued>>) -> StreamShared {
         StreamShared {
             id,
@@ -223,16 +201,49 @@ impl StreamShared {
             closing: AtomicBool::new(false),
             spin_ns: AtomicU64::new(SPIN_AUTO),
             shares_core: AtomicBool::new(false),
+            look: None,
         }
     }
 
-    /// Executes the front of the queue and is done with it, whatever it does.
-    fn step(&self, consumer: &mut Consumer<Queued>) {
+    /// Of a stream that is executed by the threads that wait for its work.
+    pub(super) fn without_thread(
+        id: u64,
+        name: String,
+        ring: Arc<Ring<Queued>>,
+        consumer: Consumer<Queued>,
+    ) -> StreamShared {
+        StreamShared {
+            look: Some(Lock::new(Look {
+                consumer,
+                front: FrontPosition::default(),
+            })),
+            ..StreamShared::new(id, name, ring)
+        }
+    }
+
+    /// Executes the front of the queue and is done with it, whatever it does. In a look, which tells how far the front is, it may have to wait: then it stays there, and the result
+    /// is false.
+    pub(super) fn step(
+        &self,
+        consumer: &mut Consumer<Queued>,
+        mut front: Option<&mut FrontPosition>,
+    ) -> bool {
         let position = consumer.position();
-        let mut sleepers = None;
+        let mut done = Performed::Done(None);
         let performed = catch_unwind(AssertUnwindSafe(|| {
-            consumer.with_front(|queued| sleepers = self.perform(queued, position));
+            consumer.with_front(|queued| {
+                done = self.perform(queued, position, front.as_deref_mut());
+            });
         }));
+        let sleepers = match done {
+            Performed::Done(sleepers) => sleepers,
+            Performed::Waits => {
+                if let Some(front) = front {
+                    front.has_begun = true;
+                }
+                return false;
+            }
+        };
         // Dropping the entry may drop the last reference to an owner, so that may panic, too.
         let dropped = catch_unwind(AssertUnwindSafe(|| consumer.pop()));
         for panicked in [performed.err(), dropped.err()].into_iter().flatten() {
@@ -243,12 +254,19 @@ impl StreamShared {
             event.wake();
             event.wake_tasks();
         }
+        true
     }
 
-    /// Gives the event to wake when the entry is done with.
-    fn perform(&self, queued: &mut Queued, position: u64) -> Option<Event> {
+    fn perform(
+        &self,
+        queued: &mut Queued,
+        position: u64,
+        front: Option<&mut FrontPosition>,
+    ) -> Performed {
+        let has_begun = front.as_ref().is_some_and(|front| front.has_begun);
         let aborted = || position < self.aborted.load(Ordering::Acquire);
-        let discards = || self.fault.is_sticky() || aborted();
+        // As by a thread, a fault does not end the wait that the stream is in.
+        let discards = || !has_begun && self.fault.is_sticky() || aborted();
         if !discards() {
             // The doorbells of requests that were discarded are not to be rung by what is executed now.
             await_ending(0);
@@ -267,7 +285,10 @@ impl StreamShared {
                 owner.finished(*cookie, Outcome::Discarded);
             }
             Item::Program { owner, cookie } => {
-                self.execute(&queued.program, &**owner, *cookie, aborted);
+                let is_done = self.execute(&queued.program, &**owner, *cookie, aborted, front);
+                if !is_done {
+                    return Performed::Waits;
+                }
             }
             Item::Record(record) => {
                 if discards {
@@ -278,12 +299,21 @@ impl StreamShared {
                     self.progress.passed_well();
                     record.fire(None);
                 }
-                return record.sleepers();
+                return Performed::Done(record.sleepers());
             }
             Item::Wait(mark) => {
                 let mut backoff = Backoff::new();
                 while !discards && !mark.is_reached() && !aborted() {
-                    backoff.pause();
+                    let has_changed = mark.look();
+                    if front.is_some() {
+                        if mark.is_reached() {
+                            break;
+                        }
+                        return Performed::Waits;
+                    }
+                    if !has_changed {
+                        backoff.pause();
+                    }
                 }
                 if !discards
                     && !aborted()
@@ -293,27 +323,40 @@ impl StreamShared {
                 }
             }
         }
-        None
+        Performed::Done(None)
     }
 
+    /// False: it waits, which it does only in a look.
     fn execute(
         &self,
         program: &Program,
         owner: &dyn Owner,
         cookie: u64,
         aborted: impl Fn() -> bool,
-    ) {
+        front: Option<&mut FrontPosition>,
+    ) -> bool {
         let executed = catch_unwind(AssertUnwindSafe(|| {
-            owner.started(cookie);
-            let outcome = execute_program::run(program, owner, cookie, &aborted);
+            let outcome = match front {
+                None => {
+                    owner.started(cookie);
+                    execute_program::run(program, owner, cookie, &aborted, &mut BlockingWaits)?
+                }
+                Some(front) => {
+                    if !front.has_begun {
+                        owner.started(cookie);
+                    }
+                    execute_program::run(program, owner, cookie, &aborted, &mut front.program)?
+                }
+            };
             let failure = (outcome != Outcome::Discarded)
                 .then(|| owner.failure_of(cookie, outcome))
                 .flatten();
-            (outcome, failure)
+            Some((outcome, failure))
         }));
         // The failure is recorded before the owner is told of it, so that a thread that learns of it through the owner finds it.
         let outcome = match executed {
-            Ok((outcome, failure)) => {
+            Ok(None) => return false,
+            Ok(Some((outcome, failure))) => {
                 let failure = match (outcome, failure) {
                     (Outcome::Discarded, None) if !aborted() => {
                         Some("a target of the program has no memory in this process".into())
@@ -332,6 +375,7 @@ impl StreamShared {
             }
         };
         owner.finished(cookie, outcome);
+        true
     }
 
     /// What an event reports that stands for discarded work.

@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use crate::waived::waived;
 #[allow(unused_imports)] // Reason: each test uses a part.
-pub use stream::{Stream, Streams, by_kernel, by_trigger, is_cuda, queueing, stream};
+pub use stream::{
+    Stream, Streams, by_kernel, by_trigger, has_no_thread, is_cuda, queueing, stream,
+};
 
 use doorbell::softcx::Faults;
 use doorbell::{

@@ -1,5 +1,5 @@
-//! The stream that the tests of the public interface queue on: `DOORBELL_TEST_STREAM` is `host` (the default), `cuda`, `cuda-kernel`, or
-//! `cuda-trigger`. With the last, kernels of an application execute the queued work, one after the other on a CUDA stream.
+//! The stream that the tests of the public interface queue on: `DOORBELL_TEST_STREAM` is `host` (the default), `host-no-thread`, `cuda`, `cuda-kernel`, or
+//! `cuda-trigger`. With `host-no-thread` the threads of the test that wait execute the streams. With the last, kernels of an application execute the queued work, one after the other on a CUDA stream.
 #![allow(unsafe_code)] // implements an unsafe trait by delegation
 #![allow(dead_code)] // Reason: each test uses a part.
 
@@ -92,6 +92,7 @@ impl Streams {
     pub fn stream(&self, name: &str) -> Stream {
         match kind().as_str() {
             "host" => Stream::Host(HostStream::new(name).unwrap()),
+            "host-no-thread" => Stream::Host(HostStream::without_thread(name)),
             #[cfg(feature = "cuda")]
             "cuda" => Stream::Cuda(CudaStream::new(&self.context(), name).unwrap()),
             #[cfg(feature = "cuda")]
@@ -116,6 +117,11 @@ impl Streams {
 /// Whether streams are those of a GPU.
 pub fn is_cuda() -> bool {
     kind().starts_with("cuda")
+}
+
+/// Whether streams have no thread, so that nothing is executed unless a thread of the test waits.
+pub fn has_no_thread() -> bool {
+    kind() == "host-no-thread"
 }
 
 /// Whether their programs are executed by a kernel.
@@ -230,6 +236,10 @@ unsafe impl Executor for Stream {
 
     fn has_room(&self, entries: usize) -> Result<bool> {
         self.executor().has_room(entries)
+    }
+
+    fn is_executed_by_looks(&self) -> bool {
+        self.executor().is_executed_by_looks()
     }
 
     fn turns(&self) -> Option<StreamTurns> {

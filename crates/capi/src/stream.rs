@@ -124,6 +124,40 @@ pub unsafe extern "C" fn doorbell_stream_create_host(
     capacity: u32,
     stream: *mut *mut doorbell_stream,
 ) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        create_host(name, capacity, stream, |name, capacity| {
+            HostStream::with_capacity(name, capacity)
+        })
+    }
+}
+
+/// Makes a host stream without a thread.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_stream_create_host_without_thread(
+    name: *const c_char,
+    capacity: u32,
+    stream: *mut *mut doorbell_stream,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        create_host(name, capacity, stream, |name, capacity| {
+            HostStream::without_thread_with_capacity(name, capacity)
+        })
+    }
+}
+
+/// # Safety
+/// As the header says of pointers.
+unsafe fn create_host(
+    name: *const c_char,
+    capacity: u32,
+    stream: *mut *mut doorbell_stream,
+    make: impl FnOnce(&str, usize) -> doorbell_rs::Result<HostStream>,
+) -> c_int {
     guard(|| {
         // SAFETY: the caller's promise about texts and places for handles.
         let (place, name) = unsafe {
@@ -135,10 +169,11 @@ pub unsafe extern "C" fn doorbell_stream_create_host(
             };
             (place, name)
         };
-        let host = match capacity {
-            0 => HostStream::new(name),
-            _ => HostStream::with_capacity(name, capacity as usize),
-        }?;
+        let capacity = match capacity {
+            0 => HostStream::CAPACITY_DEFAULT,
+            _ => capacity as usize,
+        };
+        let host = make(name, capacity)?;
         Ok(place.set(doorbell_stream::Host(host)))
     })
 }

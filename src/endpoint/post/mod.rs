@@ -14,7 +14,7 @@ use crate::endpoint::shared::EndpointRef;
 use crate::endpoint::{Completion, EndpointConfig, QueueKind, Ticket, Work};
 use crate::mlx5::{Commit, RecvCommit, RecvQueue, SendQueue};
 use crate::region::{RemoteSlice, Slice};
-use crate::stream::{Backoff, Executor, execute};
+use crate::stream::{Backoff, Executor, execute, look_at_own_streams};
 use crate::{Error, Result, StateKind};
 
 /// Turns of a wait, while it does not sleep, between two checks of the deadline and of the device's asynchronous events. Both checks read a
@@ -213,7 +213,7 @@ impl Endpoint {
                 // Most waits are over before this.
                 deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
             }
-            let in_time = if self.shared.qp.progress() {
+            let in_time = if self.shared.qp.progress() | look_at_own_streams() {
                 backoff.reset();
                 !looks || deadline.is_none_or(|deadline| Instant::now() < deadline)
             } else {

@@ -84,6 +84,8 @@ pub(super) struct EndpointShared {
     /// A reset is under way: nothing more is given to streams.
     closing: AtomicBool,
     watched: PollMembership,
+    /// The last stream without a thread that has had an operation; 0 if none had.
+    looked_stream: AtomicU64,
     last_active_ns: AtomicU64,
     watchdog: &'static ProgressThread<dyn Watched>,
     weak: Weak<EndpointShared>,
@@ -286,6 +288,7 @@ impl EndpointShared {
             is_dropped: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             watched: PollMembership::default(),
+            looked_stream: AtomicU64::new(0),
             last_active_ns: AtomicU64::new(0),
             watchdog,
             weak: weak.clone(),

@@ -90,6 +90,27 @@ unsafe impl Owner for EndpointShared {
         }
     }
 
+    fn progress_in_look(&self) -> bool {
+        if self.doorbells().is_none() {
+            return self.qp.progress();
+        }
+        // What the proxy does, which is not told of this work.
+        let has_rung = self.ring_triggered(QueueKind::Send) | self.ring_triggered(QueueKind::Recv);
+        has_rung | self.qp.progress() | self.reap()
+    }
+
+    fn rung_in_look(&self) {
+        if self.doorbells().is_none() {
+            Owner::rung(self);
+            return;
+        }
+        self.ring_triggered(QueueKind::Send);
+        if self.ring_triggered(QueueKind::Recv) {
+            // Work behind the program may be what allows a peer to send.
+            self.qp.wait_receives_posted();
+        }
+    }
+
     fn started(&self, cookie: u64) {
         let cookie = Cookie::from_bits(cookie);
         let queue = self.queue(cookie.kind);

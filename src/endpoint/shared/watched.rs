@@ -12,6 +12,7 @@ use crate::endpoint::queue::{ErrorCompletion, QueueState};
 use crate::endpoint::watchdog::Watched;
 use crate::nic::State;
 use crate::proxy::PollResult;
+use crate::stream::look_at_stream;
 
 /// How long the watchdog keeps watching an endpoint that has nothing under way, so that an endpoint in use is not
 /// registered and unregistered for every operation.
@@ -103,11 +104,31 @@ impl EndpointShared {
     /// Makes the watchdog watch this endpoint, if it does not yet.
     #[inline]
     pub(in crate::endpoint) fn activate(&self) {
+        self.watch();
+        self.register_with_proxy();
+    }
+
+    /// [`EndpointShared::activate`] for work on a stream. With the number of one that is executed by the threads that wait for it: these do what the proxy does.
+    #[inline]
+    pub(in crate::endpoint) fn activate_for(&self, looked_stream: Option<u64>) {
+        self.watch();
+        match looked_stream {
+            Some(stream) => self.looked_stream.store(stream, Ordering::Relaxed),
+            None => self.register_with_proxy(),
+        }
+    }
+
+    /// For a thread that waits for work of the endpoint, and looks at its own streams: executes the stream without a thread that has the work. True: something has changed.
+    pub(in crate::endpoint) fn look_at_stream(&self) -> bool {
+        look_at_stream(self.looked_stream.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    fn watch(&self) {
         if self.watched.join() {
             self.last_active_ns.store(now_ns(), Ordering::Relaxed);
             self.watchdog.register(self.weak.clone());
         }
-        self.register_with_proxy();
     }
 
     /// Fails the endpoint if a deadline has passed, with the number of the oldest work request in its queue.

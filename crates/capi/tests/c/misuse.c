@@ -75,6 +75,7 @@ static void invalid_numbers(struct rig *rig)
 	FAILS(DOORBELL_ESTATE, "softcx", doorbell_device_open("none", &(doorbell_device *){NULL}));
 	FAILS(DOORBELL_EINVAL, "UTF-8", doorbell_device_open("\xff\xfe", &(doorbell_device *){NULL}));
 	FAILS(DOORBELL_ERANGE, "`capacity`", doorbell_stream_create_host("s", UINT32_MAX, &stream));
+	FAILS(DOORBELL_ERANGE, "`capacity`", doorbell_stream_create_host_without_thread("s", UINT32_MAX, &stream));
 	FAILS(DOORBELL_EINVAL, "`flags`", doorbell_event_create(4, &event));
 	FAILS(DOORBELL_ERANGE, "`queue_kind`", doorbell_poll_cq(rig->a, 2, &completion));
 	FAILS(DOORBELL_ERANGE, "`queue_kind`", doorbell_stream_wait_cq(rig->stream, rig->a, 7, 0, NULL));

@@ -247,6 +247,41 @@ static void prepares_and_posts(struct rig *rig)
 		;
 }
 
+static void adds_one(void *argument)
+{
+	++*(int *)argument;
+}
+
+/* A stream without a thread: this thread executes it where it waits, and what is left is discarded with it. */
+static void executes_a_stream_itself(struct rig *rig)
+{
+	doorbell_stream *stream;
+	doorbell_ticket *store, *lost;
+	int calls = 0;
+
+	WORKS(doorbell_stream_create_host_without_thread("own", 0, &stream));
+	memset(bytes_of(rig, 512), 0, 4);
+	WORKS(doorbell_stream_launch(stream, adds_one, &calls));
+	WORKS(doorbell_stream_wait_value32(stream, rig->region, 512, DOORBELL_WAIT_GEQ, 5, SOON_MS, NULL));
+	WORKS(doorbell_stream_launch(stream, adds_one, &calls));
+	WORKS(doorbell_stream_write_value32(stream, rig->region, 516, 9, &store));
+	EXPECT(calls == 0);
+	GIVES(0, doorbell_stream_query(stream));
+	EXPECT(calls == 1);
+	GIVES(DOORBELL_STATUS_QUEUED, doorbell_ticket_status(store, NULL));
+	memset(bytes_of(rig, 512), 5, 1);
+	WORKS(doorbell_wait_value32(rig->region, 516, DOORBELL_WAIT_GEQ, 9, SOON_MS));
+	EXPECT(calls == 2);
+	GIVES(1, doorbell_stream_query(stream));
+	WORKS(doorbell_ticket_destroy(store));
+	WORKS(doorbell_stream_launch(stream, adds_one, &calls));
+	WORKS(doorbell_stream_write_value32(stream, rig->region, 516, 10, &lost));
+	WORKS(doorbell_stream_destroy(stream));
+	EXPECT(calls == 2);
+	GIVES(DOORBELL_STATUS_DISCARDED, doorbell_ticket_status(lost, NULL));
+	WORKS(doorbell_ticket_destroy(lost));
+}
+
 static void waits_for_words_and_events(struct rig *rig)
 {
 	doorbell_stream *other;
@@ -521,6 +556,7 @@ int main(void)
 	flow_control(&rig);
 	posts_from_the_cpu(&rig);
 	prepares_and_posts(&rig);
+	executes_a_stream_itself(&rig);
 	waits_for_words_and_events(&rig);
 	carries_addresses(&rig);
 	meets_a_peer();

@@ -139,6 +139,20 @@ impl Backend {
         }
     }
 
+    /// A stream for the synchronous loop: one of the host has no thread, and is executed by the thread that waits for it.
+    ///
+    /// # Errors
+    /// Those of the library.
+    pub fn synchronous_stream(&self, name: String, entries: usize) -> Result<BenchStream> {
+        match self {
+            Backend::Host => {
+                HostStream::without_thread_with_capacity(name, entries).map(BenchStream::Host)
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda { .. } => self.stream(name, entries),
+        }
+    }
+
     /// Registered memory of the GPU, if messages are to lie there.
     ///
     /// # Errors

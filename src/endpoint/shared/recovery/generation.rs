@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::shared::EndpointShared;
+use crate::stream::look_at_own_streams;
 use crate::{Error, Result, StateKind};
 
 /// An operation that counts as one on a stream. The drop takes it off the count, unless [`Entered::stay`] was called.
@@ -97,7 +98,9 @@ impl EndpointShared {
                     timeout,
                 });
             }
-            std::thread::sleep(Duration::from_micros(50));
+            if !(look_at_own_streams() | self.look_at_stream()) {
+                std::thread::sleep(Duration::from_micros(50));
+            }
         }
         Ok(closing)
     }

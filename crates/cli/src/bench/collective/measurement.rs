@@ -9,7 +9,7 @@ use doorbell::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::super::backend::BenchStream;
+use super::super::backend::{Backend, BenchStream};
 use super::super::clock::thread_cpu_time;
 use super::super::kinds::Loop;
 use super::contents::{BufferLens, Contents};
@@ -19,10 +19,45 @@ use super::ranks::Rank;
 /// A byte that fills an output before a check.
 const UNTOUCHED: u8 = 0xa5;
 
+/// The streams of one rank.
+pub struct LoopStreams {
+    synchronous: BenchStream,
+    asynchronous: BenchStream,
+}
+
+impl LoopStreams {
+    /// Makes them.
+    ///
+    /// # Errors
+    /// Those of the library.
+    pub fn new(backend: &Backend, rank: u32, plan: &CollectivePlan) -> Result<LoopStreams> {
+        let name = |of: &str| format!("rank {rank}, {of}");
+        let asynchronous = backend.stream(name("async"), ENTRIES)?;
+        let synchronous = match plan.sync_by_thread {
+            true => asynchronous.clone(),
+            false => backend.synchronous_stream(name("sync"), ENTRIES)?,
+        };
+        Ok(LoopStreams {
+            synchronous,
+            asynchronous,
+        })
+    }
+
+    fn of(&self, kind: Loop) -> &BenchStream {
+        match kind {
+            Loop::Sync => &self.synchronous,
+            Loop::Async => &self.asynchronous,
+        }
+    }
+}
+
+/// Entries of a stream's queue.
+const ENTRIES: usize = 1024;
+
 /// The measurement of one rank: its memory, and what it launches.
 pub struct RankMeasurement<'a> {
     rank: &'a mut Rank,
-    stream: &'a BenchStream,
+    streams: &'a LoopStreams,
     plan: &'a CollectivePlan,
     contents: Contents,
     input: Region,
@@ -59,7 +94,7 @@ impl<'a> RankMeasurement<'a> {
     /// Those of the library.
     pub fn new(
         rank: &'a mut Rank,
-        stream: &'a BenchStream,
+        streams: &'a LoopStreams,
         plan: &'a CollectivePlan,
         contents: Contents,
     ) -> Result<RankMeasurement<'a>> {
@@ -76,11 +111,15 @@ impl<'a> RankMeasurement<'a> {
         let (input, output) = (region(input)?, region(output)?);
         if plan.measure_costs {
             let communicator = &mut rank.communicator;
-            communicator.measure_costs(stream.executor(), None, Some(plan.timeout))?;
+            communicator.measure_costs(
+                streams.of(Loop::Async).executor(),
+                None,
+                Some(plan.timeout),
+            )?;
         }
         Ok(RankMeasurement {
             rank,
-            stream,
+            streams,
             plan,
             contents,
             input,
@@ -122,7 +161,9 @@ impl<'a> RankMeasurement<'a> {
         let mut found = Vec::new();
         for algorithm in Algorithm::ALL {
             match self.prepare(&lens, Some(algorithm)) {
-                Ok(operation) if operation.runs_on(self.stream.executor()) => found.push(algorithm),
+                Ok(operation) if operation.runs_on(self.streams.of(Loop::Async).executor()) => {
+                    found.push(algorithm)
+                }
                 Ok(_)
                 | Err(Error::State {
                     kind: StateKind::Unsupported,
@@ -196,14 +237,15 @@ impl<'a> RankMeasurement<'a> {
             Loop::Sync => 1,
             Loop::Async => self.plan.in_flight as usize,
         };
-        self.launch_many(&operation, self.plan.warmup, in_flight)?;
+        let stream = self.streams.of(case.kind);
+        self.launch_many(stream, &operation, self.plan.warmup, in_flight)?;
         let barrier = self.rank.communicator.barrier(None)?;
-        self.launch_many(&barrier, 1, 1)?;
+        self.launch_many(stream, &barrier, 1, 1)?;
         let (start, cpu) = (Instant::now(), thread_cpu_time()?);
-        self.launch_many(&operation, self.plan.iterations, in_flight)?;
+        self.launch_many(stream, &operation, self.plan.iterations, in_flight)?;
         let (elapsed, cpu) = (start.elapsed(), thread_cpu_time()? - cpu);
         let wrong = match self.plan.check {
-            true => Some(self.check(&operation, &lens)?),
+            true => Some(self.check(stream, &operation, &lens)?),
             false => None,
         };
         Ok(Measured {
@@ -219,7 +261,13 @@ impl<'a> RankMeasurement<'a> {
     }
 
     /// Launches an operation so many times, with at most `in_flight` at a time, and waits for all.
-    fn launch_many(&mut self, operation: &Collective, times: u64, in_flight: usize) -> Result<()> {
+    fn launch_many(
+        &mut self,
+        stream: &BenchStream,
+        operation: &Collective,
+        times: u64,
+        in_flight: usize,
+    ) -> Result<()> {
         let mut tickets: VecDeque<CollectiveTicket> = VecDeque::with_capacity(in_flight);
         for _ in 0..times {
             if tickets.len() == in_flight
@@ -228,7 +276,7 @@ impl<'a> RankMeasurement<'a> {
                 self.wait(&oldest)?;
             }
             let communicator = &mut self.rank.communicator;
-            tickets.push_back(communicator.launch(self.stream.executor(), operation)?);
+            tickets.push_back(communicator.launch(stream.executor(), operation)?);
         }
         tickets.iter().try_for_each(|ticket| self.wait(ticket))
     }
@@ -239,7 +287,12 @@ impl<'a> RankMeasurement<'a> {
     }
 
     /// Launches the operation once more with known contents. Returns how many elements are wrong.
-    fn check(&mut self, operation: &Collective, lens: &BufferLens) -> Result<u64> {
+    fn check(
+        &mut self,
+        stream: &BenchStream,
+        operation: &Collective,
+        lens: &BufferLens,
+    ) -> Result<u64> {
         let in_place = self.plan.in_place;
         let given = self.contents.given(lens, in_place);
         self.output.fill(0, lens.output, UNTOUCHED)?;
@@ -250,7 +303,7 @@ impl<'a> RankMeasurement<'a> {
             &self.input
         };
         from.write(0, &given)?;
-        self.launch_many(operation, 1, 1)?;
+        self.launch_many(stream, operation, 1, 1)?;
         let mut found = vec![0; lens.output as usize];
         self.output.read(0, &mut found)?;
         let expected = self.contents.expected(lens);
@@ -269,10 +322,10 @@ impl<'a> RankMeasurement<'a> {
     /// Those of the library.
     pub fn finish(self) -> Result<()> {
         let timeout = Some(self.plan.timeout);
-        self.stream
-            .executor()
-            .synchronize(timeout)
-            .context("the rank's stream")?;
+        for kind in [Loop::Sync, Loop::Async] {
+            let stream = self.streams.of(kind).executor();
+            stream.synchronize(timeout).context("the rank's stream")?;
+        }
         self.rank.communicator.finish(timeout)?;
         ensure!(
             self.rank.communicator.failure().is_none(),

@@ -10,12 +10,12 @@ mod row;
 use anyhow::{Result, bail, ensure};
 use doorbell::Device;
 
-use super::backend::{Backend, BenchStream};
+use super::backend::Backend;
 use super::kinds::{MemoryKind, StreamOptions};
 use super::report::{self, BenchReport};
 use super::trigger::TriggerKind;
 use contents::Contents;
-use measurement::RankMeasurement;
+use measurement::{LoopStreams, RankMeasurement};
 pub use options::CollectiveOptions;
 use options::CollectivePlan;
 use ranks::{Meeting, Rank, process_of_group, threads};
@@ -60,9 +60,9 @@ fn measure_all(
 ) -> Result<u64> {
     let (number, count) = (rank.communicator.rank(), rank.communicator.size());
     plan.check_ranks(count)?;
-    let stream: BenchStream = backend.stream(format!("rank {number}"), 1024)?;
+    let streams = LoopStreams::new(backend, number, plan)?;
     let contents = Contents::new(plan, number, count);
-    let mut measurement = RankMeasurement::new(rank, &stream, plan, contents)?;
+    let mut measurement = RankMeasurement::new(rank, &streams, plan, contents)?;
     let cases = measurement.cases()?;
     if cases.is_empty() {
         let op = plan.op;

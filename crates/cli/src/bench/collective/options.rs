@@ -96,6 +96,10 @@ pub struct CollectiveOptions {
     #[arg(long, value_name = "KIND", value_enum, default_value_t = StreamKind::Host)]
     stream: StreamKind,
 
+    /// Have a thread execute the host streams of the synchronous loop, too; otherwise the thread that waits does
+    #[arg(long)]
+    sync_by_thread: bool,
+
     /// Index of the GPU, with --stream cuda
     #[arg(long, value_name = "N", default_value_t = 0)]
     gpu: u32,
@@ -223,6 +227,8 @@ pub struct CollectivePlan {
     pub matched: bool,
     /// Whether costs are measured first.
     pub measure_costs: bool,
+    /// Streams of the synchronous loop have a thread, too.
+    pub sync_by_thread: bool,
     /// Lengths of the longest buffer in bytes, before they are rounded up to whole elements.
     pub sizes: Vec<u64>,
     /// Loops, in the order of the rows.
@@ -285,6 +291,7 @@ impl CollectiveOptions {
             in_place: self.in_place,
             matched: self.matched,
             measure_costs: self.measure_costs,
+            sync_by_thread: self.sync_by_thread,
             sizes: match self.op {
                 CollectiveOp::Barrier => vec![0],
                 _ => self.sizes.iter().collect(),
