@@ -999,7 +999,7 @@ fn direct_paths_need_no_thread_of_the_library() {
     let limit = Limit::new(test, STEP);
     let device = rig::device();
     if !rig::is_cuda() || rig::by_trigger() {
-        return waived::waived(test, "the stream is a thread of the library here");
+        return waived::waived(test, "no stream of a GPU executes the programs here");
     }
     let (count, len) = (3, 1000);
     let whole = len * u64::from(count);

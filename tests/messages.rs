@@ -1032,6 +1032,29 @@ fn late_credits_of_one_queue_hold_up_no_other() {
     receivers.iter_mut().for_each(|it| it.finish(SOON).unwrap());
 }
 
+/// A thread that waits for a message, for ever, learns that its peer is gone by the credit that the peer does not take.
+#[test]
+fn a_receive_without_a_timeout_ends_if_the_peer_is_gone() {
+    let test = "a_receive_without_a_timeout_ends_if_the_peer_is_gone";
+    let limit = Limit::new(test, STEP);
+    let device = rig::device();
+    for any in [false, true] {
+        limit.step(any.into(), STEP);
+        let [mut a, mut b] = pair(&device, &config());
+        let memory = region(&a, 64);
+        let [from, into] = [0, 8].map(|at| [memory.slice(at, 8).unwrap()]);
+        b.send_now(&from, SOON).unwrap();
+        drop(b);
+        let mut receive = || match any {
+            false => a.recv_now(&into, None),
+            true => MessageQueue::recv_any_now(&mut [&mut a], &into, None).map(|it| it.1),
+        };
+        assert_eq!(receive(), Ok(8));
+        let ended = receive();
+        assert!(matches!(ended, Err(Error::Work(_))), "{any}: {ended:?}");
+    }
+}
+
 /// One thread sends in both directions before it receives, and waits for its sends in any order.
 #[test]
 fn a_thread_sends_before_it_receives() {

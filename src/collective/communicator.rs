@@ -19,6 +19,9 @@ use crate::region::{Access, ProtectionDomain, Region, Slice};
 use crate::stream::Executor;
 use crate::{Cause, Error, Result, StateKind, WorkError};
 
+/// Longer gathers and scatters are `linear` unless an algorithm is named: in a tree data is sent again at each level, through memory of the library.
+const TREE_BYTES_MAX: u64 = 64 << 10;
+
 /// The algorithms of a gather and of a scatter.
 const TO_OR_FROM_ROOT: [Algorithm; 3] =
     [Algorithm::Linear, Algorithm::Binomial, Algorithm::Knomial];
@@ -373,6 +376,7 @@ impl Communicator {
             blocks.span(Operand::Input, self.rank()).len,
         )?;
         self.check_root_memory("output", output, root, blocks.bytes())?;
+        let algorithm = algorithm.or_else(|| linear_if_long(&blocks));
         let make = |algorithm, ranks: Ranks| match algorithm {
             Algorithm::Linear => algorithms::gather_linear(ranks, root, &blocks),
             tree => algorithms::gather_tree(tree, ranks, root, &blocks),
@@ -409,6 +413,7 @@ impl Communicator {
             blocks.span(Operand::Output, self.rank()).len,
         )?;
         self.check_root_memory("input", input, root, blocks.bytes())?;
+        let algorithm = algorithm.or_else(|| linear_if_long(&blocks));
         let make = |algorithm, ranks: Ranks| match algorithm {
             Algorithm::Linear => algorithms::scatter_linear(ranks, root, &blocks),
             tree => algorithms::scatter_tree(tree, ranks, root, &blocks),
@@ -1030,6 +1035,10 @@ fn check_listed(
     Ok(())
 }
 
+fn linear_if_long(blocks: &Blocks) -> Option<Algorithm> {
+    (blocks.bytes() > TREE_BYTES_MAX).then_some(Algorithm::Linear)
+}
+
 fn check_len(argument: &'static str, slice: &Slice<'_>, bytes: u64) -> Result<()> {
     match u64::from(slice.len_bytes) == bytes {
         true => Ok(()),
@@ -1089,6 +1098,7 @@ mod tests {
                 let [equal, into] =
                     [&region, &other].map(|it| it.slice(0, share * u64::from(count)).unwrap());
                 let sum = Reduction::new(DataType::I64, ReduceOp::Average);
+                let of_root = |rank: u32| (rank == count - 1).then_some(&whole);
                 let algorithms = |rank: u32| {
                     let ranks = of_rank(rank);
                     let own = other.slice(0, lens[rank as usize]).unwrap();
@@ -1100,6 +1110,12 @@ mod tests {
                             .reduce_scatter(&whole, &own, &lens, sum, None)
                             .unwrap(),
                         ranks.all_reduce(&whole, &whole, sum, None).unwrap(),
+                        ranks
+                            .gather(&own, of_root(rank), &lens, count - 1, None)
+                            .unwrap(),
+                        ranks
+                            .scatter(of_root(rank), &own, &lens, count - 1, None)
+                            .unwrap(),
                     ]
                     .map(|it| (it.name, it.algorithm()))
                 };
@@ -1128,7 +1144,9 @@ mod tests {
         // Short and long data have different ones.
         let of = |name| chosen.iter().filter(|it| it.0 == name).count();
         assert!(
-            of("broadcast") > 1 && of("all-to-all") > 1 && of("all-reduce") > 1,
+            ["broadcast", "all-to-all", "all-reduce", "gather", "scatter"]
+                .into_iter()
+                .all(|name| of(name) > 1),
             "{chosen:?}"
         );
     }

@@ -160,6 +160,15 @@ impl Endpoint {
         self.shared.check_alive()
     }
 
+    /// [`Endpoint::check_alive`] behind a look at the completions and events that the device has for it.
+    ///
+    /// # Errors
+    /// [`Error::Work`].
+    pub(crate) fn look_whether_alive(&self) -> Result<()> {
+        self.shared.look_for_failure();
+        self.shared.check_alive()
+    }
+
     /// Waits until the device of an endpoint that has failed has stopped, or was given up.
     pub(crate) fn await_stop(&self) {
         self.shared.shut_down_until(u64::MAX);

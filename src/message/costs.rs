@@ -99,8 +99,25 @@ pub struct MessageCosts {
     pub read: CostCurve,
 }
 
-/// Lengths that are measured, in bytes.
-const MEASURED: [u64; 8] = [8, 512, 4096, 16_384, 65_536, 131_072, 262_144, 1 << 20];
+/// Lengths that are measured, in bytes: closest where the limit mostly is.
+const MEASURED: [u64; 16] = [
+    8,
+    512,
+    2048,
+    4096,
+    6144,
+    8192,
+    12_288,
+    16_384,
+    24_576,
+    32_768,
+    49_152,
+    65_536,
+    98_304,
+    131_072,
+    262_144,
+    1 << 20,
+];
 const SAMPLES: usize = 32;
 /// Before them. A device whose thread sleeps wakes by these.
 const UNMEASURED: usize = 4;

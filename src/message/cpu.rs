@@ -13,6 +13,9 @@ use crate::{Error, Result, StateKind};
 /// The number of the next message that is received from any queue.
 static SERVED: AtomicU64 = AtomicU64::new(1);
 
+/// Of so many looks for a message in vain one also looks whether the connections are well.
+const IDLE_LOOKS_PER_CHECK: u32 = 64;
+
 /// The end of a call.
 #[derive(Clone, Copy)]
 struct CallTime {
@@ -224,7 +227,9 @@ impl MessageQueue {
 
     fn receive_until(&mut self, slices: &[Slice<'_>], limit: CallTime) -> Result<u64> {
         self.prepare_to_receive(slices, limit)?;
-        self.endpoint.wait_cq(QueueKind::Recv, limit.left())?;
+        // Credits that the peer does not take say that it is gone.
+        self.endpoint
+            .wait_cq_beside(QueueKind::Recv, limit.left(), Some(&self.returns))?;
         self.receive_arrived(slices)
     }
 
@@ -244,6 +249,7 @@ impl MessageQueue {
         // The one that has waited longest comes first.
         let mut order: Vec<usize> = (0..queues.len()).collect();
         order.sort_by_key(|at| queues.get(*at).map(|queue| queue.served));
+        let mut idle = 0_u32;
         let look = || {
             for at in &order {
                 let Some(queue) = queues.get_mut(*at) else {
@@ -259,6 +265,13 @@ impl MessageQueue {
                     return Ok(Some((*at, queue.receive_arrived(slices)?)));
                 }
             }
+            // With the first one, because a program may call this again and again without a timeout.
+            if idle.is_multiple_of(IDLE_LOOKS_PER_CHECK) {
+                for queue in queues.iter() {
+                    queue.returns.look_whether_alive()?;
+                }
+            }
+            idle = idle.wrapping_add(1);
             Ok(None)
         };
         // Each look lets the devices work.
@@ -273,6 +286,9 @@ impl MessageQueue {
         self.returns.check_post(QueueKind::Send)?;
         // Before the message is taken: nothing that could be late or full comes behind it.
         self.collect_credits(limit)?;
+        if self.returns.has_room_now(QueueKind::Send, 2)? {
+            return Ok(());
+        }
         self.returns.wait_room(QueueKind::Send, 2, limit.left())
     }
 

@@ -42,9 +42,6 @@ impl Endpoint {
                 max: depth.into(),
             });
         }
-        if self.has_room_now(kind, count)? {
-            return Ok(());
-        }
         let shared = Arc::clone(&self.shared);
         poll_until(
             "the wait for room in a queue",
@@ -65,14 +62,15 @@ impl Endpoint {
         )
     }
 
-    /// Whether there is room for that many further work requests, without a look at the device.
+    /// Whether there is room for that many further work requests, without a look at the device: a failure that nobody has seen goes unnoticed.
     ///
     /// # Errors
-    /// [`Error::Work`] if the endpoint has failed.
-    fn has_room_now(&mut self, kind: QueueKind, count: u32) -> Result<bool> {
+    /// [`Error::Work`] if the endpoint is known to have failed.
+    pub(crate) fn has_room_now(&mut self, kind: QueueKind, count: u32) -> Result<bool> {
         self.shared.check_alive()?;
         self.roll_back_cancelled(kind)?;
-        if self.shared.queue(kind).free_places() < count {
+        let queue = self.shared.queue(kind);
+        if queue.is_device_owned() || queue.free_places() < count {
             return Ok(false);
         }
         self.check_room(kind).map(|()| true)

@@ -200,6 +200,19 @@ impl Endpoint {
     /// # Errors
     /// As [`Endpoint::poll_cq`]; [`Error::Timeout`], after which the endpoint is as it was.
     pub fn wait_cq(&mut self, kind: QueueKind, timeout: Option<Duration>) -> Result<Completion> {
+        self.wait_cq_beside(kind, timeout, None)
+    }
+
+    /// [`Endpoint::wait_cq`], which also ends when another endpoint fails.
+    ///
+    /// # Errors
+    /// As [`Endpoint::wait_cq`], and [`Error::Work`] if the other endpoint has failed.
+    pub(crate) fn wait_cq_beside(
+        &mut self,
+        kind: QueueKind,
+        timeout: Option<Duration>,
+        other: Option<&Endpoint>,
+    ) -> Result<Completion> {
         let mut deadline = None;
         let mut backoff = Backoff::new();
         let mut turns = 0u32;
@@ -223,21 +236,24 @@ impl Endpoint {
                 continue;
             }
             self.shared.look_for_failure();
+            let of_other = other.map_or(Ok(()), Endpoint::look_whether_alive);
             if in_time {
+                of_other?;
                 continue;
             }
             // Another thread that reaps may have found a completion after this thread's last look and before the deadline.
             self.shared.reap_fully();
-            return match self.take_completion(kind)? {
-                Some(completion) => Ok(completion),
-                None => Err(Error::Timeout {
-                    operation: match self.shared.queue(kind).expects_completions() {
-                        true => "wait_cq",
-                        false => "wait_cq (no posted operation can complete it)",
-                    },
-                    timeout: timeout.unwrap_or_default(),
-                }),
-            };
+            if let Some(completion) = self.take_completion(kind)? {
+                return Ok(completion);
+            }
+            of_other?;
+            return Err(Error::Timeout {
+                operation: match self.shared.queue(kind).expects_completions() {
+                    true => "wait_cq",
+                    false => "wait_cq (no posted operation can complete it)",
+                },
+                timeout: timeout.unwrap_or_default(),
+            });
         }
     }
 

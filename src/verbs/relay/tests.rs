@@ -1202,7 +1202,14 @@ proptest! {
                 Step::Recv => {
                     let _ = rig.recv.post(&list[..1]);
                 }
-                Step::Ring => rig.ring(),
+                Step::Ring => {
+                    rig.ring();
+                    if rig.core.post(state) {
+                        prop_assert!(!rig.core.send.has_announced() && !rig.core.recv.has_announced());
+                    } else {
+                        turn(&mut rig, &mut state, &mut has_failed);
+                    }
+                }
                 Step::Turn => {
                     turn(&mut rig, &mut state, &mut has_failed);
                 }
