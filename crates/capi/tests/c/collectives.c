@@ -303,7 +303,7 @@ static void refuses(const struct rig *rig, struct ranks *ranks)
 {
 	const uint64_t lens[RANKS] = {4, 4, 4};
 	struct rank *at = ranks->at;
-	doorbell_slice odd = at[0].in;
+	doorbell_slice odd = at[0].in, whole = at[0].out;
 	doorbell_collective_plan plan;
 	doorbell_communicator *alone;
 	doorbell_collective *none;
@@ -318,8 +318,9 @@ static void refuses(const struct rig *rig, struct ranks *ranks)
 	FAILS(DOORBELL_ESTATE, "dissemination",
 	      doorbell_communicator_barrier(at[0].communicator, DOORBELL_ALGORITHM_RING, &none));
 	/* Three ranks are no power of two. */
-	GIVES(DOORBELL_ESTATE, doorbell_communicator_all_reduce(at[0].communicator, &at[0].in, &at[0].out, 2, 0,
-								DOORBELL_ALGORITHM_RECURSIVE_HALVING, &none));
+	whole.len_bytes = 12;
+	GIVES(DOORBELL_ESTATE, doorbell_communicator_all_gather(at[0].communicator, NULL, &whole, lens,
+								DOORBELL_ALGORITHM_RECURSIVE_DOUBLING, &none));
 	FAILS(DOORBELL_ERANGE, "`root`", doorbell_communicator_broadcast(at[0].communicator, &at[0].in, 3, 0, &none));
 	FAILS(DOORBELL_EINVAL, "`input`", doorbell_communicator_all_to_all(at[0].communicator, NULL, &at[0].out, 0, &none));
 	FAILS(DOORBELL_EINVAL, "`lens`", doorbell_communicator_all_gather(at[0].communicator, NULL, &at[0].out, NULL, 0,
