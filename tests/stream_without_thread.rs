@@ -458,6 +458,43 @@ fn what_is_queued_is_discarded_with_the_last_handle() {
     assert_eq!(words.outcomes(), [(3, Outcome::Discarded)]);
 }
 
+/// A reset waits until streams are done with the endpoint's programs: in the thread that has queued them, and in another one.
+#[test]
+fn a_reset_executes_what_is_queued() {
+    let _limit = Limit::new("reset", 5 * SOON.unwrap());
+    let device = device();
+    if rig::has_no_queue(&device, "a_reset_executes_what_is_queued") {
+        return;
+    }
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let region = pair.region(128);
+    let stream = stream("reset");
+    for in_other_thread in [false, true] {
+        let slice = [region.slice(0, 64).unwrap()];
+        let work = Work::send(&slice);
+        pair.b
+            .post_recv(0, &[region.slice(64, 64).unwrap()])
+            .unwrap();
+        let ticket = pair.a.stream_queue_send(&stream, &work).unwrap();
+        assert_eq!(ticket.status(), Status::Queued);
+        match in_other_thread {
+            false => pair.a.reset().unwrap(),
+            true => std::thread::scope(|scope| {
+                let reset = scope.spawn(|| pair.a.reset());
+                reset.join().unwrap().unwrap();
+            }),
+        }
+        let status = ticket.status();
+        assert!(
+            !matches!(status, Status::Queued | Status::Prepared),
+            "{status:?}"
+        );
+        assert_eq!(stream.query(), Ok(true));
+        pair.b.reset().unwrap();
+        pair.connect();
+    }
+}
+
 /// A deadline begins when a look comes to the wait, and holds if there is no further look.
 #[test]
 fn the_deadline_of_a_wait_holds_while_nobody_looks() {
