@@ -1,108 +1,60 @@
 //! Host streams without a thread, from outside: who executes them, where they stop, and what becomes of work that nobody waits for.
-#![allow(unsafe_code)] // implements `Owner` over words of its own
 #![cfg(all(feature = "softcx", not(loom)))]
 
 mod rig;
 mod waived;
+#[path = "rig/words.rs"]
+mod words;
 
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use doorbell::__private::{Outcome, Owner, Submission};
+use doorbell::__private::Outcome;
 use doorbell::{
     Cause, EndpointConfig, Error, Event, Executor, HostStream, QueueKind, Result, StateKind,
     Status, Work,
 };
-use doorbell_wire::bytecode::{Dword, Program, Role, Target, TargetId, Targets};
+use doorbell_wire::bytecode::Program;
 use rig::{Limit, Pair, Random, SOON, device, from_env};
+use words::Words;
 
-/// Sixteen words, and the outcomes of the programs.
-struct Words {
-    targets: Targets,
-    target: Target,
-    memory: [AtomicU32; 16],
-    outcomes: Mutex<Vec<(u64, Outcome)>>,
-    started: AtomicU64,
+/// Programs of words on a stream.
+trait OnStream {
+    fn queue(
+        &self,
+        stream: &HostStream,
+        cookie: u64,
+        build: impl FnOnce(&mut Program) -> Result<()>,
+    ) -> Result<()>;
+
+    /// Stores to a word.
+    fn queue_store(&self, stream: &HostStream, cookie: u64, index: u64, value: u32);
+
+    /// Waits for a word to reach 1.
+    fn queue_wait(&self, stream: &HostStream, cookie: u64, index: u64);
 }
 
-// SAFETY: the table never changes, and `memory` lives as long as the owner and is accessed atomically only. The owner is always in
-// an Arc, so the memory does not move.
-unsafe impl Owner for Words {
-    fn targets(&self) -> &Targets {
-        &self.targets
-    }
-
-    fn base(&self, _: TargetId) -> Option<NonNull<u8>> {
-        NonNull::new(self.memory[0].as_ptr().cast())
-    }
-
-    fn started(&self, _: u64) {
-        self.started.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn finished(&self, cookie: u64, outcome: Outcome) {
-        self.outcomes.lock().unwrap().push((cookie, outcome));
-    }
-}
-
-impl Words {
-    fn new() -> Arc<Self> {
-        let mut targets = Targets::new();
-        let target = targets.register("words", Role::Memory, 64);
-        Arc::new(Self {
-            targets,
-            target,
-            memory: [const { AtomicU32::new(0) }; 16],
-            outcomes: Mutex::default(),
-            started: AtomicU64::new(0),
-        })
-    }
-
-    fn dword(&self, index: u64) -> Dword {
-        self.target.dword(index * 4).unwrap()
-    }
-
-    fn get(&self, index: usize) -> u32 {
-        self.memory[index].load(Ordering::Acquire)
-    }
-
-    fn set(&self, index: usize, value: u32) {
-        self.memory[index].store(value, Ordering::Release);
-    }
-
-    fn submit(
-        self: &Arc<Self>,
+impl OnStream for Arc<Words> {
+    fn queue(
+        &self,
         stream: &HostStream,
         cookie: u64,
         build: impl FnOnce(&mut Program) -> Result<()>,
     ) -> Result<()> {
-        let mut program = Program::new(&self.targets);
-        build(&mut program).unwrap();
-        let owner = Arc::clone(self) as Arc<dyn Owner>;
-        let submission = Submission {
-            program,
-            owner,
-            cookie,
-        };
-        stream.submit_one(submission).map_err(|(_, error)| error)
+        let queued = stream.submit_one(self.submission(cookie, build));
+        queued.map_err(|(_, error)| error)
     }
 
-    fn store(self: &Arc<Self>, stream: &HostStream, cookie: u64, index: u64, value: u32) {
-        let build = |program: &mut Program| program.store_dword(self.dword(index), value);
-        self.submit(stream, cookie, build).unwrap();
+    fn queue_store(&self, stream: &HostStream, cookie: u64, index: u64, value: u32) {
+        let submission = self.store(cookie, index, value);
+        stream.submit_one(submission).map_err(|it| it.1).unwrap();
     }
 
-    /// Waits for a word to reach 1.
-    fn wait(self: &Arc<Self>, stream: &HostStream, cookie: u64, index: u64) {
+    fn queue_wait(&self, stream: &HostStream, cookie: u64, index: u64) {
         let build = |program: &mut Program| program.poll_geq(self.dword(index), 1);
-        self.submit(stream, cookie, build).unwrap();
-    }
-
-    fn outcomes(&self) -> Vec<(u64, Outcome)> {
-        self.outcomes.lock().unwrap().clone()
+        self.queue(stream, cookie, build).unwrap();
     }
 }
 
@@ -165,7 +117,7 @@ fn nothing_is_executed_before_a_thread_waits_and_then_by_that_thread() {
     }
 }
 
-/// The stream is found by what is waited for, whoever has queued the work.
+/// One thread queues the work. Another thread waits for a ticket of it, and executes it by that.
 #[test]
 fn a_thread_that_has_queued_nothing_executes_what_it_waits_for() {
     let _limit = Limit::new("other thread", SOON.unwrap());
@@ -257,10 +209,10 @@ fn streams_that_wait_for_each_other_are_driven_by_one_thread() {
         b.wait_event(&of_a).unwrap();
         let value = round + 1;
         // By memory as well, of which the streams do not know.
-        words.store(&b, 1, 0, value);
+        words.queue_store(&b, 1, 0, value);
         b.record(&of_b).unwrap();
         let build = |program: &mut Program| program.poll_geq(words.dword(0), value);
-        words.submit(&a, 2, build).unwrap();
+        words.queue(&a, 2, build).unwrap();
         a.wait_event(&of_b).unwrap();
     }
     a.synchronize(SOON).unwrap();
@@ -268,10 +220,10 @@ fn streams_that_wait_for_each_other_are_driven_by_one_thread() {
     assert_eq!(b.query(), Ok(true));
     // A circle ends with an abort, as with threads.
     let [of_a, of_b] = [(); 2].map(|()| Event::new());
-    words.wait(&a, 3, 5);
+    words.queue_wait(&a, 3, 5);
     a.record(&of_a).unwrap();
     b.wait_event(&of_a).unwrap();
-    words.store(&b, 4, 5, 1);
+    words.queue_store(&b, 4, 5, 1);
     b.record(&of_b).unwrap();
     let late = of_b.synchronize(Some(Duration::from_millis(5)));
     assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
@@ -294,7 +246,7 @@ fn a_program_goes_on_at_the_wait_where_it_stopped() {
         }
         program.store_dword(words.dword(11), 1)
     };
-    words.submit(&stream, 7, build).unwrap();
+    words.queue(&stream, 7, build).unwrap();
     for step in 0..3 {
         assert_eq!(stream.query(), Ok(false));
         let stored: Vec<u32> = (8..12).map(|index| words.get(index)).collect();
@@ -371,8 +323,8 @@ fn a_kernel_that_waits_for_a_stream_further_out_in_the_same_thread_is_refused() 
 fn abort_discards_at_once_and_what_comes_later_is_executed() {
     let stream = stream("aborted");
     let (words, ran, event) = (Words::new(), Ran::default(), Event::new());
-    words.wait(&stream, 1, 0);
-    words.store(&stream, 2, 1, 1);
+    words.queue_wait(&stream, 1, 0);
+    words.queue_store(&stream, 2, 1, 1);
     stream.launch(ran.kernel()).unwrap();
     stream.record(&event).unwrap();
     assert_eq!(stream.query(), Ok(false));
@@ -384,10 +336,10 @@ fn abort_discards_at_once_and_what_comes_later_is_executed() {
     // Also by a kernel of the stream.
     let inside = stream.clone();
     stream.launch(move || inside.abort()).unwrap();
-    words.store(&stream, 3, 1, 1);
+    words.queue_store(&stream, 3, 1, 1);
     assert_eq!(stream.query(), Ok(true));
     assert_eq!(words.outcomes()[2..], [(3, Outcome::Discarded)]);
-    words.store(&stream, 4, 1, 1);
+    words.queue_store(&stream, 4, 1, 1);
     assert_eq!(stream.query(), Ok(true));
     assert_eq!(words.get(1), 1);
 }
@@ -397,14 +349,14 @@ fn a_fault_discards_what_is_behind_it_until_it_is_taken() {
     let stream = stream("faulty");
     let (words, event) = (Words::new(), Event::new());
     stream.launch(|| panic!("on purpose")).unwrap();
-    words.store(&stream, 1, 0, 1);
+    words.queue_store(&stream, 1, 0, 1);
     stream.record(&event).unwrap();
     assert!(reason(stream.query()).contains("on purpose"));
     assert_eq!(words.outcomes(), [(1, Outcome::Discarded)]);
     assert!(reason(event.query()).contains("on purpose"));
     assert!(reason(stream.launch(|| ())).contains("on purpose"));
     assert!(stream.take_fault().is_some() && stream.take_fault().is_none());
-    words.store(&stream, 2, 0, 1);
+    words.queue_store(&stream, 2, 0, 1);
     assert!(
         stream.take_fault().is_none() && words.get(0) == 0,
         "there is none, and it executes nothing"
@@ -412,7 +364,7 @@ fn a_fault_discards_what_is_behind_it_until_it_is_taken() {
     stream.synchronize(SOON).unwrap();
     // What is queued behind a failure that no look has found yet is discarded when the fault is taken.
     stream.launch(|| panic!("again")).unwrap();
-    words.wait(&stream, 3, 1);
+    words.queue_wait(&stream, 3, 1);
     reason(stream.query());
     assert!(stream.take_fault().is_some());
     let outcomes = words.outcomes();
@@ -427,8 +379,8 @@ fn what_is_queued_is_discarded_with_the_last_handle() {
     for looks in 0..2 {
         let (stream, event) = (stream("dropped"), Event::new());
         let held = Arc::new(());
-        words.wait(&stream, 1, 0);
-        words.store(&stream, 2, 1, 1);
+        words.queue_wait(&stream, 1, 0);
+        words.queue_store(&stream, 2, 1, 1);
         let captured = Arc::clone(&held);
         stream.launch(move || drop(captured)).unwrap();
         stream.launch(ran.kernel()).unwrap();
@@ -451,7 +403,7 @@ fn what_is_queued_is_discarded_with_the_last_handle() {
     let (last, event) = (stream("in itself"), Event::new());
     let inside = last.clone();
     last.launch(move || drop(inside)).unwrap();
-    words.store(&last, 3, 1, 1);
+    words.queue_store(&last, 3, 1, 1);
     last.record(&event).unwrap();
     drop(last);
     assert_eq!(reason(event.synchronize(SOON)), "discarded by abort");
@@ -582,7 +534,7 @@ fn random_threads_finish_each_program_once_and_in_order() {
                                 let word = owners[at].dword(1);
                                 let build = |program: &mut Program| program.store_dword(word, 1);
                                 // Refused while the stream has a fault.
-                                if owners[at].submit(stream, cookie, build).is_ok() {
+                                if owners[at].queue(stream, cookie, build).is_ok() {
                                     order.push(cookie);
                                 }
                             }

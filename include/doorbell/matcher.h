@@ -155,8 +155,8 @@ int doorbell_matcher_recv_now(doorbell_matcher *matcher, uint32_t from, uint32_t
 			      int64_t timeout_ms);
 
 /*
- * Returns 1 if there is a message that such a receive would take, and 0 if there is none. Writes its peer, tag and length to
- * `envelope`, which may be NULL. The message is not received by this.
+ * Returns 1 if a message waits that a receive with these arguments would take, and 0 if none does. Writes the message's peer,
+ * tag and length to `envelope`, which may be NULL. The message goes on waiting.
  */
 int doorbell_matcher_probe_now(doorbell_matcher *matcher, uint32_t from, uint32_t tag, uint32_t ignored,
 			       doorbell_envelope *envelope);
