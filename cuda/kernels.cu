@@ -2,6 +2,7 @@
  * The kernels of the feature `cuda`. build.rs compiles them, where there is nvcc, and src/cuda/module.rs holds what comes of it. Each has
  * one thread, but for the reduction. None may loop without a bound: a kernel that does not end takes its context with it.
  */
+#include <doorbell/detail/replay.h>
 #include <doorbell/device.cuh>
 #include "reduce.h"
 #include "step.h"
@@ -39,6 +40,12 @@ extern "C" __global__ void doorbell_put_step(const __grid_constant__ doorbell_qu
 	const int found = dbl_step_put(&queue, &step);
 	if (found != DOORBELL_OK)
 		dbl_store_dword((void *)step.code, (uint32_t)found);
+}
+
+/* An operation of a graph that its application captures and launches by itself. */
+extern "C" __global__ void doorbell_replay(const __grid_constant__ dbl_replay replay)
+{
+	(void)dbl_replay_execute(&replay);
 }
 
 template <uint32_t WORDS> struct batch {

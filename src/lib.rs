@@ -100,14 +100,14 @@ pub use doorbell_wire::verbs::WcStatus;
 pub use doorbell_wire::{Cause, Error, Result, StateKind, WorkError};
 pub use endpoint::{
     AbortHandle, Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig,
-    Listener, Operation, PathReport, Prepared, QueueKind, Rejected, Status, Ticket, Work,
-    stream_post, stream_post_all, stream_wait_value32, stream_write_value32, wait_value32,
+    Listener, Operation, PathReport, Prepared, QueueKind, QueueView, Rejected, Status, Ticket,
+    Work, stream_post, stream_post_all, stream_wait_value32, stream_write_value32, wait_value32,
 };
 #[cfg(feature = "cuda")]
 pub use graph::{GraphBuilder, GraphExec, GraphMember};
 #[cfg(feature = "group")]
 pub use group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
-pub use kernel_queue::{KernelQueue, QueueView};
+pub use kernel_queue::KernelQueue;
 pub use matching::{Envelope, MatchTicket, Matcher, MatcherConfig, Source, TagSelector};
 pub use message::{
     CostCurve, MessageAddress, MessageConfig, MessageCosts, MessageQueue, MessageTicket,
@@ -137,6 +137,8 @@ pub mod __private {
     /// One step of a loop of puts by one thread of a GPU: for `doorbell bench` and for tests.
     #[cfg(feature = "cuda")]
     pub use crate::kernel_queue::PutStep;
+    #[cfg(feature = "cuda")]
+    pub use crate::stream::ReplayStream;
     /// What streams and queues pass to each other.
     pub use crate::stream::{
         Attachments, Outcome, Owner, SealedExecutor, StreamFailure, StreamTurns, Submission,

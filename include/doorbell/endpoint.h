@@ -427,6 +427,14 @@ int doorbell_ticket_wait(const doorbell_ticket *ticket, int64_t timeout_ms);
 int doorbell_ticket_details(const doorbell_ticket *ticket, doorbell_details *details);
 
 /*
+ * Writes how many launches have executed an operation of a graph that the caller captured, and returns 1: how often a
+ * work request was rung, or a wait has ended. The status of such an operation is DOORBELL_STATUS_PREPARED before the first
+ * launch has executed it, DOORBELL_STATUS_RUNG after that, and DOORBELL_STATUS_FAILED if a launch has not executed it or its
+ * endpoint has failed. doorbell_ticket_wait returns DOORBELL_ESTATE for it. Returns 0 and writes nothing for other operations.
+ */
+int doorbell_ticket_launches(const doorbell_ticket *ticket, uint64_t *launches);
+
+/*
  * Destroys a ticket; the operation continues. A ticket keeps queue memory of its endpoint, so do not collect tickets.
  * NULL is allowed.
  * Threads: alone with ticket.

@@ -85,7 +85,12 @@ int doorbell_cuda_stream_config_init(doorbell_cuda_stream_config *config, uint32
  * with everything else that is queued on it, such as kernels. If `config` is NULL, the defaults are used. The CUDA
  * stream must not be destroyed before the handle is destroyed and the queued work is done. `cuda_stream` = NULL is the
  * legacy default stream of the current context; its waits block all blocking streams. cudaStreamPerThread returns
- * DOORBELL_ESTATE. While the CUDA stream is being captured, calls that queue return DOORBELL_ESTATE.
+ * DOORBELL_ESTATE.
+ *
+ * While the caller captures the CUDA stream, doorbell_stream_queue_send, _queue_recv, _wait_cq, _wait_value32 and
+ * _write_value32 add a node to the caller's graph, which executes the operation with each launch. Both queues of the
+ * endpoint belong to such graphs until doorbell_endpoint_reset, which returns DOORBELL_ESTATE before the graphs are
+ * destroyed. doorbell_ticket_launches counts. Other calls that queue return DOORBELL_ESTATE. docs/gpu.md has the rules.
  */
 int doorbell_stream_create_cuda(struct CUstream_st *cuda_stream, const doorbell_cuda_stream_config *config,
 				doorbell_stream **stream);

@@ -221,6 +221,8 @@ impl StreamState {
     /// Takes the fault, if there is one. What was queued before stays given up.
     pub(super) fn take_fault(&self) -> Option<Error> {
         defer_drops(self.settle());
+        let _ = self.check();
+        self.clear_replay_fault();
         let pending = self.pending.lock();
         if self.fault.is_sticky() {
             self.forgive(&pending, Boundary::Taken);

@@ -13,6 +13,7 @@ use super::capture::RelaxedCapture;
 use super::driver::{check, is};
 use super::kernel_reduction::{KernelReduction, REDUCE_THREADS};
 use super::kernel_words::{LONG_WORDS, SHORT_WORDS};
+use crate::stream::ReplayWords;
 use crate::{Error, Result, StateKind};
 
 /// Alignment that the driver requires of an image.
@@ -52,6 +53,7 @@ pub(super) struct KernelModule {
     execute_short: LoadedKernel,
     execute_long: LoadedKernel,
     reduce: LoadedKernel,
+    replay: LoadedKernel,
 }
 
 /// A function of the module, valid as long as the module is loaded.
@@ -92,6 +94,7 @@ impl KernelModule {
             execute_short: LoadedKernel(null_mut()),
             execute_long: LoadedKernel(null_mut()),
             reduce: LoadedKernel(null_mut()),
+            replay: LoadedKernel(null_mut()),
         };
         let found = module.find();
         if found.is_err() {
@@ -107,6 +110,7 @@ impl KernelModule {
         self.execute_short = function(self.raw, c"doorbell_execute_short")?;
         self.execute_long = function(self.raw, c"doorbell_execute_long")?;
         self.reduce = function(self.raw, c"doorbell_reduce")?;
+        self.replay = function(self.raw, c"doorbell_replay")?;
         Ok(())
     }
 
@@ -137,6 +141,11 @@ impl KernelModule {
             threads: REDUCE_THREADS,
             ..self.reduce.with((&raw const *reduction).cast())
         }
+    }
+
+    /// The launch of an operation of a graph that its application launches: a `struct dbl_replay`, which it points to.
+    pub(super) fn replay(&self, words: &ReplayWords) -> KernelLaunch {
+        self.replay.with((&raw const *words).cast())
     }
 
     /// Unloads it in its context, which is current. No kernel of it may be queued.

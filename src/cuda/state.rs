@@ -15,10 +15,10 @@ use super::host_functions::GivenUpFunctions;
 use super::owner_readers::OwnerReaders;
 use super::pending_queue::PendingQueue;
 use super::stream_progress::{Count, CountedStream};
-use super::stream_words::StreamWords;
+use super::stream_words::{STATUS_FULL, STATUS_TIMEOUT, STATUS_WORK, StreamWords};
 use crate::Result;
 use crate::proxy::PollMembership;
-use crate::stream::{Fault, Lock, Progress, StreamPosition, next_id};
+use crate::stream::{Fault, Lock, Progress, ReplayCells, StreamFailure, StreamPosition, next_id};
 
 /// A wait for a mark that no GPU counts.
 pub(super) struct HostEventWait {
@@ -69,6 +69,10 @@ pub(super) struct StreamState {
     pub(super) aborted: AtomicBool,
     /// Work that comes after this count will never be executed.
     pub(super) cut: AtomicU64,
+    /// Of its operations in graphs of the application.
+    pub(super) replay_cells: ReplayCells,
+    /// Such an operation was not executed, and the fault says so.
+    has_replay_fault: AtomicBool,
     /// The stream itself, kept for its work after the last handle was dropped.
     pub(super) remaining: Lock<Option<Arc<StreamState>>>,
     pub(super) weak: Weak<StreamState>,
@@ -123,6 +127,8 @@ impl StreamState {
                 ended: AtomicBool::new(false),
                 aborted: AtomicBool::new(false),
                 cut: AtomicU64::new(u64::MAX),
+                replay_cells: ReplayCells::default(),
+                has_replay_fault: AtomicBool::new(false),
                 remaining: Lock::default(),
                 weak: weak.clone(),
                 forgiven: AtomicU64::new(0),
@@ -139,7 +145,18 @@ impl StreamState {
 
     /// Reports a failure of earlier work.
     pub(super) fn check(&self) -> Result<()> {
+        let code = self.count.words.replay_fault().load(Ordering::Acquire);
+        if code != 0 && !self.has_replay_fault.swap(true, Ordering::Relaxed) {
+            self.fault.fail(replay_failure(code));
+        }
         self.fault.check(&self.name)
+    }
+
+    /// Lets operations in graphs of the application be executed again.
+    pub(super) fn clear_replay_fault(&self) {
+        let word = self.count.words.replay_fault();
+        word.store(0, Ordering::Release);
+        self.has_replay_fault.store(false, Ordering::Relaxed);
     }
 
     /// The driver's handle, for the application.
@@ -164,6 +181,11 @@ impl StreamState {
     fn may_be_captured(&self) -> bool {
         // Acquire: a call that comes after the capture has begun comes after the handle was given out, too.
         self.is_exposed.load(Ordering::Acquire) || self.is_captured.load(Ordering::Acquire)
+    }
+
+    /// Whether the application may capture the stream. False is certain.
+    pub(super) fn may_be_captured_by_others(&self) -> bool {
+        self.is_exposed.load(Ordering::Acquire) && !self.is_captured.load(Ordering::Acquire)
     }
 
     /// Fails if the stream is under capture: queued operations would go into the graph, and each launch would repeat the same stores. Asks the driver
@@ -199,6 +221,18 @@ impl StreamState {
         let _entered = self.context.enter()?;
         call()
     }
+}
+
+/// That of an operation in a graph of the application, by the code of the kernel.
+#[cold]
+fn replay_failure(code: i32) -> StreamFailure {
+    let reason = match code {
+        STATUS_TIMEOUT => "it took longer than its time limit".to_owned(),
+        STATUS_FULL => "its queue stayed full for its time limit".to_owned(),
+        STATUS_WORK => "its endpoint has failed".to_owned(),
+        code => format!("code {code}"),
+    };
+    format!("an operation of a captured graph was not executed: {reason}").into()
 }
 
 impl Drop for StreamState {

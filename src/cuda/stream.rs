@@ -22,7 +22,8 @@ use super::state::StreamState;
 use super::trigger::Trigger;
 use super::watch::release_elsewhere;
 use crate::stream::{
-    Event, Executor, StreamFailure, StreamTurns, Submission, forbid_on, message, run_as_stream,
+    Event, Executor, ReplayStream, StreamFailure, StreamTurns, Submission, forbid_on, message,
+    run_as_stream,
 };
 use crate::{Error, Result};
 
@@ -218,7 +219,7 @@ impl CudaStream {
     /// [`Error::State`] if this library was built without kernels, and those of [`Executor::submit`].
     pub fn spin(&self, time: Duration) -> Result<()> {
         let ns = ns_of(time);
-        self.launch(|module, raw| {
+        self.launch_kernel(|module, raw| {
             // SAFETY: its one parameter, a `uint64_t`.
             unsafe { module.spin.launch(raw, [std::ptr::from_ref(&ns).cast()]) }
         })
@@ -248,7 +249,7 @@ impl CudaStream {
             std::ptr::from_ref(&code).cast(),
         ];
         // SAFETY: its parameters, a `struct doorbell_trigger`, two `uint64_t` and an address; what they name is by this function's contract.
-        self.launch(|module, raw| unsafe { module.step.launch(raw, parameters) })
+        self.launch_kernel(|module, raw| unsafe { module.step.launch(raw, parameters) })
     }
 
     /// Queues a kernel that makes a work request: `doorbell_put_step`.
@@ -264,11 +265,14 @@ impl CudaStream {
             std::ptr::from_ref(step).cast(),
         ];
         // SAFETY: its parameters, by this function's contract.
-        self.launch(|module, raw| unsafe { module.put_step.launch(raw, parameters) })
+        self.launch_kernel(|module, raw| unsafe { module.put_step.launch(raw, parameters) })
     }
 
     /// Queues a kernel of this library's.
-    fn launch(&self, launch: impl FnOnce(&KernelModule, CUstream) -> Result<()>) -> Result<()> {
+    pub(super) fn launch_kernel(
+        &self,
+        launch: impl FnOnce(&KernelModule, CUstream) -> Result<()>,
+    ) -> Result<()> {
         let state = self.state();
         state.check()?;
         let module = state.context.module()?;
@@ -392,6 +396,10 @@ unsafe impl Executor for CudaStream {
 
     fn wait_event(&self, event: &Event) -> Result<()> {
         self.state().wait_event(event)
+    }
+
+    fn replays(&self) -> Option<&dyn ReplayStream> {
+        Some(self)
     }
 
     fn take_fault(&self) -> Option<Error> {

@@ -16,6 +16,10 @@ const LEASE: Duration = Duration::from_secs(60);
 
 /// An operation of the stream has failed, or its wait was ended: DOORBELL_EWORK of the C interface.
 pub(super) const STATUS_WORK: i32 = -19;
+/// A time limit has passed: DOORBELL_ETIMEOUT.
+pub(super) const STATUS_TIMEOUT: i32 = -17;
+/// A queue has no room: DOORBELL_EFULL.
+pub(super) const STATUS_FULL: i32 = -15;
 /// The stream itself has failed: DOORBELL_EASYNC.
 pub(super) const STATUS_STREAM: i32 = -18;
 
@@ -33,6 +37,7 @@ pub(super) struct StreamWords {
 struct WordsPage {
     control: StreamControl,
     gate: Gate,
+    replay: ReplayFault,
 }
 
 /// `struct dbl_control` of `include/doorbell/detail/execute.h`. Parts with different writers are on different cache lines.
@@ -71,6 +76,11 @@ struct SharedStatus {
 #[repr(C, align(128))]
 #[derive(Default)]
 struct Gate(AtomicU32);
+
+/// Written by the stream's operations in graphs of the application.
+#[repr(C, align(128))]
+#[derive(Default)]
+struct ReplayFault(AtomicI32);
 
 // The header asserts the same.
 const _: () = {
@@ -194,6 +204,16 @@ impl StreamWords {
     /// The address of [`StreamWords::status`] on devices.
     pub(super) fn status_at(&self) -> CUdeviceptr {
         self.device_address(std::ptr::from_ref(self.status()).addr())
+    }
+
+    /// The code of the first operation in a graph of the application that was not executed; 0 if there is none.
+    pub(super) fn replay_fault(&self) -> &AtomicI32 {
+        &self.page.replay.0
+    }
+
+    /// The address of [`StreamWords::replay_fault`] on devices.
+    pub(super) fn replay_fault_at(&self) -> CUdeviceptr {
+        self.device_address(std::ptr::from_ref(self.replay_fault()).addr())
     }
 
     fn device_address(&self, address: usize) -> CUdeviceptr {

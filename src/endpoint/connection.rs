@@ -55,6 +55,8 @@ impl Endpoint {
             recv_commits: VecDeque::with_capacity(config.recv_depth as usize + 1),
             program: Program::for_targets(shared.targets_id()),
             config: *config,
+            #[cfg(feature = "cuda")]
+            replay: None,
             shared: EndpointRef::new(shared),
         })
     }
@@ -187,7 +189,11 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Timeout`] if a stream still has a program; nothing has changed then. [`Error::System`].
     pub fn reset(&mut self) -> Result<()> {
-        self.shared.queues[0].check_ownership_over("reset")?;
+        #[cfg(feature = "cuda")]
+        self.end_replays()?;
+        for queue in &self.shared.queues {
+            queue.check_ownership_over("reset")?;
+        }
         let _closing = self.shared.close(QUIESCE)?;
         // Until the queue pair is in INIT again. Otherwise the watchdog could set it to ERR between two steps, for an abort of the new generation.
         let _generation = self.shared.hold_generation();

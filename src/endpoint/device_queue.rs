@@ -93,6 +93,11 @@ impl DeviceQueue {
         self.shared.qp.uar_mapping()
     }
 
+    #[cfg(feature = "cuda")]
+    pub(super) fn shared(&self) -> &Arc<EndpointShared> {
+        &self.shared
+    }
+
     pub(crate) fn qpn(&self) -> u32 {
         self.shared.qp.qpn()
     }
@@ -115,6 +120,65 @@ impl DeviceQueue {
         }
         self.state.hold(region);
         Ok(())
+    }
+}
+
+/// The receive queue of an endpoint, as kernels have it. They post and collect on every control path: a receive has no doorbell but its record.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+pub(super) struct DeviceRecvQueue {
+    state: Arc<DeviceQueueState>,
+    shared: Arc<EndpointShared>,
+    has_begun: bool,
+}
+
+#[cfg(feature = "cuda")]
+impl DeviceRecvQueue {
+    /// A queue in which nothing is under way, and whose next receive has the running count `first`.
+    ///
+    /// # Errors
+    /// [`Error::State`] if there is.
+    pub(super) fn new(
+        shared: &Arc<EndpointShared>,
+        first: u32,
+        depth: u32,
+    ) -> Result<DeviceRecvQueue> {
+        let Queues::Mlx5(memory) = shared.qp.queues();
+        let wqes = memory.sizes.recv_wqes;
+        let capacity = depth.min(wqes).min(memory.sizes.cqes[1]);
+        let first_completion = shared.queues[1].completion_to_hand_over()?;
+        let state =
+            DeviceQueueState::new((wqes, capacity), (first, first_completion), false, None)?;
+        Ok(DeviceRecvQueue {
+            state: Arc::new(state),
+            shared: Arc::clone(shared),
+            has_begun: false,
+        })
+    }
+
+    /// From here on kernels own it.
+    pub(super) fn begin(&mut self) {
+        self.shared.queues[1].hand_over(&self.state);
+        self.has_begun = true;
+    }
+
+    /// The running counts that it begins with: of receives, and of completions.
+    pub(super) fn first(&self) -> (u32, u32) {
+        self.state.first()
+    }
+
+    /// Receives that may be posted and not completed.
+    pub(super) fn capacity(&self) -> u32 {
+        self.state.slots().1
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Drop for DeviceRecvQueue {
+    fn drop(&mut self) {
+        if self.has_begun {
+            self.shared.queues[1].end_device_ownership();
+        }
     }
 }
 

@@ -11,14 +11,37 @@ use crate::region::Region;
 use crate::stream::FailureListener;
 
 /// DOORBELL_EWORK of the C interface.
-const STATUS_WORK: i32 = -19;
+pub(super) const STATUS_WORK: i32 = -19;
 
 /// `struct dbl_queue_control` of `include/doorbell/queue.h`.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct DeviceQueueControl {
+    host: HostWords,
+    replay: ReplayFailureWords,
+}
+
+/// What this process writes.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+struct HostWords {
     status: AtomicI32,
-    pub(super) completed: AtomicU32,
+    completed: AtomicU32,
+}
+
+/// What operations in graphs of the application write: the code of one that was not executed, and its time limit.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+struct ReplayFailureWords {
+    code: AtomicI32,
+    timeout_ns: AtomicU64,
+}
+
+impl DeviceQueueControl {
+    #[cfg(all(test, feature = "softcx", not(loom)))]
+    pub(super) fn completed(&self) -> u32 {
+        self.host.completed.load(Ordering::Acquire)
+    }
 }
 
 /// What kernels write with the work requests, one for each slot.
@@ -70,6 +93,27 @@ pub(crate) fn fresh_mark(at: u32, slots: u32) -> u32 {
     at.wrapping_sub(slots).wrapping_add(1)
 }
 
+/// The marks of a queue's slots before the first is submitted, by their place in the ring.
+#[cfg(feature = "cuda")]
+pub(crate) fn fresh_marks(first: u32, slots: u32) -> Vec<u32> {
+    let mut marks = vec![0; slots as usize];
+    for ahead in 0..slots {
+        let at = first.wrapping_add(ahead);
+        marks[(at & (slots - 1)) as usize] = fresh_mark(at, slots);
+    }
+    marks
+}
+
+/// The initial words of `struct dbl_queue_state` for a queue with these running counts.
+pub(crate) fn state_words(slot: u32, completion: u32) -> [u32; 128] {
+    let mut words = [0; 128];
+    // reserved, rung, completed, cq_index
+    for (at, value) in [(0, slot), (33, slot), (64, slot), (97, completion)] {
+        words[at] = value;
+    }
+    words
+}
+
 /// What kernels and this process share of a device-owned queue.
 #[derive(Debug)]
 pub(crate) struct DeviceQueueState {
@@ -97,7 +141,7 @@ impl DeviceQueueState {
         flags: Option<SubmissionFlags>,
     ) -> Result<DeviceQueueState> {
         let control = PageBox::new(DeviceQueueControl::default)?;
-        control.completed.store(first, Ordering::Relaxed);
+        control.host.completed.store(first, Ordering::Relaxed);
         Ok(DeviceQueueState {
             control,
             flags,
@@ -136,6 +180,15 @@ impl DeviceQueueState {
         (self.first, self.first_completion)
     }
 
+    /// The code of an operation in a graph of the application that was not executed, and its time limit.
+    pub(super) fn replay_failure(&self) -> Option<(i32, u64)> {
+        let failed = &self.control.replay;
+        match failed.code.load(Ordering::Acquire) {
+            0 => None,
+            code => Some((code, failed.timeout_ns.load(Ordering::Relaxed))),
+        }
+    }
+
     pub(crate) fn host_rings(&self) -> bool {
         self.rings
     }
@@ -160,20 +213,23 @@ impl DeviceQueueState {
 
     /// Counts a completion, which tells by its 16 bits of all slots up to its own.
     pub(super) fn complete(&self, wqe_counter: u16) {
-        let completed = self.control.completed.load(Ordering::Relaxed);
+        let completed = self.control.host.completed.load(Ordering::Relaxed);
         let slots = u32::from(wqe_counter.wrapping_sub(completed as u16)) + 1;
         // One that says more is not of this queue's.
         if slots <= self.capacity {
             // Release: what the device wrote before the completion.
             let completed = completed.wrapping_add(slots);
-            self.control.completed.store(completed, Ordering::Release);
+            self.control
+                .host
+                .completed
+                .store(completed, Ordering::Release);
         }
     }
 }
 
 impl FailureListener for DeviceQueueState {
     fn owner_failed(&self) {
-        let _ = self.control.status.compare_exchange(
+        let _ = self.control.host.status.compare_exchange(
             0,
             STATUS_WORK,
             Ordering::SeqCst,

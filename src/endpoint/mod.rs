@@ -39,6 +39,8 @@
 //! - `outstanding`: the ring of work requests in flight, which the poster fills and the thread that processes completions empties.
 //! - `words`: the words by which streams and the library's threads report progress.
 //! - `device_queue`: a send queue that kernels own.
+//! - `queue_view`: [`QueueView`], what kernels are given of it.
+//! - `replay` (feature `cuda`): operations of graphs that the application captures and launches by itself.
 //! - `device_queue_state`: the words that it shares with these kernels.
 //! - `watchdog`: the thread that looks for failures and missed deadlines.
 
@@ -60,7 +62,10 @@ mod poll_until;
 mod post;
 mod prepared;
 mod queue;
+mod queue_view;
 mod rendezvous;
+#[cfg(feature = "cuda")]
+mod replay;
 mod shared;
 mod sync_path;
 #[cfg(all(test, not(loom)))]
@@ -83,7 +88,8 @@ pub(crate) use deadline::Deadline;
 pub(crate) use deadline::system;
 pub(crate) use device_queue::DeviceQueue;
 #[cfg(feature = "cuda")]
-pub(crate) use device_queue_state::fresh_mark;
+pub(crate) use device_queue_state::fresh_marks;
+pub(crate) use device_queue_state::state_words;
 pub(crate) use late_read::LateRead;
 #[cfg(feature = "cuda")]
 pub(crate) use operation_template::{OperationTemplate, OwnedSlices};
@@ -95,6 +101,7 @@ pub use post::Endpoint;
 pub(crate) use prepared::graph_post_all;
 pub(crate) use prepared::stream_post_among;
 pub use prepared::{Prepared, Rejected, stream_post, stream_post_all};
+pub use queue_view::QueueView;
 #[cfg(feature = "verbs")]
 pub(crate) use rendezvous::resolve;
 pub use rendezvous::{Channel, Listener};

@@ -10,6 +10,8 @@ use crate::endpoint::clock::now_ns;
 use crate::endpoint::outcome::Status;
 use crate::endpoint::poll_until::poll_until;
 use crate::endpoint::prepared::PreparedOperation;
+#[cfg(feature = "cuda")]
+use crate::endpoint::replay::operation::ReplayTicket;
 use crate::endpoint::shared::{EndpointShared, timeout_ns};
 use crate::endpoint::value::{ValueState, ValueWait};
 use crate::region::Device;
@@ -31,6 +33,8 @@ enum Subject {
         state: Arc<ValueState>,
         device: Device,
     },
+    #[cfg(feature = "cuda")]
+    Replay(ReplayTicket),
 }
 
 /// A handle of one queued operation. It keeps the endpoint's queue memory alive; one of a value keeps the device open, and not the
@@ -82,11 +86,33 @@ impl Ticket {
         }
     }
 
+    #[cfg(feature = "cuda")]
+    pub(super) fn of_replay(replay: ReplayTicket) -> Ticket {
+        Ticket {
+            subject: Subject::Replay(replay),
+        }
+    }
+
     /// Whether it is of an operation of the endpoint with that state.
     pub(super) fn is_of(&self, endpoint: &Arc<EndpointShared>) -> bool {
         match &self.subject {
             Subject::Operation { shared, .. } => Arc::ptr_eq(shared, endpoint),
             Subject::Value { .. } => false,
+            #[cfg(feature = "cuda")]
+            Subject::Replay(replay) => replay.is_of(endpoint),
+        }
+    }
+
+    /// How many launches have executed the operation, if it is one of a graph that the application captured: a send, a receive or a store was made so
+    /// often, and a wait has ended so often. None for other operations.
+    ///
+    /// The status of such an operation is [`Status::Prepared`] before the first launch has executed it, [`Status::Rung`] after that, and
+    /// [`Status::Failed`] if a launch did not execute it or its endpoint has failed. It is never complete, since the next launch executes it again.
+    #[cfg(feature = "cuda")]
+    pub fn launches(&self) -> Option<u64> {
+        match &self.subject {
+            Subject::Replay(replay) => Some(replay.launches()),
+            _ => None,
         }
     }
 
@@ -110,6 +136,8 @@ impl Ticket {
                 cancelled,
             } => (shared, *kind, *is_wait, *count, *serial, *epoch, cancelled),
             Subject::Value { state, .. } => return state.status(),
+            #[cfg(feature = "cuda")]
+            Subject::Replay(replay) => return replay.status(),
         };
         let (status, failure) = shared
             .is_in(epoch)
@@ -150,9 +178,20 @@ impl Ticket {
         if self.has_succeeded() {
             return Ok(());
         }
+        #[cfg(feature = "cuda")]
+        if let Subject::Replay(replay) = &self.subject {
+            is_complete(replay.status())?;
+            return Err(Error::state(
+                StateKind::Captured,
+                "the wait for an operation",
+                "it is one of a graph, whose next launch executes it again; `Ticket::launches` counts",
+            ));
+        }
         let progress = || match &self.subject {
             Subject::Operation { shared, .. } => shared.qp.progress() | shared.look_at_stream(),
             Subject::Value { device, .. } => device.progress(),
+            #[cfg(feature = "cuda")]
+            Subject::Replay(_) => false,
         };
         let until_ns = now_ns().saturating_add(timeout_ns(timeout));
         let look = || Ok(is_complete(self.status_until(until_ns))?.then_some(()));
@@ -171,7 +210,7 @@ impl Ticket {
         )
     }
 
-    /// Bytes that a receive, a read or an atomic has brought, and the immediate data of a receive. `None` before it is complete, and when the queue has
+    /// Bytes that a receive, a read or an atomic has brought, and the immediate data of a receive; of a wait in a graph that the application captured, those of its last receive. `None` before it is complete, and when the queue has
     /// since used the place again; also for sends, writes, unsignaled work requests and waits, of which the device reports nothing.
     pub fn details(&self) -> Option<(u32, Option<u32>)> {
         match &self.subject {
@@ -190,6 +229,8 @@ impl Ticket {
                     .details(*count, *serial)
                     .map(|(_, len_bytes, imm)| (len_bytes, imm))
             }
+            #[cfg(feature = "cuda")]
+            Subject::Replay(replay) => replay.details(),
             _ => None,
         }
     }

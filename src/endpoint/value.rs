@@ -8,12 +8,16 @@ use std::time::{Duration, Instant};
 
 use crate::bytecode::{Fence, Program, TargetId, Targets};
 use crate::endpoint::clock::now_ns;
+#[cfg(feature = "cuda")]
+#[cfg(feature = "cuda")]
+use crate::endpoint::replay::word::{WordWait, replay_store, replay_wait};
 use crate::endpoint::shared::{EndpointShared, end_elsewhere, timeout_ns};
 use crate::endpoint::watchdog::{Watched, watchdog};
 use crate::endpoint::{Status, Ticket};
 use crate::proxy::PollResult;
 use crate::region::{Device, Region};
 #[cfg(feature = "cuda")]
+use crate::stream::ReplayStream;
 use crate::stream::may_have_seen;
 use crate::stream::{
     Attachments, Backoff, DeferredDrop, Executor, Outcome, Owner, StreamFailure, Submission,
@@ -354,6 +358,15 @@ fn check_registered(region: &Region) -> Result<()> {
     ))
 }
 
+/// The stream, if the application captures it.
+#[cfg(feature = "cuda")]
+fn captured(stream: &dyn Executor) -> Result<Option<&dyn ReplayStream>> {
+    let Some(stream) = stream.replays() else {
+        return Ok(None);
+    };
+    Ok(stream.capture()?.map(|_| stream))
+}
+
 /// Makes work that is queued on `stream` later wait until the 32-bit word at `offset` of `region` meets `condition`, for
 /// at most `timeout`; `None` means no timeout. Once it is met, everything that was stored before the word is visible to
 /// the stream.
@@ -367,10 +380,30 @@ pub fn stream_wait_value32(
     condition: Condition,
     timeout: Option<Duration>,
 ) -> Result<Ticket> {
-    let (program, wait) = value_wait(region, offset, condition, timeout)?;
-    let ticket = Ticket::of_value(&wait);
-    stream.submit_program(&program, wait, 0)?;
-    Ok(ticket)
+    let queued = value_wait(region, offset, condition, timeout).and_then(|(program, wait)| {
+        let ticket = Ticket::of_value(&wait);
+        stream.submit_program(&program, wait, 0)?;
+        Ok(ticket)
+    });
+    #[cfg(feature = "cuda")]
+    if queued.is_err()
+        && let Some(stream) = captured(stream)?
+    {
+        let (condition, value) = match condition {
+            Condition::GreaterOrEqual(value) => (0, value),
+            Condition::And(value) => (2, value),
+            Condition::Nor(value) => (3, value),
+        };
+        let wait = WordWait {
+            condition,
+            value: value.into(),
+            step: 0,
+            is_wide: false,
+            timeout_ns: timeout_ns(timeout),
+        };
+        return replay_wait(stream, (region, offset), wait).map(Ticket::of_replay);
+    }
+    queued
 }
 
 /// The program of [`stream_wait_value32`], and its owner.
@@ -437,10 +470,18 @@ pub fn stream_write_value32(
     offset: u64,
     value: u32,
 ) -> Result<Ticket> {
-    let (program, write) = value_write(region, offset, value)?;
-    let ticket = Ticket::of_value(&write);
-    stream.submit_program(&program, write, 0)?;
-    Ok(ticket)
+    let queued = value_write(region, offset, value).and_then(|(program, write)| {
+        let ticket = Ticket::of_value(&write);
+        stream.submit_program(&program, write, 0)?;
+        Ok(ticket)
+    });
+    #[cfg(feature = "cuda")]
+    if queued.is_err()
+        && let Some(stream) = captured(stream)?
+    {
+        return replay_store(stream, (region, offset), value.into(), false).map(Ticket::of_replay);
+    }
+    queued
 }
 
 /// The program of [`stream_write_value32`], and its owner.

@@ -1,10 +1,9 @@
 //! Kernel queues whose kernels run on a GPU.
 #![allow(unsafe_code)] // promises that memory stays mapped
 
-use super::{QueueView, state_words};
 use crate::Result;
 use crate::cuda::{CudaContext, DeviceBuffer, HostRegistration, registers_error};
-use crate::endpoint::{DeviceQueue, fresh_mark};
+use crate::endpoint::{DeviceQueue, QueueView, fresh_marks, state_words};
 
 /// Bytes of `struct dbl_queue_state`, behind which the marks lie where the kernels ring.
 const STATE_BYTES: usize = 512;
@@ -48,13 +47,7 @@ impl OnGpu {
         let (slots, _) = line.slots();
         let has_flags = line.flags().is_some();
         if !has_flags {
-            // By their place in the ring, which need not begin at the first.
-            let mut marks = vec![0; slots as usize];
-            for ahead in 0..slots {
-                let at = first.wrapping_add(ahead);
-                marks[(at & (slots - 1)) as usize] = fresh_mark(at, slots);
-            }
-            bytes.extend(words(&marks));
+            bytes.extend(words(&fresh_marks(first, slots)));
         }
         let memory = context.alloc(bytes.len() as u64)?;
         memory.copy_from_host(0, &bytes)?;

@@ -12,7 +12,6 @@
 mod gpu;
 #[cfg(feature = "cuda")]
 mod step;
-mod view;
 
 use std::sync::atomic::AtomicU32;
 
@@ -20,7 +19,7 @@ use doorbell_wire::memory::PageBox;
 
 #[cfg(feature = "cuda")]
 use crate::cuda::{CudaContext, UNORDERED_WRITES, WritesOrdering};
-use crate::endpoint::{DeviceQueue, Endpoint};
+use crate::endpoint::{DeviceQueue, Endpoint, QueueView, state_words};
 use crate::region::Slice;
 #[cfg(feature = "cuda")]
 use crate::{Error, StateKind};
@@ -29,7 +28,6 @@ use crate::{Result, WorkError};
 use gpu::OnGpu;
 #[cfg(feature = "cuda")]
 pub use step::PutStep;
-pub use view::QueueView;
 
 /// The send queue of an endpoint, owned by kernels: threads of a GPU, or of this process, any number of them at once.
 ///
@@ -59,16 +57,6 @@ enum StateMemory {
 #[derive(Debug)]
 #[repr(C)]
 struct KernelQueueState([AtomicU32; 128]);
-
-/// The initial words of `struct dbl_queue_state` for a queue with these running counts.
-fn state_words(slot: u32, completion: u32) -> [u32; 128] {
-    let mut words = [0; 128];
-    // reserved, rung, completed, cq_index
-    for (at, value) in [(0, slot), (33, slot), (64, slot), (97, completion)] {
-        words[at] = value;
-    }
-    words
-}
 
 impl KernelQueue {
     /// Hands the endpoint's send queue to threads of this process.

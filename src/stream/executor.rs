@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "cuda")]
+use super::ReplayStream;
 use super::turns::StreamTurns;
 use super::{Event, Owner, StreamFailure};
 use crate::bytecode::Program;
@@ -161,6 +163,13 @@ pub unsafe trait Executor: SealedExecutor + Send + Sync {
     #[doc(hidden)]
     fn is_executed_by_looks(&self) -> bool {
         false
+    }
+
+    /// What adds operations to graphs that the application captures and launches by itself. None: the stream cannot be captured.
+    #[cfg(feature = "cuda")]
+    #[doc(hidden)]
+    fn replays(&self) -> Option<&dyn ReplayStream> {
+        None
     }
 
     /// Makes `event` stand for the work queued so far. It no longer stands for earlier work; waits that have begun are not affected.

@@ -44,6 +44,8 @@ mod own_streams;
 mod owner;
 mod parker;
 mod reached;
+#[cfg(feature = "cuda")]
+mod replay;
 mod ring;
 mod stopping;
 #[cfg(feature = "cuda")]
@@ -79,6 +81,10 @@ pub(crate) use own_streams::{has_own_streams, look_at_own_streams, look_at_strea
 pub(crate) use owner::DeferredDrop;
 pub use owner::{Attachments, Outcome, Owner};
 pub use reached::Reached;
+#[cfg(feature = "cuda")]
+pub(crate) use replay::ReplayCell;
+#[cfg(feature = "cuda")]
+pub use replay::{ReplayCells, ReplayKeeper, ReplayMemory, ReplayPart, ReplayStream, ReplayWords};
 pub(crate) use stopping::{EndingDevice, await_or_defer, stopping};
 #[cfg(feature = "cuda")]
 pub(crate) use stopping::{after_stopping, visit};

@@ -260,6 +260,7 @@ const STANDIN: Package = Package {
         ("mark", &["life"]),
         ("task", &["life", "mark"]),
         ("graph", &["handle", "task"]),
+        ("user_object", &["graph", "handle", "task"]),
         // A context has its streams, a stream has its context and what it is captured into, and a capture has its streams.
         (
             "context capture stream",

@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "cuda")]
+use doorbell::__private::ReplayStream;
 use doorbell::__private::{StreamFailure, StreamTurns, Submission};
 #[cfg(feature = "cuda")]
 use doorbell::{CudaContext, CudaStream, Execution, KernelStream};
@@ -269,6 +271,11 @@ unsafe impl Executor for Stream {
 
     fn wait_event(&self, event: &Event) -> Result<()> {
         self.step(|stream| stream.wait_event(event))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn replays(&self) -> Option<&dyn ReplayStream> {
+        self.executor().replays()
     }
 
     fn take_fault(&self) -> Option<Error> {

@@ -152,6 +152,26 @@ pub unsafe extern "C" fn doorbell_ticket_details(
     })
 }
 
+/// How many launches have executed an operation of a captured graph.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_ticket_launches(
+    ticket: *const doorbell_ticket,
+    launches: *mut u64,
+) -> c_int {
+    call!(place = out(launches), ticket = get(ticket), || {
+        #[cfg(feature = "cuda")]
+        if let Some(launches) = ticket.inner.launches() {
+            place.write(launches);
+            return Ok(1);
+        }
+        let _ = (place, ticket);
+        Ok(0)
+    })
+}
+
 /// Destroys a ticket.
 ///
 /// # Safety

@@ -62,17 +62,24 @@ struct dbl_queue_state {
 	uint32_t line3[30];
 };
 
-/* Written by the host, in host memory. src/endpoint/device_queue_state.rs is the other side. */
+/* In host memory. src/endpoint/device_queue_state.rs is the other side. */
 struct dbl_queue_control {
+	/* Written by the host. */
 	int32_t status;     /* 0, or the code of the endpoint's failure */
 	uint32_t completed; /* like dbl_queue_state.completed, if the host counts completions */
-	uint32_t line[30];
+	uint32_t line0[14];
+	/* Written by kernels: replay.h. */
+	int32_t replay_code; /* 0, or the code of an operation that was not executed */
+	uint32_t reserved;
+	uint64_t replay_timeout_ns; /* its time limit */
+	uint32_t line1[12];
 };
 
 DBL_STATIC_ASSERT(offsetof(struct dbl_queue_state, ringing) == 128, "ringing");
 DBL_STATIC_ASSERT(offsetof(struct dbl_queue_state, completed) == 256, "completed");
 DBL_STATIC_ASSERT(offsetof(struct dbl_queue_state, polling) == 384, "polling");
 DBL_STATIC_ASSERT(sizeof(struct dbl_queue_state) == 512, "a state is 512 bytes");
+DBL_STATIC_ASSERT(offsetof(struct dbl_queue_control, replay_code) == 64, "replay_code");
 DBL_STATIC_ASSERT(sizeof(struct dbl_queue_control) == 128, "a control block is a line");
 
 /* Called in each turn of a wait, on a CPU. */

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::bytecode::Program;
 use crate::endpoint::prepared::{Prepared, PreparedOperation, PreparedRef};
+#[cfg(feature = "cuda")]
+use crate::endpoint::replay::queues::ReplayQueues;
 use crate::endpoint::shared::EndpointRef;
 use crate::endpoint::{Completion, EndpointConfig, QueueKind, Ticket, Work};
 use crate::mlx5::{Commit, RecvCommit, RecvQueue, SendQueue};
@@ -44,6 +46,9 @@ pub struct Endpoint {
     /// The program of the operation that is being prepared. In one place for all, because a new one would have to be cleared.
     pub(super) program: Program,
     pub(super) config: EndpointConfig,
+    /// The queues as those of graphs that the application launches, from the first operation in one on.
+    #[cfg(feature = "cuda")]
+    pub(super) replay: Option<Box<ReplayQueues>>,
     /// Last: the queues above point into its memory.
     pub(super) shared: EndpointRef,
 }
@@ -51,10 +56,20 @@ pub struct Endpoint {
 impl Endpoint {
     /// Queues a send, write, read or atomic on a stream. It is transmitted when the stream reaches it.
     ///
+    /// On a CUDA stream that the application captures, it becomes a node of the application's graph, and each launch transmits it:
+    /// [`Ticket::launches`](crate::Ticket). The queues of this endpoint belong to such graphs until [`Endpoint::reset`]. `docs/gpu.md` has the rules.
+    ///
     /// # Errors
     /// As [`Endpoint::prepare_send`] and [`stream_post`](crate::stream_post). Nothing has changed then.
     pub fn stream_queue_send(&mut self, stream: &dyn Executor, work: &Work<'_>) -> Result<Ticket> {
-        self.make_and_give(stream, |endpoint| endpoint.make_send(work))
+        let queued = self.make_and_give(stream, |endpoint| endpoint.make_send(work));
+        #[cfg(feature = "cuda")]
+        if queued.is_err()
+            && let Some(stream) = self.replays(stream)?
+        {
+            return self.replay_send(stream, work);
+        }
+        queued
     }
 
     /// Queues a write: [`Endpoint::stream_queue_send`] of a [`Work::write`].
@@ -95,7 +110,14 @@ impl Endpoint {
         wr_id: u64,
         slices: &[Slice<'_>],
     ) -> Result<Ticket> {
-        self.make_and_give(stream, |endpoint| endpoint.make_recv(wr_id, slices))
+        let queued = self.make_and_give(stream, |endpoint| endpoint.make_recv(wr_id, slices));
+        #[cfg(feature = "cuda")]
+        if queued.is_err()
+            && let Some(stream) = self.replays(stream)?
+        {
+            return self.replay_recv(stream, slices);
+        }
+        queued
     }
 
     /// Makes work that is queued later on the stream wait for the next completion of a queue.
@@ -116,7 +138,14 @@ impl Endpoint {
         kind: QueueKind,
         timeout: Option<Duration>,
     ) -> Result<Ticket> {
-        self.make_and_give(stream, |endpoint| endpoint.make_wait_cq(kind, timeout))
+        let queued = self.make_and_give(stream, |endpoint| endpoint.make_wait_cq(kind, timeout));
+        #[cfg(feature = "cuda")]
+        if queued.is_err()
+            && let Some(stream) = self.replays(stream)?
+        {
+            return self.replay_wait_cq(stream, kind, timeout);
+        }
+        queued
     }
 
     /// Posts a send, write, read or atomic now, from this thread.

@@ -8,6 +8,8 @@ use std::time::Duration;
 use super::Endpoint;
 use crate::bytecode::{Fence, Program};
 use crate::endpoint::config::SEGMENTS_MAX;
+#[cfg(feature = "cuda")]
+use crate::endpoint::device_queue::DeviceRecvQueue;
 use crate::endpoint::prepared::{OperationKind, Prepared, PreparedOperation};
 use crate::endpoint::queue::{self, HeldRegions, QueueState};
 use crate::endpoint::shared::{EndpointShared, timeout_ns};
@@ -23,6 +25,13 @@ struct Segments {
     list: [DataSegment; SEGMENTS_MAX as usize],
     count: usize,
     held: HeldRegions,
+}
+
+#[cfg(feature = "cuda")]
+impl Segments {
+    fn into_vec(self) -> Vec<DataSegment> {
+        self.list[..self.count].to_vec()
+    }
 }
 
 impl Endpoint {
@@ -334,6 +343,56 @@ impl Endpoint {
         self.reap()?;
         let first = self.send.producer_index();
         DeviceQueue::new(&self.shared, first, self.config.send_depth, with_flags)
+    }
+
+    /// The receive queue, for kernels to own, as [`Endpoint::take_send_queue`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::take_send_queue`].
+    #[cfg(feature = "cuda")]
+    pub(in crate::endpoint) fn take_recv_queue(&mut self) -> Result<DeviceRecvQueue> {
+        self.roll_back_cancelled(QueueKind::Recv)?;
+        let first = self.recv.producer_index();
+        DeviceRecvQueue::new(&self.shared, first, self.config.recv_depth)
+    }
+
+    /// The data segments of a work request that a kernel will post, which is checked as by [`Endpoint::prepare_send`]; none of inline bytes.
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::prepare_send`] but for a full queue.
+    #[cfg(feature = "cuda")]
+    pub(in crate::endpoint) fn check_send(&self, work: &Work<'_>) -> Result<Vec<DataSegment>> {
+        self.shared.check_alive()?;
+        self.check_state("prepare_send", State::ReadyToSend)?;
+        let writes_here = work.opcode.is_fetch();
+        if writes_here {
+            self.check_fetch(work)?;
+        }
+        if work.imm_unused || work.solicited {
+            check_flags(work)?;
+        }
+        match work.data {
+            Data::Slices(slices) => {
+                check_remote(work, check_message(slices, self.shared.message_bytes)?)?;
+                self.segments(slices, writes_here).map(Segments::into_vec)
+            }
+            Data::Inline(bytes) => {
+                self.check_inline(bytes)?;
+                check_remote(work, bytes.len() as u64)?;
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    /// The same of a receive.
+    ///
+    /// # Errors
+    /// As [`Endpoint::check_send`].
+    #[cfg(feature = "cuda")]
+    pub(in crate::endpoint) fn check_recv(&self, slices: &[Slice<'_>]) -> Result<Vec<DataSegment>> {
+        self.shared.check_alive()?;
+        self.check_state("prepare_recv", State::Init)?;
+        self.segments(slices, true).map(Segments::into_vec)
     }
 
     /// What becomes of an operation for whom it is to be kept.

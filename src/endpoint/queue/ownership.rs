@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::{Cursor, QueueState};
+use crate::endpoint::QueueKind;
 use crate::endpoint::device_queue_state::DeviceQueueState;
 use crate::mlx5::Cqe;
 use crate::{Error, Result, StateKind};
@@ -41,7 +42,11 @@ impl QueueState {
     /// # Errors
     /// [`Error::State`] if kernels own the queue already, or anything is under way in it: a work request, a completion that was not collected, or a wait.
     pub(in crate::endpoint) fn completion_to_hand_over(&self) -> Result<u32> {
-        self.check_host_owned("hand the send queue to kernels")?;
+        let operation = match self.kind {
+            QueueKind::Send => "hand the send queue to kernels",
+            QueueKind::Recv => "hand the receive queue to kernels",
+        };
+        self.check_host_owned(operation)?;
         let cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         let reason = if self.outstanding.in_flight() != 0 {
             format!(
@@ -59,11 +64,7 @@ impl QueueState {
         } else {
             return Ok(cursor.freed);
         };
-        Err(Error::state(
-            StateKind::WorkPending,
-            "hand the send queue to kernels",
-            reason,
-        ))
+        Err(Error::state(StateKind::WorkPending, operation, reason))
     }
 
     /// Gives the queue to kernels. They read its completions; if the host counts these, the host reports the count to them.
@@ -95,10 +96,11 @@ impl QueueState {
 
     /// Fails if kernels own the queue, or did.
     pub(in crate::endpoint) fn check_host_owned(&self, operation: &'static str) -> Result<()> {
+        let name = self.kind.name();
         let reason = match &*self.ownership() {
             Ownership::Host => return Ok(()),
-            Ownership::Device(_) => "its send queue is owned by kernels",
-            Ownership::Over(_) => "its send queue was owned by kernels: reset it first",
+            Ownership::Device(_) => format!("its {name} queue is owned by kernels"),
+            Ownership::Over(_) => format!("its {name} queue was owned by kernels: reset it first"),
         };
         Err(Error::state(StateKind::KernelsOwnQueue, operation, reason))
     }
@@ -110,7 +112,10 @@ impl QueueState {
             Ownership::Device(_) => Err(Error::state(
                 StateKind::KernelsOwnQueue,
                 operation,
-                "its send queue is owned by kernels: drop the kernel queue first",
+                format!(
+                    "its {} queue is owned by kernels: drop the kernel queue first",
+                    self.kind.name()
+                ),
             )),
         }
     }
@@ -159,6 +164,14 @@ impl QueueState {
             self.taken.store(cursor.freed, Ordering::Release);
             cursor.seen = cursor.freed.wrapping_add(self.cq.cqe_count());
         }
+    }
+
+    /// The code of an operation in a graph of the application that was not executed, and its time limit.
+    pub(in crate::endpoint) fn replay_failure(&self) -> Option<(i32, u64)> {
+        if !self.is_device_owned() {
+            return None;
+        }
+        self.ownership().state()?.replay_failure()
     }
 
     /// The first completion in error of those that kernels have not read, or have left in the queue. If the host counts, the reaper finds it.
@@ -224,8 +237,7 @@ mod tests {
             cqe.wqe_counter = index as u16;
             queue.count_for_kernels(index, &cqe);
             assert_eq!(queue.cq.consumer_index(), index + 1);
-            let completed = &lent.state().control().completed;
-            assert_eq!(completed.load(Ordering::Acquire), index + 1);
+            assert_eq!(lent.state().control().completed(), index + 1);
         }
     }
 }

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use super::{EndpointShared, end_elsewhere};
 use crate::Cause;
+use crate::WcStatus;
 use crate::endpoint::QueueKind;
 use crate::endpoint::clock::now_ns;
+use crate::endpoint::device_queue_state::STATUS_WORK;
 use crate::endpoint::queue::{ErrorCompletion, QueueState};
 use crate::endpoint::watchdog::Watched;
 use crate::nic::State;
@@ -91,13 +93,36 @@ impl EndpointShared {
 
     /// Records the failure of a completion in error that kernels have left, or have not read, in a queue that they own.
     pub(super) fn check_kernel_completions(&self, epoch: u32) {
-        if let Some(cqe) = self.queue(QueueKind::Send).unread_error_cqe() {
+        let mut flushed = None;
+        for queue in &self.queues {
+            let Some(cqe) = queue.unread_error_cqe() else {
+                continue;
+            };
             let cause = Cause::Completion {
                 status: cqe.status(),
                 syndrome: cqe.syndrome,
                 vendor_syndrome: cqe.vendor_syndrome,
             };
-            self.fail_in(epoch, Some(cqe.wqe_counter.into()), cause);
+            let wr_id = Some(cqe.wqe_counter.into());
+            if cqe.status() == WcStatus::WrFlushErr {
+                // The other queue may have the cause.
+                flushed = Some((wr_id, cause));
+            } else {
+                return self.fail_in(epoch, wr_id, cause);
+            }
+        }
+        if let Some((wr_id, cause)) = flushed {
+            return self.fail_in(epoch, wr_id, cause);
+        }
+        let overdue = self.queue(QueueKind::Send).replay_failure();
+        if let Some((code, timeout_ns)) = overdue
+            && code != STATUS_WORK
+        {
+            self.fail_in(
+                epoch,
+                None,
+                Cause::Deadline(Duration::from_nanos(timeout_ns)),
+            );
         }
     }
 

@@ -10,7 +10,7 @@ use cudarc::driver::sys::{
 use crate::call::{CUresult, CudaResult, In, Out, cuda, valid};
 use crate::capture;
 use crate::current;
-use crate::graph::{self, Node, NodeWork};
+use crate::graph::{self, KeptObject, Node, NodeWork};
 use crate::handle::{self, ObjectTable};
 use crate::life::ContextLife;
 use crate::mark::StreamMark;
@@ -22,6 +22,7 @@ use crate::task::{Task, node_type};
 /// A snapshot of a graph. Its nodes are named by those of the graph.
 struct Exec {
     state: Mutex<ExecState>,
+    kept: Vec<KeptObject>,
     flags: u64,
 }
 
@@ -77,7 +78,8 @@ fn instantiate(to: &Out<CUgraphExec>, graph: CUgraph, flags: u64) -> CudaResult 
     valid(graph::order(&nodes, 1).is_some())?;
     let handle = handle::fresh();
     let state = Mutex::new(ExecState { nodes, last: None });
-    EXECS.insert(handle, Arc::new(Exec { state, flags }));
+    let kept = graph.kept();
+    EXECS.insert(handle, Arc::new(Exec { state, kept, flags }));
     to.put(handle as CUgraphExec)
 }
 
@@ -97,6 +99,8 @@ struct GraphLaunch {
     tasks: Vec<Arc<dyn Task>>,
     before: Option<Arc<StreamMark>>,
     end: Arc<StreamMark>,
+    /// As long as it is queued.
+    _kept: Vec<KeptObject>,
 }
 
 impl Task for GraphLaunch {
@@ -147,6 +151,7 @@ fn launch(exec: CUgraphExec, stream: CUstream) -> CudaResult {
         tasks,
         before: state.last.clone(),
         end: end.clone(),
+        _kept: exec.kept.clone(),
     };
     capture::queue(&stream, NodeWork::of(run))?;
     state.last = Some(end);

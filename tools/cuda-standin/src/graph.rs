@@ -58,9 +58,14 @@ pub struct Node {
     pub original: u64,
 }
 
+/// Something that a graph, its copies and their launches keep.
+pub type KeptObject = Arc<dyn std::any::Any + Send + Sync>;
+
 pub struct Graph {
     pub handle: u64,
     nodes: Mutex<Vec<Node>>,
+    /// What it keeps of the program's: references of user objects.
+    kept: Mutex<Vec<KeptObject>>,
     /// A stream is being captured into it.
     pub capturing: AtomicBool,
 }
@@ -85,6 +90,7 @@ pub fn create() -> Arc<Graph> {
     let graph = Arc::new(Graph {
         handle: handle::fresh(),
         nodes: Mutex::default(),
+        kept: Mutex::default(),
         capturing: AtomicBool::new(false),
     });
     GRAPHS.insert(graph.handle, graph.clone());
@@ -96,6 +102,21 @@ impl Graph {
         self.nodes
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub fn keep(&self, what: KeptObject) {
+        self.all_kept().push(what);
+    }
+
+    fn all_kept(&self) -> MutexGuard<'_, Vec<KeptObject>> {
+        self.kept
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// What it keeps, for a copy.
+    pub fn kept(&self) -> Vec<KeptObject> {
+        self.all_kept().clone()
     }
 
     /// Adds a node after others of this graph, each named once.
@@ -131,6 +152,7 @@ impl Graph {
     /// Takes its handle and those of its nodes away. What was instantiated from it stays.
     pub fn destroy(&self) {
         GRAPHS.remove(self.handle as CUgraph);
+        self.all_kept().clear();
         for node in self.nodes().iter() {
             NODES.remove(node.handle as CUgraphNode);
         }
@@ -155,6 +177,7 @@ impl Graph {
                 original: node.handle,
             })
             .collect();
+        *copy.all_kept() = self.kept();
         for handle in &fresh {
             NODES.insert(*handle, copy.clone());
         }

@@ -19,6 +19,7 @@ int doorbell_cuda_standin_pause(uint32_t turn);
 #define DBL_PAUSE(turn) doorbell_cuda_standin_pause(turn)
 #include <doorbell/trigger.h>
 #define DBL_TURN() ((void)doorbell_cuda_standin_over())
+#include <doorbell/detail/replay.h>
 #include <reduce.h>
 #include <step.h>
 #include "../../../tools/gpu-check/src/measured.h"
@@ -86,6 +87,27 @@ int doorbell_put_step(const void *const arguments[], uint64_t thread)
     found = dbl_step_put(&queue, &step);
     if (found != DOORBELL_OK)
         dbl_store_dword((void *)(uintptr_t)step.code, (uint32_t)found);
+    return SUCCESS;
+}
+
+/* doorbell_replay(replay) */
+int doorbell_replay(const void *const arguments[], uint64_t thread)
+{
+    struct dbl_replay replay;
+    int reached;
+
+    (void)thread;
+    memcpy(&replay, arguments[0], sizeof replay);
+    reached = reach(&replay.fault, 4) && reach(&replay.cell, sizeof(struct dbl_replay_cell)) &&
+              reach(&replay.report, sizeof(struct dbl_replay_report)) && (!replay.awaited || reach(&replay.awaited, sizeof(struct dbl_replay_cell)));
+    if (replay.queue.state)
+        reached = reached && reach_queue(&replay.queue) && reach(&replay.recv, sizeof(struct dbl_replay_recv)) && reach(&replay.recv_ring, 16) &&
+                  reach(&replay.recv_record, 4) && reach(&replay.recv_completions, 64) && reach(&replay.recv_cq_record, 4);
+    if (replay.kind == DBL_REPLAY_STORE || replay.kind == DBL_REPLAY_WAIT_WORD)
+        reached = reached && reach(&replay.words[0], replay.is_wide ? 8 : 4);
+    if (!reached)
+        return ILLEGAL_ADDRESS;
+    (void)dbl_replay_execute(&replay);
     return SUCCESS;
 }
 

@@ -33,6 +33,7 @@ unsafe extern "C" {
     fn doorbell_execute(arguments: *const *const c_void, thread: u64) -> u32;
     fn doorbell_step(arguments: *const *const c_void, thread: u64) -> u32;
     fn doorbell_put_step(arguments: *const *const c_void, thread: u64) -> u32;
+    fn doorbell_replay(arguments: *const *const c_void, thread: u64) -> u32;
     fn doorbell_reduce(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_mark(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_ring(arguments: *const *const c_void, thread: u64) -> u32;
@@ -80,6 +81,13 @@ static KERNELS: &[Kernel] = &[
         parameters: &[96, 64],
         once: true,
         run: KernelCode::C(doorbell_put_step),
+    },
+    // `struct dbl_replay`.
+    Kernel {
+        name: c"doorbell_replay",
+        parameters: &[280],
+        once: true,
+        run: KernelCode::C(doorbell_replay),
     },
     // `struct dbl_reduce`. All of its threads at once.
     Kernel {

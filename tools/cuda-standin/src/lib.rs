@@ -43,6 +43,7 @@ mod stream;
 mod stream_calls;
 mod streams;
 mod task;
+mod user_object;
 
 use std::ffi::{CStr, c_char};
 

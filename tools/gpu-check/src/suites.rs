@@ -61,12 +61,13 @@ const CONFIGS: [SuiteConfig; 6] = [
 ];
 
 /// The suites that run first: the most informative ones, and the short ones. Those in neither list run in between.
-const FIRST: [&str; 5] = [
+const FIRST: [&str; 6] = [
     "kernel_trigger",
     "kernel_queue_cuda",
     "conformance",
     "cuda_memory",
     "cuda_graph",
+    "cuda_replay",
 ];
 const LAST: [&str; 1] = ["slow_commands"];
 

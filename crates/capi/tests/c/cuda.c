@@ -324,6 +324,70 @@ static void failed_copies_report_the_reason(const struct driver *driver, struct 
 
 enum { LAUNCHES = 40 };
 
+/* The application's own capture, which it launches by itself. */
+static void captured_by_the_application(const struct driver *driver, struct rig *rig)
+{
+	const doorbell_slice from = {rig->region, 0, 64}, to = {rig->region, 4096, 64};
+	unsigned char *memory = doorbell_region_pointer(rig->region);
+	doorbell_ticket *tickets[4], *plain;
+	struct CUgraphExec_st *exec;
+	struct CUgraph_st *graph;
+	struct CUstream_st *raw;
+	doorbell_stream *stream;
+	doorbell_work work = doorbell_work_send(&from, 1);
+	uint64_t launches = 77;
+	uint32_t control;
+	int i, launch;
+
+	EXPECT(doorbell_endpoint_path(rig->a, &control, NULL, 0) > 0);
+	WORKS(doorbell_post_recv(rig->b, 1, &to, 1, &plain));
+	FAILS(DOORBELL_EINVAL, "`launches`", doorbell_ticket_launches(plain, NULL));
+	GIVES(0, doorbell_ticket_launches(plain, &launches));
+	EXPECT(launches == 77);
+	WORKS(doorbell_ticket_destroy(plain));
+	WORKS(doorbell_endpoint_reset(rig->a));
+	WORKS(doorbell_endpoint_reset(rig->b));
+	rig_connect(rig);
+	DRIVER(driver->stream_create(&raw, 1));
+	WORKS(doorbell_stream_create_cuda(raw, NULL, &stream));
+	DRIVER(driver->begin_capture(raw, 0));
+	if (control == DOORBELL_CONTROL_SYNC) {
+		FAILS(DOORBELL_ESTATE, "sync", doorbell_stream_queue_send(stream, rig->a, &work, NULL));
+		DRIVER(driver->end_capture(raw, &graph));
+		DRIVER(driver->graph_destroy(graph));
+		WORKS(doorbell_stream_destroy(stream));
+		DRIVER(driver->stream_destroy(raw));
+		return;
+	}
+	WORKS(doorbell_stream_queue_recv(stream, rig->b, 1, &to, 1, &tickets[0]));
+	WORKS(doorbell_stream_queue_send(stream, rig->a, &work, &tickets[1]));
+	WORKS(doorbell_stream_wait_cq(stream, rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &tickets[2]));
+	WORKS(doorbell_stream_wait_cq(stream, rig->b, DOORBELL_QUEUE_RECV, SOON_MS, &tickets[3]));
+	DRIVER(driver->end_capture(raw, &graph));
+	DRIVER(driver->graph_instantiate(&exec, graph, 0));
+	DRIVER(driver->graph_destroy(graph));
+	for (launch = 0; launch < LAUNCHES; launch++) {
+		memset(memory, launch + 1, 64);
+		DRIVER(driver->graph_launch(exec, raw));
+		DRIVER(driver->stream_synchronize(raw));
+		EXPECT(memory[4096] == launch + 1 && memory[4096 + 63] == launch + 1);
+	}
+	FAILS(DOORBELL_ESTATE, "graphs", doorbell_endpoint_reset(rig->a));
+	for (i = 0; i < 4; i++) {
+		GIVES(1, doorbell_ticket_launches(tickets[i], &launches));
+		EXPECT(launches == LAUNCHES);
+		GIVES(DOORBELL_STATUS_RUNG, doorbell_ticket_status(tickets[i], NULL));
+		FAILS(DOORBELL_ESTATE, "launches", doorbell_ticket_wait(tickets[i], 0));
+		WORKS(doorbell_ticket_destroy(tickets[i]));
+	}
+	DRIVER(driver->graph_exec_destroy(exec));
+	WORKS(doorbell_endpoint_reset(rig->a));
+	WORKS(doorbell_endpoint_reset(rig->b));
+	rig_connect(rig);
+	WORKS(doorbell_stream_destroy(stream));
+	DRIVER(driver->stream_destroy(raw));
+}
+
 /* A capture with transfers in it, launched again and again. */
 static void graphs(const struct driver *driver, struct rig *rig)
 {
@@ -607,6 +671,7 @@ static int with_the_feature(struct rig *rig)
 	}
 	on_streams(&driver, rig, own, lent);
 	graphs(&driver, rig);
+	captured_by_the_application(&driver, rig);
 	graphs_of_messages(&driver, rig);
 	WORKS(doorbell_region_destroy(own));
 	WORKS(doorbell_region_destroy(lent));

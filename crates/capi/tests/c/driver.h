@@ -10,6 +10,7 @@
 struct CUctx_st;
 struct CUstream_st;
 struct CUgraph_st;
+struct CUgraphExec_st;
 
 struct driver {
 	void *library;
@@ -25,6 +26,12 @@ struct driver {
 	int (*to_device)(uint64_t to, const void *from, size_t len_bytes);
 	int (*graph_create)(struct CUgraph_st **graph, unsigned flags);
 	int (*graph_destroy)(struct CUgraph_st *graph);
+	int (*graph_instantiate)(struct CUgraphExec_st **exec, struct CUgraph_st *graph, unsigned long long flags);
+	int (*graph_launch)(struct CUgraphExec_st *exec, struct CUstream_st *stream);
+	int (*graph_exec_destroy)(struct CUgraphExec_st *exec);
+	int (*begin_capture)(struct CUstream_st *stream, int mode);
+	int (*end_capture)(struct CUstream_st *stream, struct CUgraph_st **graph);
+	int (*stream_synchronize)(struct CUstream_st *stream);
 	int (*to_host)(void *to, uint64_t from, size_t len_bytes);
 };
 
@@ -71,6 +78,12 @@ static inline int driver_load(struct driver *driver)
 	driver_find(driver, "cuMemcpyDtoH_v2", &driver->to_host);
 	driver_find(driver, "cuGraphCreate", &driver->graph_create);
 	driver_find(driver, "cuGraphDestroy", &driver->graph_destroy);
+	driver_find(driver, "cuGraphInstantiateWithFlags", &driver->graph_instantiate);
+	driver_find(driver, "cuGraphLaunch", &driver->graph_launch);
+	driver_find(driver, "cuGraphExecDestroy", &driver->graph_exec_destroy);
+	driver_find(driver, "cuStreamBeginCapture_v2", &driver->begin_capture);
+	driver_find(driver, "cuStreamEndCapture", &driver->end_capture);
+	driver_find(driver, "cuStreamSynchronize", &driver->stream_synchronize);
 	if (driver->init(0) != 0 || device_count(&count) != 0 || count == 0) {
 		printf("no driver: it has no device\n");
 		return 0;

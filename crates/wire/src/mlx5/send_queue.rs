@@ -63,6 +63,9 @@ pub struct SendQueue {
 // SAFETY: the queue owns its ring (contract of `new`); only the thread that has the queue uses the pointer, one thread at a time.
 unsafe impl Send for SendQueue {}
 
+/// Writes the WQE of a request into a ring.
+type Emit = unsafe extern "C" fn(*mut u8, u32, u32, *const WorkRequest, *mut u64) -> u32;
+
 impl SendQueue {
     /// A queue over that memory, empty.
     ///
@@ -126,7 +129,50 @@ impl SendQueue {
     /// 8 bytes, a NOP with a payload; [`Error::State`] for inline data with a read or an atomic. Nothing changes then.
     #[inline]
     pub fn post(&mut self, request: &SendRequest<'_>) -> Result<Posted> {
-        type Emit = unsafe extern "C" fn(*mut u8, u32, u32, *const WorkRequest, *mut u64) -> u32;
+        let (wr, wqebbs, emit) = self.check(request)?;
+        if self.free_wqebbs() < wqebbs {
+            return Err(self.full());
+        }
+        let index = self.producer;
+        // SAFETY: the ring is valid and ours (contract of `new`); `wr` names a live slice; the request was checked to fit a WQE, hence
+        // `kept`, and `wqebbs` free blocks, so that nothing the NIC may still read is overwritten.
+        let emitted = unsafe {
+            emit(
+                self.ring,
+                self.wqebb_mask,
+                index,
+                &wr,
+                self.kept.as_mut_ptr(),
+            )
+        };
+        debug_assert_eq!(emitted, wqebbs, "emitter and queue count the same");
+        self.producer = index.wrapping_add(wqebbs);
+        Ok(Posted { index, wqebbs })
+    }
+
+    /// The words of a request as they would be in the ring with the running count 0, and the number of their 16-byte segments: for kernels, which write
+    /// requests of one WQEBB themselves. None: it takes more.
+    ///
+    /// # Errors
+    /// As [`SendQueue::post`].
+    pub fn image(&self, request: &SendRequest<'_>) -> Result<Option<([u64; 8], u32)>> {
+        let (wr, wqebbs, emit) = self.check(request)?;
+        if wqebbs != 1 {
+            return Ok(None);
+        }
+        let mut words = [0; 8];
+        let mut kept = [0; KEPT_WORDS];
+        // SAFETY: a ring of one block, which is as long as the request; `wr` names a live slice; `kept` has room for each request.
+        let emitted = unsafe { emit(words.as_mut_ptr().cast(), 0, 0, &wr, kept.as_mut_ptr()) };
+        debug_assert_eq!(emitted, 1, "emitter and queue count the same");
+        // The second big-endian word of the control segment ends with it.
+        let segments = u32::from_be((words[0] >> 32) as u32) & 0x3f;
+        Ok(Some((words, segments)))
+    }
+
+    /// A request for the emitter, with the blocks that it takes.
+    #[inline(always)]
+    fn check(&self, request: &SendRequest<'_>) -> Result<(WorkRequest, u32, Emit)> {
         let (payload, count, segments, emit): (_, _, _, Emit) = match request.payload {
             Payload::Segments(list) => (
                 list.as_ptr().cast(),
@@ -144,9 +190,6 @@ impl SendQueue {
         let head =
             1 + u32::from(request.opcode.has_remote()) + u32::from(request.opcode.is_atomic());
         let wqebbs = (head + segments).div_ceil(4);
-        if self.free_wqebbs() < wqebbs {
-            return Err(self.full());
-        }
         let wr = WorkRequest {
             remote_addr: request.remote_addr,
             swap_or_add: request.swap_or_add,
@@ -162,21 +205,7 @@ impl SendQueue {
                 | request.fence as u8,
             is_inline: u16::from(matches!(request.payload, Payload::Inline(_))),
         };
-        let index = self.producer;
-        // SAFETY: the ring is valid and ours (contract of `new`); `wr` names a live slice; the request was checked to fit a WQE, hence
-        // `kept`, and `wqebbs` free blocks, so that nothing the NIC may still read is overwritten.
-        let emitted = unsafe {
-            emit(
-                self.ring,
-                self.wqebb_mask,
-                index,
-                &wr,
-                self.kept.as_mut_ptr(),
-            )
-        };
-        debug_assert_eq!(emitted, wqebbs, "emitter and queue count the same");
-        self.producer = index.wrapping_add(wqebbs);
-        Ok(Posted { index, wqebbs })
+        Ok((wr, wqebbs, emit))
     }
 
     /// Adds the ops that announce to the NIC all requests posted since the last commit: the doorbell record, a fence, the UAR.

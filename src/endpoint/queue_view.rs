@@ -1,23 +1,23 @@
-//! A kernel queue as kernels see it.
+//! A send queue as kernels see it.
 #![allow(unsafe_code)] // says that it may be a parameter of kernels
 
+use super::DeviceQueue;
 use crate::Result;
-use crate::endpoint::DeviceQueue;
 
 /// `struct doorbell_queue` of `include/doorbell/queue.h`: plain values, to be passed to kernels as they are. Valid as long as the
-/// [`KernelQueue`](super::KernelQueue).
+/// [`KernelQueue`](crate::KernelQueue).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct QueueView {
-    pub(super) state: u64,
-    pub(super) control: u64,
-    pub(super) marks: u64,
-    pub(super) doorbells: u64,
-    pub(super) ring: u64,
-    pub(super) record: u64,
-    pub(super) uar: [u64; 2],
-    pub(super) completions: u64,
-    pub(super) cq_record: u64,
+    pub(crate) state: u64,
+    control: u64,
+    pub(crate) marks: u64,
+    doorbells: u64,
+    ring: u64,
+    record: u64,
+    uar: [u64; 2],
+    completions: u64,
+    cq_record: u64,
     slot_mask: u32,
     cqe_mask: u32,
     capacity: u32,
@@ -39,13 +39,13 @@ impl QueueView {
 
     /// As words, to be a parameter of the library's own kernels.
     #[cfg(feature = "cuda")]
-    pub(super) fn words(&self) -> [u64; 12] {
+    pub(crate) fn words(&self) -> [u64; 12] {
         // SAFETY: repr(C), integers of that size together, without padding.
         unsafe { std::mem::transmute(*self) }
     }
 
     /// The numbers, without addresses.
-    pub(super) fn new(queue: &DeviceQueue) -> QueueView {
+    pub(crate) fn new(queue: &DeviceQueue) -> QueueView {
         let (slots, capacity) = queue.state().slots();
         QueueView {
             slot_mask: slots - 1,
@@ -57,7 +57,7 @@ impl QueueView {
     }
 
     /// Fills in where the parts are that lie in this process's memory, as `reach` gives their addresses and lengths another form.
-    pub(super) fn reach(
+    pub(crate) fn reach(
         &mut self,
         queue: &DeviceQueue,
         mut reach: impl FnMut(usize, usize) -> Result<u64>,

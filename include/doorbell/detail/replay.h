@@ -1,0 +1,347 @@
+/*
+ * One operation of a graph that its application captures and launches by itself. The kernel doorbell_replay executes it with
+ * each launch, with one thread. All that changes from launch to launch lies in memory: the counts of a kernel queue
+ * (queue_doorbell.h), those of the receive queue below, and the cells of the operations. So a launch needs no call of the
+ * host. src/endpoint/replay has the host's side. C11 and CUDA.
+ *
+ * Memory order of the receive queue:
+ * - A receive is posted by ordinary stores and, behind a release fence of system scope, by the doorbell record. `posting` is
+ *   the lock of the threads that post.
+ * - The thread that takes the place n waits for the completion n. It loads it, has an acquire fence of system scope, and
+ *   returns the place to the NIC when all places before are returned. `completed` is stored with release and loaded with
+ *   acquire: a thread that posts writes an entry of the ring after its receive was completed.
+ * - A result for the host is stored behind a release fence of system scope.
+ */
+#ifndef DOORBELL_REPLAY_H
+#define DOORBELL_REPLAY_H
+
+#include "../queue.h"
+
+enum dbl_replay_kind {
+	DBL_REPLAY_SEND = 1,	  /* writes a work request and rings */
+	DBL_REPLAY_WAIT_SEND = 2, /* waits for the completion of the work request of `awaited` */
+	DBL_REPLAY_RECV = 3,	  /* posts a receive */
+	DBL_REPLAY_WAIT_RECV = 4, /* waits for the next completion of a receive */
+	DBL_REPLAY_STORE = 5,	  /* stores `words[1]` at `words[0]`: 4 bytes, or 8 if `is_wide` */
+	DBL_REPLAY_WAIT_WORD = 6, /* waits for the word at `words[0]`: it meets `condition` with `words[1]` */
+};
+
+/* How a word is compared with a value, which grows by `words[2]` with each launch. Conditions of more and less regard the difference as signed. */
+enum dbl_replay_condition {
+	DBL_REPLAY_GEQ = 0,
+	DBL_REPLAY_EQ = 1,
+	DBL_REPLAY_AND = 2, /* a common bit */
+	DBL_REPLAY_NOR = 3, /* the inverse of their union has a bit */
+};
+
+/* What the threads share of the receive queue, in memory of the GPU. Running counts; each group of writers has its own line. */
+struct dbl_replay_recv {
+	uint32_t posted; /* receives */
+	uint32_t line0[31];
+	uint32_t taken; /* completions that threads wait for, or have seen */
+	uint32_t line1[31];
+	uint32_t completed; /* completions that were given back to the NIC */
+	uint32_t line2[31];
+	uint32_t posting; /* 1 while a thread posts */
+	uint32_t line3[31];
+};
+
+/* What an operation leaves for the next launch, and a send for its wait, in memory of the GPU. */
+struct dbl_replay_cell {
+	uint64_t launches; /* that have executed it */
+	uint32_t upto;	   /* of a send: one more than its last slot */
+	uint32_t reserved;
+};
+
+/* What the host learns of an operation, in its memory. */
+struct dbl_replay_report {
+	uint64_t launches;  /* that have executed it */
+	int32_t code;	    /* of the first launch that has not; 0 while there is none */
+	uint32_t len_bytes; /* of the last receive */
+	uint32_t imm;
+	uint32_t reserved[11];
+};
+
+/* An operation: the parameter of the kernel. Addresses are the device's. An operation without a queue has 0 for `queue.state`. */
+struct dbl_replay {
+	struct doorbell_queue queue;
+	uint64_t recv; /* struct dbl_replay_recv */
+	uint64_t recv_ring;
+	uint64_t recv_record; /* the receive half of the doorbell record */
+	uint64_t recv_completions;
+	uint64_t recv_cq_record;
+	uint32_t recv_mask; /* entries of the ring, less one */
+	uint32_t recv_shift; /* an entry has 1 << recv_shift bytes */
+	uint32_t recv_cqe_mask;
+	uint32_t recv_capacity; /* most receives that are posted and not completed */
+	uint32_t recv_ahead;	/* count of the first receive less that of the first completion */
+	uint32_t kind;		/* enum dbl_replay_kind */
+	uint64_t fault;		/* int32_t in memory of the host: the code of the stream's first failure; behind it nothing is executed */
+	uint64_t cell;		/* struct dbl_replay_cell */
+	uint64_t awaited;	/* that of the send which is waited for */
+	uint64_t report;	/* struct dbl_replay_report */
+	uint64_t timeout_ns;
+	uint32_t opcode;
+	uint32_t segments;  /* of a send: segments of the WQE, its control segment too; of a receive: pieces of memory */
+	uint32_t condition; /* enum dbl_replay_condition */
+	uint32_t is_wide;
+	uint64_t words[8]; /* of a send: words 1 to 7 of the WQE; of a receive: its pieces, as in the ring */
+};
+
+DBL_STATIC_ASSERT(sizeof(struct dbl_replay_recv) == 512, "four lines");
+DBL_STATIC_ASSERT(sizeof(struct dbl_replay_cell) == 16, "a cell");
+DBL_STATIC_ASSERT(sizeof(struct dbl_replay_report) == 64, "a report is a cache line");
+DBL_STATIC_ASSERT(sizeof(struct dbl_replay) == 280, "35 words");
+DBL_STATIC_ASSERT(offsetof(struct dbl_replay, words) == 216, "words");
+
+/* Counts from `since_ns` on. Returns whether the time is over; the first call of a wait begins it. */
+DBL_DEVICE int dbl_replay_is_late(uint64_t *since_ns, uint64_t bound_ns)
+{
+	const uint64_t now_ns = dbl_now_ns();
+
+	if (*since_ns == 0)
+		*since_ns = now_ns;
+	return dbl_has_passed(now_ns, *since_ns, bound_ns);
+}
+
+DBL_DEVICE int dbl_replay_send(const struct dbl_replay *replay, struct dbl_replay_cell *cell)
+{
+	const struct doorbell_queue *queue = &replay->queue;
+	uint64_t wqe[DBL_WQEBB_BYTES / 8];
+	uint32_t slot, upto, reserved;
+	const int code = doorbell_reserve(queue, 1, replay->timeout_ns, &slot);
+
+	if (code != DOORBELL_OK)
+		return code;
+	wqe[0] = dbl_be32x2((slot & 0xffffu) << 8 | replay->opcode, queue->qpn << 8 | replay->segments);
+	wqe[1] = replay->words[0];
+	wqe[2] = replay->words[1];
+	wqe[3] = replay->words[2];
+	wqe[4] = replay->words[3];
+	wqe[5] = replay->words[4];
+	wqe[6] = replay->words[5];
+	wqe[7] = replay->words[6];
+	dbl_wqe_copy((uint8_t *)(uintptr_t)queue->ring, queue->slot_mask, slot, wqe, 1);
+	if (queue->record == 0)
+		((uint64_t *)(uintptr_t)queue->doorbells)[slot & queue->slot_mask] = wqe[0];
+	/* If another instance of the graph has executed it meanwhile, for a later slot, a wait for that slot will do. A count that is not among
+	   those between is of an earlier launch. */
+	do {
+		upto = dbl_load_dword_relaxed(&cell->upto);
+		reserved = dbl_load_dword_relaxed(&dbl_queue_state(queue)->reserved);
+		if (upto - (slot + 1) <= reserved - (slot + 1))
+			break;
+	} while (dbl_claim_dword(&cell->upto, upto, slot + 1) != upto);
+	return doorbell_submit(queue, slot, 1);
+}
+
+DBL_DEVICE int dbl_replay_wait_send(const struct dbl_replay *replay)
+{
+	const struct dbl_replay_cell *sent = (const struct dbl_replay_cell *)(uintptr_t)replay->awaited;
+
+	return doorbell_wait(&replay->queue, dbl_load_dword_relaxed(&sent->upto), replay->timeout_ns);
+}
+
+DBL_DEVICE int dbl_replay_recv(const struct dbl_replay *replay)
+{
+	struct dbl_replay_recv *recv = (struct dbl_replay_recv *)(uintptr_t)replay->recv;
+	const uint64_t bound_ns = dbl_bounded(replay->timeout_ns);
+	uint64_t since_ns = 0;
+	uint64_t *entry;
+	uint32_t posted, at;
+	int code;
+
+	for (;;) {
+		code = dbl_queue_progress(&replay->queue);
+		if (code != DOORBELL_OK)
+			return code;
+		if (dbl_take_dword(&recv->posting, 0, 1)) {
+			posted = dbl_load_dword_relaxed(&recv->posted);
+			if (posted - replay->recv_ahead - dbl_load_dword_gpu(&recv->completed) < replay->recv_capacity)
+				break;
+			dbl_store_dword_release_gpu(&recv->posting, 0);
+		}
+		if (dbl_replay_is_late(&since_ns, bound_ns))
+			return DOORBELL_EFULL;
+		DBL_TURN();
+	}
+	entry = (uint64_t *)(uintptr_t)(replay->recv_ring + ((uint64_t)(posted & replay->recv_mask) << replay->recv_shift));
+	for (at = 0; at < replay->segments; at++) {
+		entry[2 * at] = replay->words[2 * at];
+		entry[2 * at + 1] = replay->words[2 * at + 1];
+	}
+	if (replay->segments << 4 != 1u << replay->recv_shift) {
+		/* The end of a list that is shorter than the entry: mlx5dv.h, MLX5_INVALID_LKEY. */
+		entry[2 * at] = dbl_be32x2(0, DBL_INVALID_LKEY);
+		entry[2 * at + 1] = 0;
+	}
+	posted++;
+	dbl_fence_release();
+	dbl_store_dword((void *)(uintptr_t)replay->recv_record, dbl_be32(posted & 0xffffu));
+	dbl_store_dword(&recv->posted, posted);
+	dbl_store_dword_release_gpu(&recv->posting, 0);
+	return DOORBELL_OK;
+}
+
+DBL_DEVICE int dbl_replay_wait_recv(const struct dbl_replay *replay, struct dbl_replay_report *report)
+{
+	struct dbl_replay_recv *recv = (struct dbl_replay_recv *)(uintptr_t)replay->recv;
+	const uint64_t bound_ns = dbl_bounded(replay->timeout_ns);
+	const uint32_t place = dbl_add_dword(&recv->taken, 1);
+	const uint8_t *cqe = (const uint8_t *)(uintptr_t)replay->recv_completions + (size_t)(place & replay->recv_cqe_mask) * 64;
+	const uint32_t lap_is_odd = (place & (replay->recv_cqe_mask + 1)) != 0;
+	uint64_t since_ns = 0;
+	uint32_t word;
+	int code;
+
+	/* The entry may still have the completion of the lap before the last one, which looks alike: only when fewer than a lap is between. */
+	while (place - dbl_load_dword_gpu(&recv->completed) > replay->recv_cqe_mask) {
+		code = dbl_queue_progress(&replay->queue);
+		if (code != DOORBELL_OK)
+			return code;
+		if (dbl_replay_is_late(&since_ns, bound_ns))
+			return DOORBELL_ETIMEOUT;
+		DBL_TURN();
+	}
+	for (;;) {
+		word = dbl_load_dword_relaxed(cqe + 60);
+		if (word >> 28 != 0xf && (word >> 24 & 1) == lap_is_odd)
+			break;
+		code = dbl_queue_progress(&replay->queue);
+		if (code != DOORBELL_OK)
+			return code;
+		if (dbl_replay_is_late(&since_ns, bound_ns))
+			return DOORBELL_ETIMEOUT;
+		DBL_TURN();
+	}
+	/* What the NIC wrote before it. */
+	dbl_fence_acquire();
+	/* It is not consumed, so that the host finds it. */
+	if (dbl_completion_is_error(word))
+		return DOORBELL_EWORK;
+	/* mlx5dv.h, struct mlx5_cqe64: imm_inval_pkey is at 36, byte_cnt at 44. */
+	dbl_store_dword(&report->imm, dbl_be32(dbl_load_dword_relaxed(cqe + 36)));
+	dbl_store_dword(&report->len_bytes, dbl_be32(dbl_load_dword_relaxed(cqe + 44)));
+	while (dbl_load_dword_gpu(&recv->completed) != place) {
+		code = dbl_queue_progress(&replay->queue);
+		if (code != DOORBELL_OK)
+			return code;
+		if (dbl_replay_is_late(&since_ns, bound_ns))
+			return DOORBELL_ETIMEOUT;
+		DBL_TURN();
+	}
+	dbl_store_dword((void *)(uintptr_t)replay->recv_cq_record, dbl_be32((place + 1) & 0xffffffu));
+	dbl_store_dword_release_gpu(&recv->completed, place + 1);
+	return DOORBELL_OK;
+}
+
+DBL_DEVICE int dbl_replay_meets(const struct dbl_replay *replay, uint64_t found, uint64_t value)
+{
+	if (!replay->is_wide) {
+		found = (uint32_t)found;
+		value = (uint32_t)value;
+	}
+	switch (replay->condition) {
+	case DBL_REPLAY_GEQ:
+		return replay->is_wide ? (int64_t)(found - value) >= 0 : (int32_t)((uint32_t)found - (uint32_t)value) >= 0;
+	case DBL_REPLAY_EQ:
+		return found == value;
+	case DBL_REPLAY_AND:
+		return (found & value) != 0;
+	default:
+		return replay->is_wide ? ~(found | value) != 0 : ~((uint32_t)found | (uint32_t)value) != 0;
+	}
+}
+
+DBL_DEVICE int dbl_replay_wait_word(const struct dbl_replay *replay, const struct dbl_replay_cell *cell)
+{
+	const void *word = (const void *)(uintptr_t)replay->words[0];
+	const uint64_t value = replay->words[1] + replay->words[2] * dbl_load_qword(&cell->launches);
+	const uint64_t bound_ns = dbl_bounded(replay->timeout_ns);
+	uint64_t since_ns = 0;
+
+	while (!dbl_replay_meets(replay, replay->is_wide ? dbl_load_qword(word) : dbl_load_dword(word), value)) {
+		if (dbl_replay_is_late(&since_ns, bound_ns))
+			return DOORBELL_ETIMEOUT;
+		DBL_TURN();
+	}
+	return DOORBELL_OK;
+}
+
+/* Stores a code unless there is one. */
+DBL_DEVICE void dbl_replay_tell(int32_t *word, int code)
+{
+	if (dbl_load_dword(word) == 0)
+		dbl_store_dword(word, (uint32_t)code);
+}
+
+/*
+ * The operation was not executed. Nothing behind it is, of this endpoint or of this stream, in this launch or a later one:
+ * a signal must not be sent behind data that were not.
+ */
+DBL_DEVICE void dbl_replay_fail(const struct dbl_replay *replay, struct dbl_replay_report *report, int code)
+{
+	struct dbl_queue_control *control = (struct dbl_queue_control *)(uintptr_t)replay->queue.control;
+
+	dbl_replay_tell(&report->code, code);
+	if (replay->queue.state) {
+		(void)dbl_claim_dword((uint32_t *)&dbl_queue_state(&replay->queue)->status, 0, (uint32_t)code);
+		dbl_store_qword(&control->replay_timeout_ns, replay->timeout_ns);
+		dbl_fence_release();
+		dbl_replay_tell(&control->replay_code, code);
+	}
+	/* Last: who finds the stream's failure finds its cause. */
+	dbl_fence_release();
+	dbl_replay_tell((int32_t *)(uintptr_t)replay->fault, code);
+}
+
+/* Executes an operation. Returns its code. */
+DBL_DEVICE int dbl_replay_execute(const struct dbl_replay *replay)
+{
+	struct dbl_replay_cell *cell = (struct dbl_replay_cell *)(uintptr_t)replay->cell;
+	struct dbl_replay_report *report = (struct dbl_replay_report *)(uintptr_t)replay->report;
+	int code = (int32_t)dbl_load_dword((const void *)(uintptr_t)replay->fault);
+	uint64_t launches;
+
+	if (code == DOORBELL_OK) {
+		switch (replay->kind) {
+		case DBL_REPLAY_SEND:
+			code = dbl_replay_send(replay, cell);
+			break;
+		case DBL_REPLAY_WAIT_SEND:
+			code = dbl_replay_wait_send(replay);
+			break;
+		case DBL_REPLAY_RECV:
+			code = dbl_replay_recv(replay);
+			break;
+		case DBL_REPLAY_WAIT_RECV:
+			code = dbl_replay_wait_recv(replay, report);
+			break;
+		case DBL_REPLAY_STORE:
+			/* What the stream did before. */
+			dbl_fence_release();
+			if (replay->is_wide)
+				dbl_store_qword((void *)(uintptr_t)replay->words[0], replay->words[1]);
+			else
+				dbl_store_dword((void *)(uintptr_t)replay->words[0], (uint32_t)replay->words[1]);
+			break;
+		case DBL_REPLAY_WAIT_WORD:
+			code = dbl_replay_wait_word(replay, cell);
+			break;
+		default:
+			code = DOORBELL_ERANGE;
+		}
+	}
+	if (code != DOORBELL_OK) {
+		dbl_replay_fail(replay, report, code);
+		return code;
+	}
+	launches = dbl_load_qword(&cell->launches) + 1;
+	dbl_store_qword(&cell->launches, launches);
+	/* What the operation has brought, and the details, before the count. */
+	dbl_fence_release();
+	dbl_store_qword(&report->launches, launches);
+	return DOORBELL_OK;
+}
+
+#endif

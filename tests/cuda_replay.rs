@@ -1,0 +1,794 @@
+//! Operations in graphs that the application captures, instantiates and launches by calls of the driver alone, as frameworks do. `scripts/test cuda_replay`
+//! runs this over the stand-in for the driver; without a driver its tests are WAIVED.
+#![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
+#![allow(unsafe_code)] // calls the driver as an application does
+
+mod rig;
+#[path = "rig/standin.rs"]
+mod standin;
+mod waived;
+
+use std::ptr::null_mut;
+use std::time::Duration;
+
+use cudarc::driver::sys::{self, CUstreamCaptureMode as Mode};
+use doorbell::softcx::Faults;
+use doorbell::{
+    Condition, Control, CudaContext, CudaStream, EndpointConfig, Error, Executor, HostStream,
+    QueueKind, Region, StateKind, Status, Ticket, Work, stream_wait_value32, stream_write_value32,
+};
+use rig::gpu::{alone, context};
+use rig::{Limit, Pair, Random, SOON, control, device, from_env, strict};
+use waived::waived;
+
+const BOUND: Duration = Duration::from_secs(120);
+const SIDE: u64 = 1 << 15;
+
+/// A stream of the application, which captures it.
+struct Application {
+    raw: sys::CUstream,
+    stream: CudaStream,
+}
+
+/// A graph of the application, instantiated.
+struct Graph(sys::CUgraphExec);
+
+fn ok(result: sys::CUresult) {
+    assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
+}
+
+impl Application {
+    fn new(context: &CudaContext) -> Application {
+        let mut raw = null_mut();
+        // SAFETY: the context lives as long as the test; writes one handle, which lives as long as `Application`.
+        let stream = unsafe {
+            ok(sys::cuCtxSetCurrent(context.raw()));
+            ok(sys::cuStreamCreate(
+                &mut raw,
+                sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32,
+            ));
+            CudaStream::from_raw(context, raw, "application").unwrap()
+        };
+        Application { raw, stream }
+    }
+
+    fn begin(&self, mode: Mode) {
+        // SAFETY: a stream of this application.
+        ok(unsafe { sys::cuStreamBeginCapture_v2(self.raw, mode) });
+    }
+
+    fn end(&self) -> Graph {
+        let (mut graph, mut exec) = (null_mut(), null_mut());
+        // SAFETY: the capture of this stream; the graph is destroyed once, and the executable one by `Graph`.
+        unsafe {
+            ok(sys::cuStreamEndCapture(self.raw, &mut graph));
+            ok(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+            ok(sys::cuGraphDestroy(graph));
+        }
+        Graph(exec)
+    }
+
+    fn capture(&self, mode: Mode, record: impl FnOnce(&CudaStream)) -> Graph {
+        self.begin(mode);
+        record(&self.stream);
+        self.end()
+    }
+
+    fn launch(&self, graph: &Graph) {
+        // SAFETY: both live.
+        ok(unsafe { sys::cuGraphLaunch(graph.0, self.raw) });
+    }
+
+    fn wait(&self) {
+        // SAFETY: as above.
+        ok(unsafe { sys::cuStreamSynchronize(self.raw) });
+    }
+}
+
+impl Drop for Application {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        self.wait();
+        // The library's object goes before, or after: it makes no call for a stream that it does not own.
+        // SAFETY: made in `new`; nothing is queued on it.
+        ok(unsafe { sys::cuStreamDestroy_v2(self.raw) });
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: made by `Application::end`.
+        ok(unsafe { sys::cuGraphExecDestroy(self.0) });
+    }
+}
+
+/// A pair, each side with memory, and an application for each side.
+struct Bench {
+    a: Application,
+    b: Application,
+    from: Region,
+    to: Region,
+    pair: Pair,
+    _limit: Limit,
+}
+
+impl Bench {
+    fn new(test: &'static str, config: &EndpointConfig) -> Option<Bench> {
+        let context = context(test)?;
+        let device = device();
+        if control(&device) == Control::Sync {
+            waived(test, "the doorbells of the sync path are in no graph");
+            return None;
+        }
+        if let Err(error) = usable(&context) {
+            waived(test, &format!("{error}"));
+            return None;
+        }
+        let pair = Pair::new(&device, config);
+        let (from, to) = (pair.region(SIDE), pair.region(SIDE));
+        Some(Bench {
+            a: Application::new(&context),
+            b: Application::new(&context),
+            from,
+            to,
+            pair,
+            _limit: Limit::new(test, BOUND),
+        })
+    }
+
+    fn is_filled(&self, len_bytes: u64, value: u8) -> bool {
+        self.to.is_filled_with(0, len_bytes, value).unwrap()
+    }
+}
+
+/// Whether the library's kernels run in the context.
+fn usable(context: &CudaContext) -> doorbell::Result<()> {
+    CudaStream::new(context, "kernels")?
+        .with_execution(doorbell::Execution::Kernel)
+        .map(drop)
+}
+
+fn config() -> EndpointConfig {
+    // A lost peer is detected after half a second.
+    EndpointConfig::default()
+        .send_depth(32)
+        .recv_depth(32)
+        .ack_timeout(14)
+        .max_segments(8)
+        .max_inline_bytes(64)
+}
+
+/// The first 8 bytes.
+fn number(region: &Region) -> u64 {
+    let mut bytes = [0; 8];
+    region.read(0, &mut bytes).unwrap();
+    u64::from_ne_bytes(bytes)
+}
+
+fn is_failed(ticket: &Ticket) -> bool {
+    matches!(ticket.status(), Status::Failed(_))
+}
+
+/// Sends, receives, and waits of both sides, in every mode of captures. The contents of the memory are those of the launch.
+#[test]
+fn a_captured_graph_transfers_the_contents_of_each_launch() {
+    let _alone = alone();
+    for mode in [
+        Mode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+        Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+        Mode::CU_STREAM_CAPTURE_MODE_RELAXED,
+    ] {
+        let Some(mut bench) = Bench::new("a_captured_graph_transfers", &config()) else {
+            return;
+        };
+        let (from, to) = (bench.from.clone(), bench.to.clone());
+        let mut tickets = Vec::new();
+        let endpoint = &mut bench.pair.a;
+        let sender = bench.a.capture(mode, |stream| {
+            let slices = [from.slice(0, 100).unwrap(), from.slice(4096, 28).unwrap()];
+            let work = Work::send(&slices).imm(77);
+            tickets.push(endpoint.stream_queue_send(stream, &work).unwrap());
+            tickets.push(endpoint.stream_wait_cq(stream, QueueKind::Send).unwrap());
+        });
+        let endpoint = &mut bench.pair.b;
+        let receiver = bench.b.capture(mode, |stream| {
+            let slices = [to.slice(0, 64).unwrap(), to.slice(64, 64).unwrap()];
+            tickets.push(endpoint.stream_queue_recv(stream, 0, &slices).unwrap());
+            tickets.push(endpoint.stream_wait_cq(stream, QueueKind::Recv).unwrap());
+        });
+        for ticket in &tickets {
+            assert_eq!(
+                (ticket.status(), ticket.launches()),
+                (Status::Prepared, Some(0))
+            );
+        }
+        let launches = from_env("DOORBELL_GRAPH_LAUNCHES", 1_000);
+        for launch in 1..=launches {
+            bench.from.fill(0, SIDE, launch as u8).unwrap();
+            bench.b.launch(&receiver);
+            bench.a.launch(&sender);
+            bench.b.wait();
+            assert!(bench.is_filled(128, launch as u8), "launch {launch}");
+            bench.a.wait();
+        }
+        for ticket in &tickets {
+            assert_eq!(
+                (ticket.status(), ticket.launches()),
+                (Status::Rung, Some(launches))
+            );
+            let waited = ticket.wait(SOON).unwrap_err();
+            assert!(
+                matches!(&waited, Error::State { kind, .. } if *kind == StateKind::Captured),
+                "{waited}"
+            );
+        }
+        assert_eq!(tickets[3].details(), Some((128, Some(77))));
+        assert_eq!(tickets[0].details(), None);
+    }
+}
+
+/// No call of this process comes between the launches, and no wait: each launch adds one to a number of the peer, and the queues wrap many times.
+#[test]
+fn launches_behind_each_other_are_all_executed_once() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("launches_behind_each_other", &config()) else {
+        return;
+    };
+    if rig::has_no_queue(&device(), "launches_behind_each_other")
+        || !rig::has_atomics(&device(), "launches_behind_each_other")
+    {
+        return;
+    }
+    bench.to.fill(0, 64, 0).unwrap();
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    let remote = to.remote().slice(0, 8).unwrap();
+    let endpoint = &mut bench.pair.a;
+    let mut waited = None;
+    let graph = bench
+        .a
+        .capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL, |stream| {
+            let old = from.slice(0, 8).unwrap();
+            for _ in 0..3 {
+                let work = Work::fetch_add(std::slice::from_ref(&old), remote, 1);
+                endpoint.stream_queue_send(stream, &work).unwrap();
+            }
+            for _ in 0..3 {
+                waited = Some(endpoint.stream_wait_cq(stream, QueueKind::Send).unwrap());
+            }
+        });
+    let launches = from_env("DOORBELL_GRAPH_LAUNCHES", 1_000);
+    for _ in 0..launches {
+        bench.a.launch(&graph);
+    }
+    bench.a.wait();
+    assert_eq!(number(&to), 3 * launches);
+    assert_eq!(number(&from), 3 * launches - 1);
+    assert_eq!(waited.unwrap().launches(), Some(launches));
+}
+
+/// The queues are in the middle of a lap when they are handed over.
+#[test]
+fn queues_that_were_in_use_go_on_where_they_were() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("queues_that_were_in_use", &config()) else {
+        return;
+    };
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    let stream = HostStream::new("before").unwrap();
+    for round in 0..37 {
+        from.fill(0, 8, round).unwrap();
+        bench
+            .pair
+            .b
+            .post_recv(0, &[to.slice(0, 8).unwrap()])
+            .unwrap();
+        let slices = [from.slice(0, 8).unwrap()];
+        let Pair { a, b, .. } = &mut bench.pair;
+        a.stream_queue_send(&stream, &Work::send(&slices)).unwrap();
+        a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
+        b.stream_wait_cq(&stream, QueueKind::Recv).unwrap();
+        stream.synchronize(SOON).unwrap();
+    }
+    let mode = Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    let both = exchange(&mut bench, mode);
+    check(&bench, &both, 200);
+}
+
+/// A message from `a` to `b`: the sender's graph, the receiver's, and the tickets of send, wait, receive, wait.
+struct Exchange {
+    sender: Graph,
+    receiver: Graph,
+    tickets: Vec<Ticket>,
+}
+
+fn exchange(bench: &mut Bench, mode: Mode) -> Exchange {
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    let mut tickets = Vec::new();
+    let endpoint = &mut bench.pair.a;
+    let sender = bench.a.capture(mode, |stream| {
+        let slices = [from.slice(0, 64).unwrap()];
+        let work = Work::send(&slices);
+        tickets.push(endpoint.stream_queue_send(stream, &work).unwrap());
+        tickets.push(endpoint.stream_wait_cq(stream, QueueKind::Send).unwrap());
+    });
+    let endpoint = &mut bench.pair.b;
+    let receiver = bench.b.capture(mode, |stream| {
+        let slices = [to.slice(0, 64).unwrap()];
+        tickets.push(endpoint.stream_queue_recv(stream, 0, &slices).unwrap());
+        tickets.push(endpoint.stream_wait_cq(stream, QueueKind::Recv).unwrap());
+    });
+    Exchange {
+        sender,
+        receiver,
+        tickets,
+    }
+}
+
+fn check(bench: &Bench, both: &Exchange, launches: u64) {
+    for launch in 0..launches {
+        bench.from.fill(0, 64, launch as u8 + 1).unwrap();
+        bench.b.launch(&both.receiver);
+        bench.a.launch(&both.sender);
+        bench.b.wait();
+        assert!(bench.is_filled(64, launch as u8 + 1), "launch {launch}");
+        bench.a.wait();
+    }
+}
+
+/// The endpoint, its region and the library's stream are dropped: what the graph needs of them stays until it is destroyed.
+#[test]
+fn graphs_keep_what_they_use() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("graphs_keep_what_they_use", &config()) else {
+        return;
+    };
+    let both = exchange(&mut bench, Mode::CU_STREAM_CAPTURE_MODE_RELAXED);
+    check(&bench, &both, 3);
+    for endpoint in [&mut bench.pair.a, &mut bench.pair.b] {
+        let refused = endpoint.reset().unwrap_err();
+        assert!(refused.to_string().contains("graphs"), "{refused}");
+    }
+    check(&bench, &both, 3);
+    let other = Pair::new(&device(), &config());
+    drop(std::mem::replace(&mut bench.pair, other));
+    check(&bench, &both, 3);
+    assert_eq!(both.tickets[3].launches(), Some(9));
+    for ticket in &both.tickets {
+        assert_eq!(ticket.status(), Status::Rung);
+    }
+    let Exchange {
+        sender,
+        receiver,
+        tickets,
+    } = both;
+    drop((sender, receiver));
+    // The graphs are destroyed, so nothing keeps the queue pairs any more.
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    while tickets.iter().any(|ticket| !is_failed(ticket)) {
+        assert!(std::time::Instant::now() < until, "{tickets:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// After its graphs were destroyed, an endpoint is reset, and is as new: for streams, and for other graphs.
+#[test]
+fn endpoints_are_reset_behind_their_graphs() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("endpoints_are_reset", &config()) else {
+        return;
+    };
+    for round in 0..5 {
+        let both = exchange(&mut bench, Mode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+        check(&bench, &both, 3 + round);
+        // Work of the host is refused, and says why.
+        let slices = [bench.from.slice(0, 8).unwrap()];
+        let refused = bench.pair.a.post_send(&Work::send(&slices)).unwrap_err();
+        assert!(
+            refused.to_string().contains("owned by kernels"),
+            "{refused}"
+        );
+        let refused = bench.pair.b.post_recv(0, &slices).unwrap_err();
+        assert!(
+            refused.to_string().contains("receive queue is owned"),
+            "{refused}"
+        );
+        drop(both);
+        bench.pair.reset();
+        let (from, to) = (bench.from.clone(), bench.to.clone());
+        from.fill(0, 8, 200).unwrap();
+        let Pair { a, b, .. } = &mut bench.pair;
+        b.post_recv(0, &[to.slice(0, 8).unwrap()]).unwrap();
+        let slices = [from.slice(0, 8).unwrap()];
+        a.stream_queue_send(&bench.a.stream, &Work::send(&slices))
+            .unwrap();
+        let waited = a.stream_wait_cq(&bench.a.stream, QueueKind::Send).unwrap();
+        bench.a.stream.synchronize(SOON).unwrap();
+        assert_eq!(waited.status(), Status::Complete);
+        b.wait_cq(QueueKind::Recv, SOON).unwrap();
+        assert!(to.is_filled_with(0, 8, 200).unwrap());
+    }
+}
+
+/// A receive is posted ahead, by the same calls outside of a capture; each launch posts the next one when it has its own.
+#[test]
+fn calls_outside_of_a_capture_use_the_same_queues() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("calls_outside_of_a_capture", &config()) else {
+        return;
+    };
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    let mode = Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    let endpoint = &mut bench.pair.b;
+    let slices = [to.slice(0, 64).unwrap()];
+    let receiver = bench.b.capture(mode, |stream| {
+        endpoint.stream_wait_cq(stream, QueueKind::Recv).unwrap();
+        endpoint.stream_queue_recv(stream, 0, &slices).unwrap();
+    });
+    let endpoint = &mut bench.pair.a;
+    let data = [from.slice(0, 64).unwrap()];
+    let sender = bench.a.capture(mode, |stream| {
+        endpoint
+            .stream_queue_send(stream, &Work::send(&data))
+            .unwrap();
+        endpoint.stream_wait_cq(stream, QueueKind::Send).unwrap();
+    });
+    let posted = bench
+        .pair
+        .b
+        .stream_queue_recv(&bench.b.stream, 0, &slices)
+        .unwrap();
+    bench.b.stream.synchronize(SOON).unwrap();
+    assert_eq!(
+        (posted.status(), posted.launches()),
+        (Status::Rung, Some(1))
+    );
+    for launch in 0..100 {
+        from.fill(0, 64, launch).unwrap();
+        bench.a.launch(&sender);
+        bench.b.launch(&receiver);
+        bench.b.wait();
+        assert!(bench.is_filled(64, launch), "launch {launch}");
+        bench.a.wait();
+    }
+    // One more, by a kernel that is no node.
+    from.fill(0, 64, 200).unwrap();
+    let a = &mut bench.pair.a;
+    a.stream_queue_send(&bench.a.stream, &Work::send(&data))
+        .unwrap();
+    let waited = a.stream_wait_cq(&bench.a.stream, QueueKind::Send).unwrap();
+    bench.a.stream.synchronize(SOON).unwrap();
+    assert_eq!(waited.launches(), Some(1));
+    bench.b.launch(&receiver);
+    bench.b.wait();
+    assert!(bench.is_filled(64, 200));
+}
+
+/// Writes and reads of more slices than a work request holds, inline data, unsignaled work.
+#[test]
+fn all_operations_are_replayed() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("all_operations_are_replayed", &config()) else {
+        return;
+    };
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    let remote = |offset, len| to.remote().slice(offset, len).unwrap();
+    let has_reads = control(&device()) != Control::Sync && !rig::has_no_queue(&device(), "reads");
+    let endpoint = &mut bench.pair.a;
+    let slices: Vec<_> = (0..7)
+        .map(|at| from.slice(at * 128, 100 + at).unwrap())
+        .collect();
+    let length: u64 = (0..7).map(|at| 100 + at).sum();
+    let back: Vec<_> = (0..5)
+        .map(|at| from.slice(8192 + at * 64, 8).unwrap())
+        .collect();
+    let graph = bench
+        .a
+        .capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL, |stream| {
+            let work = Work::write(&slices, remote(0, length)).signaled(false);
+            endpoint.stream_queue_send(stream, &work).unwrap();
+            let inline = Work::write_inline(b"twenty-eight bytes, no more.", remote(4096, 28));
+            endpoint
+                .stream_queue_send(stream, &inline.signaled(false))
+                .unwrap();
+            let read = Work::read(&back, remote(0, 40)).fence(true);
+            endpoint.stream_queue_send(stream, &read).unwrap();
+            endpoint.stream_wait_cq(stream, QueueKind::Send).unwrap();
+        });
+    assert!(has_reads);
+    for launch in 1..50 {
+        for at in 0..7 {
+            from.fill(at * 128, 128, launch + at as u8).unwrap();
+        }
+        to.fill(0, SIDE, 0).unwrap();
+        from.fill(8192, 320, 0).unwrap();
+        bench.a.launch(&graph);
+        bench.a.wait();
+        let mut offset = 0;
+        for at in 0..7 {
+            let len = 100 + at;
+            assert!(to.is_filled_with(offset, len, launch + at as u8).unwrap());
+            offset += len;
+        }
+        assert!(to.is_filled_with(offset, 4096 - offset, 0).unwrap());
+        let mut text = [0; 29];
+        to.read(4096, &mut text).unwrap();
+        assert_eq!(&text, b"twenty-eight bytes, no more.\0");
+        for at in 0..5 {
+            assert!(from.is_filled_with(8192 + at * 64, 8, launch).unwrap());
+        }
+    }
+}
+
+/// What cannot be executed again without this process is refused when it is captured, with the reason, and the capture goes on.
+#[test]
+fn what_cannot_be_replayed_is_refused_at_capture() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("what_cannot_be_replayed", &config()) else {
+        return;
+    };
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    let Pair { a, b, .. } = &mut bench.pair;
+    let received = b.post_recv(7, &[to.slice(0, 8).unwrap()]).unwrap();
+    let refusal = |result: doorbell::Result<Ticket>| result.unwrap_err().to_string();
+    let graph = bench
+        .a
+        .capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL, |stream| {
+            // Receives in flight: their completions would be taken for those of the graph.
+            let said = refusal(b.stream_wait_cq(stream, QueueKind::Recv));
+            assert!(
+                said.contains("1 work requests are prepared or in flight"),
+                "{said}"
+            );
+            let said = refusal(a.stream_wait_cq(stream, QueueKind::Send));
+            assert!(said.contains("nothing to wait for"), "{said}");
+            let bytes = [0; 60];
+            let remote = to.remote().slice(0, 60).unwrap();
+            let said = refusal(a.stream_queue_send(stream, &Work::write_inline(&bytes, remote)));
+            assert!(said.contains("60 inline bytes"), "{said}");
+            let slices: Vec<_> = (0..4).map(|at| from.slice(at * 8, 8).unwrap()).collect();
+            let said = refusal(a.stream_queue_send(stream, &Work::send(&slices)));
+            assert!(said.contains("4 slices"), "{said}");
+            let slices: Vec<_> = (0..5).map(|at| from.slice(at * 8, 8).unwrap()).collect();
+            let said = refusal(a.stream_queue_recv(stream, 0, &slices));
+            assert!(said.contains("at most 4 slices"), "{said}");
+            // Bad input has its own error.
+            let error = a
+                .stream_queue_send(
+                    stream,
+                    &Work::write(&slices, to.remote().slice(0, 8).unwrap()),
+                )
+                .unwrap_err();
+            assert!(matches!(error, Error::OutOfBounds { .. }), "{error}");
+            for refused in [
+                stream.record(&doorbell::Event::new()),
+                stream.launch_host(|| unreachable!()),
+                stream.query().map(drop),
+            ] {
+                let error = refused.unwrap_err();
+                assert!(
+                    matches!(&error, Error::State { kind, .. } if *kind == StateKind::Captured),
+                    "{error}"
+                );
+            }
+            let one = [from.slice(0, 8).unwrap()];
+            a.stream_queue_send(stream, &Work::send(&one)).unwrap();
+        });
+    from.fill(0, 8, 9).unwrap();
+    bench.a.launch(&graph);
+    bench.a.wait();
+    received.wait(SOON).unwrap();
+    assert!(to.is_filled_with(0, 8, 9).unwrap());
+}
+
+/// Words: the same values with each launch.
+#[test]
+fn words_are_stored_and_awaited_by_each_launch() {
+    let _alone = alone();
+    let Some(bench) = Bench::new("words_are_stored", &config()) else {
+        return;
+    };
+    let words = bench.pair.region(4096);
+    let mut tickets = Vec::new();
+    let graph = bench
+        .a
+        .capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL, |stream| {
+            let condition = Condition::GreaterOrEqual(5);
+            tickets.push(stream_wait_value32(stream, &words, 0, condition, SOON).unwrap());
+            tickets.push(stream_write_value32(stream, &words, 8, 11).unwrap());
+        });
+    for launch in 1..20 {
+        words.store_u32(0, 0).unwrap();
+        words.store_u32(8, 0).unwrap();
+        bench.a.launch(&graph);
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!(words.load_u32(8), Ok(0));
+        words.store_u32(0, 5 + launch).unwrap();
+        bench.a.wait();
+        assert_eq!(words.load_u32(8), Ok(11));
+        for ticket in &tickets {
+            assert_eq!(ticket.launches(), Some(launch.into()));
+        }
+    }
+    // A launch whose wait does not end in its time: nothing behind it is executed, until the fault is taken.
+    let short = Some(Duration::from_millis(20));
+    let late = bench
+        .a
+        .capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL, |stream| {
+            let condition = Condition::GreaterOrEqual(1000);
+            tickets.push(stream_wait_value32(stream, &words, 0, condition, short).unwrap());
+            tickets.push(stream_write_value32(stream, &words, 8, 12).unwrap());
+        });
+    bench.a.launch(&late);
+    bench.a.launch(&graph);
+    bench.a.wait();
+    assert_eq!(words.load_u32(8), Ok(11));
+    assert!(is_failed(&tickets[2]) && is_failed(&tickets[3]));
+    let fault = bench.a.stream.synchronize(SOON).unwrap_err();
+    assert!(fault.to_string().contains("time limit"), "{fault}");
+    assert!(bench.a.stream.take_fault().is_some());
+    bench.a.stream.synchronize(SOON).unwrap();
+    words.store_u32(0, 1000).unwrap();
+    bench.a.launch(&late);
+    bench.a.wait();
+    assert_eq!(words.load_u32(8), Ok(12));
+}
+
+/// What happens at a random launch of a graph.
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Nothing,
+    AbortSender,
+    AbortReceiver,
+    /// The region that the peer writes to is deregistered.
+    Deregister,
+    /// The network loses everything.
+    Cut,
+    /// A work request of the device ends in an error.
+    FailSend,
+    FailRecv,
+}
+
+const EVENTS: [Event; 7] = [
+    Event::Nothing,
+    Event::AbortSender,
+    Event::AbortReceiver,
+    Event::Deregister,
+    Event::Cut,
+    Event::FailSend,
+    Event::FailRecv,
+];
+
+/// Whatever fails, at whatever launch: what a count says has arrived is there, the rest has a typed error, nothing hangs, and after a reset all works.
+#[test]
+fn replays_under_random_faults_are_right_or_have_a_typed_error() {
+    let test = "replays_under_random_faults";
+    let _alone = alone();
+    let config = config().wait_timeout(Some(Duration::from_millis(300)));
+    let Some(mut bench) = Bench::new(test, &config) else {
+        return;
+    };
+    let device = device();
+    let has_faults = device.set_faults(strict());
+    let seed = from_env("DOORBELL_SEED", 1);
+    let mut random = Random(seed);
+    let total = from_env("DOORBELL_REPLAYS", 1_000);
+    let mut launched = 0;
+    let mut round = 0;
+    while launched < total {
+        round += 1;
+        let label = format!("seed {seed}, round {round}");
+        let event = *random.pick(&EVENTS);
+        let event = match event {
+            Event::Cut | Event::FailSend | Event::FailRecv if !has_faults => Event::Nothing,
+            event => event,
+        };
+        if has_faults {
+            device.set_faults(Faults {
+                loss: random.below(5) as f64 / 100.0,
+                duplicate: random.below(3) as f64 / 100.0,
+                reorder: random.below(3) as f64 / 100.0,
+                seed: random.next(),
+                ..strict()
+            });
+        }
+        let writes = random.below(2) == 0;
+        let (from, to) = (bench.from.clone(), bench.pair.region(4096));
+        let len = 8 * (1 + random.below(64));
+        let slices = [from.slice(0, len).unwrap()];
+        let into = [to.slice(0, len).unwrap()];
+        let mut tickets = Vec::new();
+        let Pair { a, b, .. } = &mut bench.pair;
+        let mode = Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        let sender = bench.a.capture(mode, |stream| {
+            let work = match writes {
+                true => Work::write(&slices, to.remote().slice(0, len).unwrap()).imm(5),
+                false => Work::send(&slices),
+            };
+            tickets.push(a.stream_queue_send(stream, &work).unwrap());
+            tickets.push(a.stream_wait_cq(stream, QueueKind::Send).unwrap());
+        });
+        let receiver = bench.b.capture(mode, |stream| {
+            let into: &[_] = if writes { &[] } else { &into };
+            tickets.push(b.stream_queue_recv(stream, 0, into).unwrap());
+            tickets.push(b.stream_wait_cq(stream, QueueKind::Recv).unwrap());
+        });
+        let launches = 1 + random.below(60);
+        let at = random.below(launches);
+        let mut failed = false;
+        for launch in 0..launches {
+            let value = random.next() as u8;
+            from.fill(0, len, value).unwrap();
+            to.fill(0, len, !value).unwrap();
+            if launch == at {
+                let fault = |faults| assert!(device.set_faults(faults));
+                match event {
+                    Event::Nothing => {}
+                    Event::AbortSender => a.abort(),
+                    Event::AbortReceiver => b.abort(),
+                    Event::Deregister => drop(to.deregister()),
+                    Event::Cut => fault(Faults {
+                        loss: 1.0,
+                        ..strict()
+                    }),
+                    Event::FailSend => fault(Faults {
+                        fail_send: (1, 0x04),
+                        ..strict()
+                    }),
+                    Event::FailRecv => fault(Faults {
+                        fail_recv: (1, 0x04),
+                        ..strict()
+                    }),
+                }
+            }
+            bench.b.launch(&receiver);
+            bench.a.launch(&sender);
+            bench.a.wait();
+            bench.b.wait();
+            launched += 1;
+            let counts: Vec<u64> = tickets.iter().filter_map(Ticket::launches).collect();
+            let label = format!("{label}, {event:?} at {at}, launch {launch}, {counts:?}");
+            // A count says no more than what was done.
+            assert!(counts[1] <= counts[0] && counts[3] <= counts[2], "{label}");
+            if counts[3] == launch + 1 {
+                let is_right = to.is_filled_with(0, len, value).unwrap();
+                assert!(is_right, "{label}");
+            }
+            if counts.iter().all(|count| *count == launch + 1) {
+                assert!(!failed, "{label}");
+                continue;
+            }
+            // At least one of the two has failed, and says why; what it has not done says so.
+            failed = true;
+            for (at, (side, application)) in [(&mut *a, &bench.a), (&mut *b, &bench.b)]
+                .into_iter()
+                .enumerate()
+            {
+                if counts[2 * at + 1] == launch + 1 {
+                    continue;
+                }
+                let until = std::time::Instant::now() + Duration::from_secs(20);
+                while side.failure().is_none() {
+                    assert!(std::time::Instant::now() < until, "{label}, side {at}");
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+                assert!(is_failed(&tickets[2 * at + 1]), "{label}");
+                let fault = application.stream.synchronize(SOON).unwrap_err();
+                assert!(
+                    matches!(fault, Error::Asynchronous { .. }),
+                    "{label}: {fault}"
+                );
+            }
+        }
+        drop((sender, receiver));
+        if has_faults {
+            device.set_faults(strict());
+        }
+        for application in [&bench.a, &bench.b] {
+            let _ = application.stream.take_fault();
+        }
+        bench.pair.reset();
+    }
+    device.set_faults(strict());
+}
