@@ -99,9 +99,10 @@ pub use doorbell_wire::verbs::WcStatus;
 #[doc(inline)]
 pub use doorbell_wire::{Cause, Error, Result, StateKind, WorkError};
 pub use endpoint::{
-    AbortHandle, Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig,
-    Listener, Operation, PathReport, Prepared, QueueKind, QueueView, Rejected, Status, Ticket,
-    Work, stream_post, stream_post_all, stream_wait_value32, stream_write_value32, wait_value32,
+    AbortHandle, Address, Channel, Completion, Condition, Condition64, Control, Endpoint,
+    EndpointConfig, Listener, Operation, PathReport, Prepared, QueueKind, QueueView, Rejected,
+    Status, Ticket, Work, stream_post, stream_post_all, stream_wait_count64, stream_wait_value32,
+    stream_wait_value64, stream_write_value32, stream_write_value64, wait_value32, wait_value64,
 };
 #[cfg(feature = "cuda")]
 pub use graph::{GraphBuilder, GraphExec, GraphMember};

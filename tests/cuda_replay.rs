@@ -14,8 +14,9 @@ use std::time::Duration;
 use cudarc::driver::sys::{self, CUstreamCaptureMode as Mode};
 use doorbell::softcx::Faults;
 use doorbell::{
-    Condition, Control, CudaContext, CudaStream, EndpointConfig, Error, Executor, HostStream,
-    QueueKind, Region, StateKind, Status, Ticket, Work, stream_wait_value32, stream_write_value32,
+    Access, Condition, Condition64, Control, CudaContext, CudaStream, EndpointConfig, Error,
+    Executor, HostStream, QueueKind, Region, StateKind, Status, Ticket, Work, stream_wait_count64,
+    stream_wait_value32, stream_wait_value64, stream_write_value32, stream_write_value64,
 };
 use rig::gpu::{alone, context};
 use rig::{Limit, Pair, Random, SOON, control, device, from_env, strict};
@@ -791,4 +792,52 @@ fn replays_under_random_faults_are_right_or_have_a_typed_error() {
         bench.pair.reset();
     }
     device.set_faults(strict());
+}
+
+/// Words in memory of the GPU, and a count that grows with each launch.
+#[test]
+fn words_of_a_gpu_and_counts_are_awaited() {
+    let _alone = alone();
+    let Some(bench) = Bench::new("words_of_a_gpu", &config()) else {
+        return;
+    };
+    let context = bench.a.stream.context().clone();
+    let buffer = context.alloc(4096).unwrap();
+    let domain = bench.from.domain().clone();
+    let region = Region::register_device(&domain, &buffer, Access::ALL).unwrap();
+    let write = |value: u64| buffer.copy_from_host(64, &value.to_ne_bytes()).unwrap();
+    let read = |offset| {
+        let mut bytes = [0; 8];
+        buffer.copy_to_host(offset, &mut bytes).unwrap();
+        u64::from_ne_bytes(bytes)
+    };
+    buffer.copy_from_host(0, &[0; 4096]).unwrap();
+    let stream = &bench.a.stream;
+    // Outside of a capture.
+    let narrow = Condition::Equal(3);
+    write(3);
+    stream_wait_value32(stream, &region, 64, narrow, SOON).unwrap();
+    let wide = Condition64::Equal(3);
+    let waited = stream_wait_value64(stream, &region, 64, wide, SOON).unwrap();
+    stream_write_value64(stream, &region, 128, 1 << 50).unwrap();
+    stream_write_value32(stream, &region, 136, 5).unwrap();
+    stream.synchronize(SOON).unwrap();
+    assert_eq!((read(128), read(136)), (1 << 50, 5));
+    assert_eq!(waited.launches(), Some(1));
+    // Each launch waits for 10 more.
+    let mut tickets = Vec::new();
+    let graph = bench
+        .a
+        .capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL, |stream| {
+            tickets.push(stream_wait_count64(stream, &region, 64, (100, 10), SOON).unwrap());
+        });
+    for launch in 0..20 {
+        write(100 + 10 * launch - 1);
+        bench.a.launch(&graph);
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!(tickets[0].launches(), Some(launch));
+        write(100 + 10 * launch);
+        bench.a.wait();
+        assert_eq!(tickets[0].launches(), Some(launch + 1));
+    }
 }

@@ -289,7 +289,9 @@ enum doorbell_wait_condition {
 	/* (word & value) != 0 */
 	DOORBELL_WAIT_AND = 1,
 	/* ~(word | value) != 0 */
-	DOORBELL_WAIT_NOR = 2
+	DOORBELL_WAIT_NOR = 2,
+	/* word == value. Not in a graph of a doorbell_graph_builder */
+	DOORBELL_WAIT_EQ = 3
 };
 
 /*
@@ -314,6 +316,28 @@ int doorbell_stream_write_value32(doorbell_stream *stream, const doorbell_region
  */
 int doorbell_wait_value32(const doorbell_region *region, uint64_t offset, uint32_t wait_condition, uint32_t value,
 			  int64_t timeout_ms);
+
+/*
+ * The same calls for a 64-bit word at `offset`, a multiple of 8 bytes. GEQ compares as int64_t. On a CUDA stream a kernel of one
+ * thread waits. These calls, and a wait of 32 bits that a kernel makes (DOORBELL_WAIT_EQ, or a word of a GPU's memory), have
+ * tickets as in a captured graph: doorbell_ticket_launches gives 1 once the wait has ended. The region may be memory of the
+ * stream's GPU. Such a wait has a time limit of an hour at most; if it passes, that is a fault of the stream. Streams of
+ * doorbell_stream_create_kernel return DOORBELL_ESTATE for these waits.
+ */
+int doorbell_stream_wait_value64(doorbell_stream *stream, const doorbell_region *region, uint64_t offset,
+				 uint32_t wait_condition, uint64_t value, int64_t timeout_ms,
+				 doorbell_ticket **ticket);
+int doorbell_stream_write_value64(doorbell_stream *stream, const doorbell_region *region, uint64_t offset,
+				  uint64_t value, doorbell_ticket **ticket);
+int doorbell_wait_value64(const doorbell_region *region, uint64_t offset, uint32_t wait_condition, uint64_t value,
+			  int64_t timeout_ms);
+
+/*
+ * Makes work that is queued later wait until the 64-bit count at `offset` has reached `first`. In a graph that the caller
+ * captures, the launch n, counted from 0, waits for `first` + n * `step`.
+ */
+int doorbell_stream_wait_count64(doorbell_stream *stream, const doorbell_region *region, uint64_t offset, uint64_t first,
+				 uint64_t step, int64_t timeout_ms, doorbell_ticket **ticket);
 
 #ifdef __cplusplus
 }

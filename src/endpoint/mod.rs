@@ -9,6 +9,7 @@
 //! - `outcome`: [`Status`], and what a completion proves about operations.
 //! - `late_read`: a read whose source the stream finds out.
 //! - `value`: programs that write and wait for words in memory.
+//! - `wide_value`: the same of 64 bits, and of words of a GPU.
 //! - `peer_value`: waits for words that the peer writes.
 //! - `operation_template` (feature `cuda`): an operation that a CUDA graph prepares anew for each launch.
 //! - `config`: [`EndpointConfig`], [`QueueKind`] and [`Completion`].
@@ -73,6 +74,7 @@ mod tests;
 mod ticket;
 mod value;
 mod watchdog;
+mod wide_value;
 mod words;
 mod work;
 
@@ -109,4 +111,7 @@ pub use ticket::Ticket;
 pub use value::{Condition, stream_wait_value32, stream_write_value32, wait_value32};
 #[cfg(feature = "cuda")]
 pub(crate) use value::{ValueWait, value_wait, value_write};
+pub use wide_value::{
+    Condition64, stream_wait_count64, stream_wait_value64, stream_write_value64, wait_value64,
+};
 pub use work::Work;

@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 use crate::bytecode::{Fence, Program, TargetId, Targets};
 use crate::endpoint::clock::now_ns;
 #[cfg(feature = "cuda")]
-#[cfg(feature = "cuda")]
-use crate::endpoint::replay::word::{WordWait, replay_store, replay_wait};
+use crate::endpoint::replay::word::replay_store;
 use crate::endpoint::shared::{EndpointShared, end_elsewhere, timeout_ns};
 use crate::endpoint::watchdog::{Watched, watchdog};
+#[cfg(feature = "cuda")]
+use crate::endpoint::wide_value::by_kernel;
+use crate::endpoint::wide_value::wait_narrow;
 use crate::endpoint::{Status, Ticket};
 use crate::proxy::PollResult;
 use crate::region::{Device, Region};
 #[cfg(feature = "cuda")]
-use crate::stream::ReplayStream;
 use crate::stream::may_have_seen;
 use crate::stream::{
     Attachments, Backoff, DeferredDrop, Executor, Outcome, Owner, StreamFailure, Submission,
@@ -35,14 +36,18 @@ pub enum Condition {
     And(u32),
     /// The word lacks a bit that this value lacks.
     Nor(u32),
+    /// The word is this value. Memory operations of a GPU do not end such a wait at its deadline, so on a CUDA stream a kernel waits, as for
+    /// [`stream_wait_value64`](crate::stream_wait_value64). Not in a graph of a [`GraphBuilder`](https://docs.rs/doorbell/latest/doorbell/struct.GraphBuilder.html).
+    Equal(u32),
 }
 
 impl Condition {
-    fn holds(self, word: u32) -> bool {
+    pub(super) fn holds(self, word: u32) -> bool {
         match self {
             Condition::GreaterOrEqual(value) => word.wrapping_sub(value) as i32 >= 0,
             Condition::And(value) => word & value != 0,
             Condition::Nor(value) => !(word | value) != 0,
+            Condition::Equal(value) => word == value,
         }
     }
 }
@@ -115,6 +120,15 @@ impl ValueWait {
         timeout: Option<Duration>,
     ) -> Arc<ValueWait> {
         ValueWait::new(region, Some(word), timeout, None)
+    }
+
+    /// Of a wait for a word that no program polls.
+    pub(super) fn of_looked_wait(region: &Region, timeout: Option<Duration>) -> Arc<ValueWait> {
+        let mut wait = ValueWait::new(region, None, timeout, None);
+        if let Some(wait) = Arc::get_mut(&mut wait) {
+            wait.is_store = false;
+        }
+        wait
     }
 
     fn of_store(region: &Region) -> Arc<ValueWait> {
@@ -345,7 +359,7 @@ fn value_error(cause: Cause) -> WorkError {
     WorkError::new(0, None, cause)
 }
 
-fn check_registered(region: &Region) -> Result<()> {
+pub(super) fn check_registered(region: &Region) -> Result<()> {
     // Streams of the host load and store.
     region.check_host()?;
     if region.is_registered() {
@@ -358,13 +372,15 @@ fn check_registered(region: &Region) -> Result<()> {
     ))
 }
 
-/// The stream, if the application captures it.
-#[cfg(feature = "cuda")]
-fn captured(stream: &dyn Executor) -> Result<Option<&dyn ReplayStream>> {
-    let Some(stream) = stream.replays() else {
-        return Ok(None);
-    };
-    Ok(stream.capture()?.map(|_| stream))
+/// Whether a kernel of the stream is to do what the stream cannot.
+fn is_by_kernel(stream: &dyn Executor, region: &Region) -> Result<bool> {
+    #[cfg(feature = "cuda")]
+    return Ok(by_kernel(stream, region)?.is_some());
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = (stream, region);
+        Ok(false)
+    }
 }
 
 /// Makes work that is queued on `stream` later wait until the 32-bit word at `offset` of `region` meets `condition`, for
@@ -372,7 +388,8 @@ fn captured(stream: &dyn Executor) -> Result<Option<&dyn ReplayStream>> {
 /// the stream.
 ///
 /// # Errors
-/// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::State`] for a region that is deregistered, and those of the stream.
+/// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::State`] for a region that is deregistered or in memory of a GPU, unless the stream is one of that
+/// GPU: then a kernel waits, as for [`stream_wait_value64`](crate::stream_wait_value64); and those of the stream.
 pub fn stream_wait_value32(
     stream: &dyn Executor,
     region: &Region,
@@ -385,23 +402,10 @@ pub fn stream_wait_value32(
         stream.submit_program(&program, wait, 0)?;
         Ok(ticket)
     });
-    #[cfg(feature = "cuda")]
     if queued.is_err()
-        && let Some(stream) = captured(stream)?
+        && (matches!(condition, Condition::Equal(_)) || is_by_kernel(stream, region)?)
     {
-        let (condition, value) = match condition {
-            Condition::GreaterOrEqual(value) => (0, value),
-            Condition::And(value) => (2, value),
-            Condition::Nor(value) => (3, value),
-        };
-        let wait = WordWait {
-            condition,
-            value: value.into(),
-            step: 0,
-            is_wide: false,
-            timeout_ns: timeout_ns(timeout),
-        };
-        return replay_wait(stream, (region, offset), wait).map(Ticket::of_replay);
+        return wait_narrow(stream, region, offset, condition, timeout);
     }
     queued
 }
@@ -421,6 +425,13 @@ pub(crate) fn value_wait(
         Condition::GreaterOrEqual(value) => program.poll_geq(at, value),
         Condition::And(value) => program.poll_and(at, value),
         Condition::Nor(value) => program.poll_nor(at, value),
+        Condition::Equal(_) => {
+            return Err(Error::state(
+                StateKind::Unsupported,
+                "stream value",
+                "programs do not wait for equality; queue the wait on a stream by `stream_wait_value32`",
+            ));
+        }
     }?;
     Ok((
         program,
@@ -477,7 +488,7 @@ pub fn stream_write_value32(
     });
     #[cfg(feature = "cuda")]
     if queued.is_err()
-        && let Some(stream) = captured(stream)?
+        && let Some(stream) = by_kernel(stream, region)?
     {
         return replay_store(stream, (region, offset), value.into(), false).map(Ticket::of_replay);
     }
@@ -490,11 +501,20 @@ pub(crate) fn value_write(
     offset: u64,
     value: u32,
 ) -> Result<(Program, Arc<ValueWait>)> {
+    value_write_of(region, |program| {
+        program.store_dword(region.target().dword(offset)?, value)
+    })
+}
+
+/// A program that makes a store, behind everything before it, and its owner.
+pub(super) fn value_write_of(
+    region: &Region,
+    store: impl FnOnce(&mut Program) -> Result<()>,
+) -> Result<(Program, Arc<ValueWait>)> {
     check_registered(region)?;
-    let at = region.target().dword(offset)?;
     let mut program = Program::new(region.targets());
     program.fence(Fence::WORK_BEFORE_FLAG)?;
-    program.store_dword(at, value)?;
+    store(&mut program)?;
     Ok((program, ValueWait::of_store(region)))
 }
 
@@ -516,7 +536,7 @@ pub fn wait_value32(
 }
 
 /// Waits until `holds` returns true. Calls `progress` meanwhile, for NICs that work only inside threads that wait.
-fn wait_until(
+pub(super) fn wait_until(
     mut holds: impl FnMut() -> Result<bool>,
     progress: impl Fn() -> bool,
     timeout: Option<Duration>,

@@ -544,6 +544,12 @@ impl Region {
         Ok(unsafe { AtomicU32::from_ptr(at) })
     }
 
+    fn wide_word(&self, offset: u64) -> Result<&AtomicU64> {
+        let at = self.aligned("offset", offset, 8)?;
+        // SAFETY: as in `word`.
+        Ok(unsafe { AtomicU64::from_ptr(at) })
+    }
+
     /// Loads a 32-bit word with acquire order: what a peer or a stream stored before it is visible afterwards.
     ///
     /// # Errors
@@ -558,6 +564,23 @@ impl Region {
     /// As [`Region::load_u32`].
     pub fn store_u32(&self, offset: u64, value: u32) -> Result<()> {
         self.word(offset)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    /// Loads a 64-bit word with acquire order.
+    ///
+    /// # Errors
+    /// As [`Region::load_u32`].
+    pub fn load_u64(&self, offset: u64) -> Result<u64> {
+        Ok(self.wide_word(offset)?.load(Ordering::Acquire))
+    }
+
+    /// Stores a 64-bit word with release order.
+    ///
+    /// # Errors
+    /// As [`Region::load_u32`].
+    pub fn store_u64(&self, offset: u64, value: u64) -> Result<()> {
+        self.wide_word(offset)?.store(value, Ordering::Release);
         Ok(())
     }
 

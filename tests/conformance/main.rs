@@ -7,6 +7,7 @@
 mod order;
 mod refused;
 mod shapes;
+mod words;
 mod wrap;
 
 #[path = "../rig/mod.rs"]

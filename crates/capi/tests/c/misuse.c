@@ -82,7 +82,9 @@ static void invalid_numbers(struct rig *rig)
 	FAILS(DOORBELL_EINVAL, "`timeout_ms`", doorbell_stream_synchronize(rig->stream, -3));
 	FAILS(DOORBELL_EINVAL, "`timeout_ms`", doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, INT64_MIN, &completion));
 	WORKS(doorbell_stream_synchronize(rig->stream, INT64_MAX));
-	FAILS(DOORBELL_ERANGE, "`condition`", doorbell_wait_value32(rig->region, 0, 3, 0, 0));
+	FAILS(DOORBELL_ERANGE, "`condition`", doorbell_wait_value32(rig->region, 0, 4, 0, 0));
+	FAILS(DOORBELL_ERANGE, "`condition`", doorbell_wait_value64(rig->region, 0, 4, 0, 0));
+	FAILS(DOORBELL_EALIGNMENT, "offset", doorbell_wait_value64(rig->region, 4, DOORBELL_WAIT_GEQ, 0, 0));
 	FAILS(DOORBELL_EALIGNMENT, "offset", doorbell_wait_value32(rig->region, 2, DOORBELL_WAIT_GEQ, 0, 0));
 	FAILS(DOORBELL_EBOUNDS, "offset", doorbell_wait_value32(rig->region, RIG_BYTES, DOORBELL_WAIT_GEQ, 0, 0));
 	FAILS(DOORBELL_ESTATE, "nothing to wait for", doorbell_stream_wait_cq(rig->stream, rig->a, DOORBELL_QUEUE_SEND, 0, NULL));

@@ -271,6 +271,11 @@ static void executes_a_stream_itself(struct rig *rig)
 	GIVES(DOORBELL_STATUS_QUEUED, doorbell_ticket_status(store, NULL));
 	memset(bytes_of(rig, 512), 5, 1);
 	WORKS(doorbell_wait_value32(rig->region, 516, DOORBELL_WAIT_GEQ, 9, SOON_MS));
+	WORKS(doorbell_stream_write_value64(stream, rig->region, 528, (uint64_t)1 << 40, NULL));
+	WORKS(doorbell_stream_wait_value64(stream, rig->region, 528, DOORBELL_WAIT_EQ, (uint64_t)1 << 40, SOON_MS, NULL));
+	WORKS(doorbell_stream_wait_count64(stream, rig->region, 528, 7, 1, SOON_MS, NULL));
+	WORKS(doorbell_wait_value64(rig->region, 528, DOORBELL_WAIT_AND, (uint64_t)3 << 40, SOON_MS));
+	GIVES(DOORBELL_ETIMEOUT, doorbell_wait_value64(rig->region, 528, DOORBELL_WAIT_EQ, 1, 1));
 	EXPECT(calls == 2);
 	GIVES(1, doorbell_stream_query(stream));
 	WORKS(doorbell_ticket_destroy(store));
