@@ -98,6 +98,8 @@ pub use doorbell_wire::mlx5::Opcode;
 pub use doorbell_wire::verbs::WcStatus;
 #[doc(inline)]
 pub use doorbell_wire::{Cause, Error, Result, StateKind, WorkError};
+#[cfg(feature = "cuda")]
+pub use endpoint::PagePush;
 pub use endpoint::{
     AbortHandle, Address, Channel, Completion, Condition, Condition64, Control, Endpoint,
     EndpointConfig, Listener, Operation, PathReport, Prepared, QueueKind, QueueView, Rejected,

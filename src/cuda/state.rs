@@ -15,7 +15,7 @@ use super::host_functions::GivenUpFunctions;
 use super::owner_readers::OwnerReaders;
 use super::pending_queue::PendingQueue;
 use super::stream_progress::{Count, CountedStream};
-use super::stream_words::{STATUS_FULL, STATUS_TIMEOUT, STATUS_WORK, StreamWords};
+use super::stream_words::{STATUS_FULL, STATUS_RANGE, STATUS_TIMEOUT, STATUS_WORK, StreamWords};
 use crate::Result;
 use crate::proxy::PollMembership;
 use crate::stream::{Fault, Lock, Progress, ReplayCells, StreamFailure, StreamPosition, next_id};
@@ -229,6 +229,10 @@ fn replay_failure(code: i32) -> StreamFailure {
     let reason = match code {
         STATUS_TIMEOUT => "it took longer than its time limit".to_owned(),
         STATUS_FULL => "its queue stayed full for its time limit".to_owned(),
+        STATUS_RANGE => {
+            "its table of pages names a page that there is not, or more than it has room for"
+                .to_owned()
+        }
         STATUS_WORK => "its endpoint has failed".to_owned(),
         code => format!("code {code}"),
     };

@@ -16,6 +16,8 @@ const LEASE: Duration = Duration::from_secs(60);
 
 /// An operation of the stream has failed, or its wait was ended: DOORBELL_EWORK of the C interface.
 pub(super) const STATUS_WORK: i32 = -19;
+/// A number has no meaning: DOORBELL_ERANGE.
+pub(super) const STATUS_RANGE: i32 = -10;
 /// A time limit has passed: DOORBELL_ETIMEOUT.
 pub(super) const STATUS_TIMEOUT: i32 = -17;
 /// A queue has no room: DOORBELL_EFULL.

@@ -10,6 +10,8 @@ use crate::nic::{PageBox, PageSlice};
 use crate::region::Region;
 use crate::stream::FailureListener;
 
+/// DOORBELL_ERANGE of the C interface: a table of pages names a page that there is not.
+pub(super) const STATUS_RANGE: i32 = -10;
 /// DOORBELL_EWORK of the C interface.
 pub(super) const STATUS_WORK: i32 = -19;
 

@@ -107,6 +107,8 @@ pub use queue_view::QueueView;
 #[cfg(feature = "verbs")]
 pub(crate) use rendezvous::resolve;
 pub use rendezvous::{Channel, Listener};
+#[cfg(feature = "cuda")]
+pub use replay::pages::PagePush;
 pub use ticket::Ticket;
 pub use value::{Condition, stream_wait_value32, stream_write_value32, wait_value32};
 #[cfg(feature = "cuda")]

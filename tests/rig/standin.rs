@@ -46,6 +46,11 @@ pub fn waits_here() -> u64 {
     }
 }
 
+/// Calls of the driver that this thread has made. The driver has to be the stand-in.
+pub fn calls_here() -> u64 {
+    count_here(c"doorbell_cuda_standin_calls_here")
+}
+
 /// Memory operations that this thread has queued. The driver has to be the stand-in.
 pub fn memops_here() -> u64 {
     count_here(c"doorbell_cuda_standin_memops_here")

@@ -24,7 +24,27 @@ enum dbl_replay_kind {
 	DBL_REPLAY_WAIT_RECV = 4, /* waits for the next completion of a receive */
 	DBL_REPLAY_STORE = 5,	  /* stores `words[1]` at `words[0]`: 4 bytes, or 8 if `is_wide` */
 	DBL_REPLAY_WAIT_WORD = 6, /* waits for the word at `words[0]`: it meets `condition` with `words[1]` */
+	DBL_REPLAY_PAGES = 7,	  /* writes the pages of a table, and a signal */
 };
+
+/*
+ * The words of an operation that writes pages. The table has an 8-byte entry for each page: the number of the page here, a
+ * uint32_t, and the number of the page at the peer. How many entries there are is a uint32_t of its own. When the pages are
+ * written, the 8 bytes of the signal become the number of launches, this one included.
+ */
+enum dbl_replay_page {
+	DBL_PAGES_TABLE = 0, /* address of the entries */
+	DBL_PAGES_COUNT = 1, /* address of their number */
+	DBL_PAGES_LOCAL = 2, /* address of the page 0 for the NIC */
+	DBL_PAGES_REMOTE = 3,
+	DBL_PAGES_SIGNAL = 4, /* remote address of the signal */
+	DBL_PAGES_KEYS = 5,   /* lkey | rkey << 32 */
+	DBL_PAGES_BYTES = 6,  /* bytes of a page | rkey of the signal << 32 */
+	DBL_PAGES_ENDS = 7,   /* number of pages here | number of pages at the peer << 32 */
+};
+
+/* Pages for which one doorbell is rung. */
+#define DBL_PAGES_AT_ONCE 16u
 
 /* How a word is compared with a value, which grows by `words[2]` with each launch. Conditions of more and less regard the difference as signed. */
 enum dbl_replay_condition {
@@ -82,10 +102,11 @@ struct dbl_replay {
 	uint64_t report;	/* struct dbl_replay_report */
 	uint64_t timeout_ns;
 	uint32_t opcode;
-	uint32_t segments;  /* of a send: segments of the WQE, its control segment too; of a receive: pieces of memory */
+	uint32_t segments;  /* of a send: segments of the WQE, its control segment too; of a receive: pieces of memory; of pages: entries of the
+			       table at most */
 	uint32_t condition; /* enum dbl_replay_condition */
 	uint32_t is_wide;
-	uint64_t words[8]; /* of a send: words 1 to 7 of the WQE; of a receive: its pieces, as in the ring */
+	uint64_t words[8]; /* of a send: words 1 to 7 of the WQE; of a receive: its pieces, as in the ring; of pages: enum dbl_replay_page */
 };
 
 DBL_STATIC_ASSERT(sizeof(struct dbl_replay_recv) == 512, "four lines");
@@ -104,11 +125,26 @@ DBL_DEVICE int dbl_replay_is_late(uint64_t *since_ns, uint64_t bound_ns)
 	return dbl_has_passed(now_ns, *since_ns, bound_ns);
 }
 
+/* The operation has taken that slot last, for its wait. */
+DBL_DEVICE void dbl_replay_note_slot(const struct dbl_replay *replay, struct dbl_replay_cell *cell, uint32_t slot)
+{
+	uint32_t upto, reserved;
+
+	/* If another instance of the graph has executed it meanwhile, for a later slot, a wait for that slot will do. A count that is not among
+	   those between is of an earlier launch. */
+	do {
+		upto = dbl_load_dword_relaxed(&cell->upto);
+		reserved = dbl_load_dword_relaxed(&dbl_queue_state(&replay->queue)->reserved);
+		if (upto - (slot + 1) <= reserved - (slot + 1))
+			break;
+	} while (dbl_claim_dword(&cell->upto, upto, slot + 1) != upto);
+}
+
 DBL_DEVICE int dbl_replay_send(const struct dbl_replay *replay, struct dbl_replay_cell *cell)
 {
 	const struct doorbell_queue *queue = &replay->queue;
 	uint64_t wqe[DBL_WQEBB_BYTES / 8];
-	uint32_t slot, upto, reserved;
+	uint32_t slot;
 	const int code = doorbell_reserve(queue, 1, replay->timeout_ns, &slot);
 
 	if (code != DOORBELL_OK)
@@ -124,14 +160,63 @@ DBL_DEVICE int dbl_replay_send(const struct dbl_replay *replay, struct dbl_repla
 	dbl_wqe_copy((uint8_t *)(uintptr_t)queue->ring, queue->slot_mask, slot, wqe, 1);
 	if (queue->record == 0)
 		((uint64_t *)(uintptr_t)queue->doorbells)[slot & queue->slot_mask] = wqe[0];
-	/* If another instance of the graph has executed it meanwhile, for a later slot, a wait for that slot will do. A count that is not among
-	   those between is of an earlier launch. */
-	do {
-		upto = dbl_load_dword_relaxed(&cell->upto);
-		reserved = dbl_load_dword_relaxed(&dbl_queue_state(queue)->reserved);
-		if (upto - (slot + 1) <= reserved - (slot + 1))
-			break;
-	} while (dbl_claim_dword(&cell->upto, upto, slot + 1) != upto);
+	dbl_replay_note_slot(replay, cell, slot);
+	return doorbell_submit(queue, slot, 1);
+}
+
+/* Whether an entry names pages that there are. */
+DBL_DEVICE int dbl_replay_is_entry(const struct dbl_replay *replay, uint64_t entry)
+{
+	const uint64_t ends = replay->words[DBL_PAGES_ENDS];
+
+	return (uint32_t)entry < (uint32_t)ends && (uint32_t)(entry >> 32) < (uint32_t)(ends >> 32);
+}
+
+DBL_DEVICE int dbl_replay_pages(const struct dbl_replay *replay, struct dbl_replay_cell *cell)
+{
+	const struct doorbell_queue *queue = &replay->queue;
+	const uint64_t *table = (const uint64_t *)(uintptr_t)replay->words[DBL_PAGES_TABLE];
+	const uint32_t count = dbl_load_dword((const void *)(uintptr_t)replay->words[DBL_PAGES_COUNT]);
+	const uint32_t page_bytes = (uint32_t)replay->words[DBL_PAGES_BYTES];
+	const uint32_t at_once = queue->capacity < DBL_PAGES_AT_ONCE ? queue->capacity : DBL_PAGES_AT_ONCE;
+	uint32_t done, slot, at, part;
+	uint64_t entry;
+	int code;
+
+	/* All or none. */
+	if (count > replay->segments)
+		return DOORBELL_ERANGE;
+	for (at = 0; at < count; at++)
+		if (!dbl_replay_is_entry(replay, dbl_load_qword(table + at)))
+			return DOORBELL_ERANGE;
+	for (done = 0; done < count; done += part) {
+		part = count - done < at_once ? count - done : at_once;
+		code = doorbell_reserve(queue, part, replay->timeout_ns, &slot);
+		if (code != DOORBELL_OK)
+			return code;
+		for (at = 0; at < part; at++) {
+			entry = dbl_load_qword(table + done + at);
+			if (!dbl_replay_is_entry(replay, entry)) {
+				/* It was changed meanwhile. The slots are reserved, and the signal is not sent. */
+				doorbell_write_nop(queue, slot + at, 0);
+				code = DOORBELL_ERANGE;
+				continue;
+			}
+			(void)doorbell_write_put(queue, slot + at, at + 1 < part ? (uint32_t)DOORBELL_WORK_UNSIGNALED : 0u,
+						 replay->words[DBL_PAGES_LOCAL] + (uint64_t)(uint32_t)entry * page_bytes,
+						 (uint32_t)replay->words[DBL_PAGES_KEYS], page_bytes,
+						 replay->words[DBL_PAGES_REMOTE] + (entry >> 32) * page_bytes,
+						 (uint32_t)(replay->words[DBL_PAGES_KEYS] >> 32));
+		}
+		if (doorbell_submit(queue, slot, part) != DOORBELL_OK || code != DOORBELL_OK)
+			return code != DOORBELL_OK ? code : DOORBELL_EWORK;
+	}
+	code = doorbell_reserve(queue, 1, replay->timeout_ns, &slot);
+	if (code != DOORBELL_OK)
+		return code;
+	doorbell_write_signal(queue, slot, 0, replay->words[DBL_PAGES_SIGNAL], (uint32_t)(replay->words[DBL_PAGES_BYTES] >> 32),
+			      dbl_load_qword(&cell->launches) + 1);
+	dbl_replay_note_slot(replay, cell, slot);
 	return doorbell_submit(queue, slot, 1);
 }
 
@@ -307,6 +392,9 @@ DBL_DEVICE int dbl_replay_execute(const struct dbl_replay *replay)
 		switch (replay->kind) {
 		case DBL_REPLAY_SEND:
 			code = dbl_replay_send(replay, cell);
+			break;
+		case DBL_REPLAY_PAGES:
+			code = dbl_replay_pages(replay, cell);
 			break;
 		case DBL_REPLAY_WAIT_SEND:
 			code = dbl_replay_wait_send(replay);

@@ -384,6 +384,20 @@ impl Endpoint {
         }
     }
 
+    /// The data segments of memory that a kernel will write to the peer.
+    ///
+    /// # Errors
+    /// As [`Endpoint::check_send`].
+    #[cfg(feature = "cuda")]
+    pub(in crate::endpoint) fn check_slices(
+        &self,
+        slices: &[Slice<'_>],
+    ) -> Result<Vec<DataSegment>> {
+        self.shared.check_alive()?;
+        self.check_state("push pages", State::ReadyToSend)?;
+        self.segments(slices, false).map(Segments::into_vec)
+    }
+
     /// The same of a receive.
     ///
     /// # Errors

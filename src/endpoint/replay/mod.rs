@@ -6,6 +6,7 @@
 
 mod images;
 pub(super) mod operation;
+pub(super) mod pages;
 pub(super) mod queues;
 pub(super) mod word;
 

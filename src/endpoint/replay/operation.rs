@@ -20,6 +20,7 @@ pub(super) enum ReplayKind {
     WaitRecv = 4,
     Store = 5,
     WaitWord = 6,
+    Pages = 7,
 }
 
 /// What is the operation's own in `struct dbl_replay`.

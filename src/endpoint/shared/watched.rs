@@ -9,7 +9,7 @@ use crate::Cause;
 use crate::WcStatus;
 use crate::endpoint::QueueKind;
 use crate::endpoint::clock::now_ns;
-use crate::endpoint::device_queue_state::STATUS_WORK;
+use crate::endpoint::device_queue_state::{STATUS_RANGE, STATUS_WORK};
 use crate::endpoint::queue::{ErrorCompletion, QueueState};
 use crate::endpoint::watchdog::Watched;
 use crate::nic::State;
@@ -115,14 +115,14 @@ impl EndpointShared {
             return self.fail_in(epoch, wr_id, cause);
         }
         let overdue = self.queue(QueueKind::Send).replay_failure();
-        if let Some((code, timeout_ns)) = overdue
-            && code != STATUS_WORK
-        {
-            self.fail_in(
-                epoch,
-                None,
-                Cause::Deadline(Duration::from_nanos(timeout_ns)),
-            );
+        if let Some((code, timeout_ns)) = overdue {
+            let cause = match code {
+                // The completion in error, or what else has failed the endpoint, is the cause.
+                STATUS_WORK => return,
+                STATUS_RANGE => Cause::Discarded,
+                _ => Cause::Deadline(Duration::from_nanos(timeout_ns)),
+            };
+            self.fail_in(epoch, None, cause);
         }
     }
 

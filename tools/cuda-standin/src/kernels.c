@@ -105,6 +105,8 @@ int doorbell_replay(const void *const arguments[], uint64_t thread)
                   reach(&replay.recv_record, 4) && reach(&replay.recv_completions, 64) && reach(&replay.recv_cq_record, 4);
     if (replay.kind == DBL_REPLAY_STORE || replay.kind == DBL_REPLAY_WAIT_WORD)
         reached = reached && reach(&replay.words[0], replay.is_wide ? 8 : 4);
+    if (replay.kind == DBL_REPLAY_PAGES)
+        reached = reached && reach(&replay.words[DBL_PAGES_TABLE], 8 * (uint64_t)replay.segments) && reach(&replay.words[DBL_PAGES_COUNT], 4);
     if (!reached)
         return ILLEGAL_ADDRESS;
     (void)dbl_replay_execute(&replay);
