@@ -3,6 +3,8 @@
 #![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // calls the driver as an application does
 
+#[path = "../examples/kv_push.rs"]
+mod kv_push;
 mod rig;
 #[path = "rig/standin.rs"]
 mod standin;
@@ -1007,4 +1009,19 @@ fn a_step_of_layers_is_one_launch() {
 /// How many calls of the driver this thread has made, by the stand-in.
 fn calls_here() -> Option<u64> {
     is_standin().then(standin::calls_here)
+}
+
+/// The example pushes the pages of each step, on both kinds of streams; it checks them itself.
+#[test]
+fn the_example_pushes_layers() {
+    let _alone = alone();
+    if Bench::new("the_example_pushes_layers", &config()).is_none() {
+        return;
+    }
+    let name = std::env::var("DOORBELL_TEST_DEVICE");
+    let device = name.as_deref().unwrap_or("softcx");
+    for streams in ["host", "cuda"] {
+        let arguments = [streams, "--device", device, "--steps", "5", "--layers", "6"];
+        kv_push::run(&arguments.map(String::from)).unwrap();
+    }
 }
