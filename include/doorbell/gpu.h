@@ -225,6 +225,39 @@ int doorbell_stream_take_trigger(doorbell_stream *stream, doorbell_trigger *trig
  */
 int doorbell_stream_discard_triggers(doorbell_stream *stream);
 
+/* ------------------------------------------------------------------------------------------------- pages of a table */
+
+/*
+ * Pages to be written to the peer; which ones is found in memory when the stream comes to it. The table has an entry of 8
+ * bytes for each page: the number of a page of `local`, a uint32_t, and the number of the page of `remote` that it is
+ * written to. Table and count are memory of the stream's GPU or of the host.
+ */
+typedef struct doorbell_page_push {
+	uint32_t struct_size;
+	uint32_t page_bytes;		     /* 1 to 2^30 */
+	doorbell_slice local;		     /* the pages */
+	doorbell_slice table;		     /* room for the entries; its offset is a multiple of 8 */
+	const doorbell_region *count_region; /* where the number of entries is, a uint32_t */
+	uint64_t count_offset;		     /* a multiple of 4 */
+	doorbell_remote remote;		     /* the pages of the peer; addr and len_bytes may name a part of its region */
+	doorbell_remote signal;		     /* 8 bytes of the peer, at a multiple of 8 */
+} doorbell_page_push;
+
+/* Fills in what is pushed with zeros: doorbell_page_push_init(&push, sizeof push). */
+int doorbell_page_push_init(doorbell_page_push *push, uint32_t struct_size);
+
+/*
+ * Queues a push of pages on a CUDA stream: a kernel reads the table, writes the pages, and then makes the signal the number
+ * of times that this operation was executed, the first time 1. doorbell_stream_wait_count64(..., 1, 1, ...) waits for it at
+ * the peer. On a CUDA stream that the caller captures, each launch of the graph does so, with the table of then. From this
+ * call on, the endpoint's queues belong to kernels, as those of an operation of a captured graph (doorbell_stream_create_cuda).
+ * An entry that names no page, or more entries than the table has room for, fails the endpoint, and nothing is written.
+ * Returns DOORBELL_ESTATE for another kind of stream.
+ * Threads: alone with endpoint.
+ */
+int doorbell_stream_push_pages(doorbell_stream *stream, doorbell_endpoint *endpoint, const doorbell_page_push *push,
+			       doorbell_ticket **ticket);
+
 #ifdef __cplusplus
 }
 #endif

@@ -8,8 +8,8 @@
 //! - `ticket`: [`Ticket`], the handle of a queued operation.
 //! - `outcome`: [`Status`], and what a completion proves about operations.
 //! - `late_read`: a read whose source the stream finds out.
+//! - `stream_value`: words in memory, on streams.
 //! - `value`: programs that write and wait for words in memory.
-//! - `wide_value`: the same of 64 bits, and of words of a GPU.
 //! - `peer_value`: waits for words that the peer writes.
 //! - `operation_template` (feature `cuda`): an operation that a CUDA graph prepares anew for each launch.
 //! - `config`: [`EndpointConfig`], [`QueueKind`] and [`Completion`].
@@ -68,13 +68,13 @@ mod rendezvous;
 #[cfg(feature = "cuda")]
 mod replay;
 mod shared;
+mod stream_value;
 mod sync_path;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod ticket;
 mod value;
 mod watchdog;
-mod wide_value;
 mod words;
 mod work;
 
@@ -109,11 +109,12 @@ pub(crate) use rendezvous::resolve;
 pub use rendezvous::{Channel, Listener};
 #[cfg(feature = "cuda")]
 pub use replay::pages::PagePush;
+pub use stream_value::{
+    Condition64, stream_wait_count64, stream_wait_value32, stream_wait_value64,
+    stream_write_value32, stream_write_value64, wait_value64,
+};
 pub use ticket::Ticket;
-pub use value::{Condition, stream_wait_value32, stream_write_value32, wait_value32};
+pub use value::{Condition, wait_value32};
 #[cfg(feature = "cuda")]
 pub(crate) use value::{ValueWait, value_wait, value_write};
-pub use wide_value::{
-    Condition64, stream_wait_count64, stream_wait_value64, stream_write_value64, wait_value64,
-};
 pub use work::Work;

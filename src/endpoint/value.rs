@@ -8,20 +8,15 @@ use std::time::{Duration, Instant};
 
 use crate::bytecode::{Fence, Program, TargetId, Targets};
 use crate::endpoint::clock::now_ns;
-#[cfg(feature = "cuda")]
-use crate::endpoint::replay::word::replay_store;
 use crate::endpoint::shared::{EndpointShared, end_elsewhere, timeout_ns};
 use crate::endpoint::watchdog::{Watched, watchdog};
-#[cfg(feature = "cuda")]
-use crate::endpoint::wide_value::by_kernel;
-use crate::endpoint::wide_value::wait_narrow;
 use crate::endpoint::{Status, Ticket};
 use crate::proxy::PollResult;
 use crate::region::{Device, Region};
 #[cfg(feature = "cuda")]
 use crate::stream::may_have_seen;
 use crate::stream::{
-    Attachments, Backoff, DeferredDrop, Executor, Outcome, Owner, StreamFailure, Submission,
+    Attachments, Backoff, DeferredDrop, Outcome, Owner, StreamFailure, Submission,
     look_at_own_streams,
 };
 use crate::{Cause, Error, Result, StateKind, WorkError};
@@ -372,45 +367,7 @@ pub(super) fn check_registered(region: &Region) -> Result<()> {
     ))
 }
 
-/// Whether a kernel of the stream is to do what the stream cannot.
-fn is_by_kernel(stream: &dyn Executor, region: &Region) -> Result<bool> {
-    #[cfg(feature = "cuda")]
-    return Ok(by_kernel(stream, region)?.is_some());
-    #[cfg(not(feature = "cuda"))]
-    {
-        let _ = (stream, region);
-        Ok(false)
-    }
-}
-
-/// Makes work that is queued on `stream` later wait until the 32-bit word at `offset` of `region` meets `condition`, for
-/// at most `timeout`; `None` means no timeout. Once it is met, everything that was stored before the word is visible to
-/// the stream.
-///
-/// # Errors
-/// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::State`] for a region that is deregistered or in memory of a GPU, unless the stream is one of that
-/// GPU: then a kernel waits, as for [`stream_wait_value64`](crate::stream_wait_value64); and those of the stream.
-pub fn stream_wait_value32(
-    stream: &dyn Executor,
-    region: &Region,
-    offset: u64,
-    condition: Condition,
-    timeout: Option<Duration>,
-) -> Result<Ticket> {
-    let queued = value_wait(region, offset, condition, timeout).and_then(|(program, wait)| {
-        let ticket = Ticket::of_value(&wait);
-        stream.submit_program(&program, wait, 0)?;
-        Ok(ticket)
-    });
-    if queued.is_err()
-        && (matches!(condition, Condition::Equal(_)) || is_by_kernel(stream, region)?)
-    {
-        return wait_narrow(stream, region, offset, condition, timeout);
-    }
-    queued
-}
-
-/// The program of [`stream_wait_value32`], and its owner.
+/// The program of [`stream_wait_value32`](crate::stream_wait_value32), and its owner.
 pub(crate) fn value_wait(
     region: &Region,
     offset: u64,
@@ -471,31 +428,7 @@ pub(super) fn peer_value_wait(
     Ok((submission, ticket))
 }
 
-/// Stores `value` into the 32-bit word at `offset` of `region`, after everything that was queued on `stream` before.
-///
-/// # Errors
-/// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::State`] for a region that is deregistered, and what the stream refuses.
-pub fn stream_write_value32(
-    stream: &dyn Executor,
-    region: &Region,
-    offset: u64,
-    value: u32,
-) -> Result<Ticket> {
-    let queued = value_write(region, offset, value).and_then(|(program, write)| {
-        let ticket = Ticket::of_value(&write);
-        stream.submit_program(&program, write, 0)?;
-        Ok(ticket)
-    });
-    #[cfg(feature = "cuda")]
-    if queued.is_err()
-        && let Some(stream) = by_kernel(stream, region)?
-    {
-        return replay_store(stream, (region, offset), value.into(), false).map(Ticket::of_replay);
-    }
-    queued
-}
-
-/// The program of [`stream_write_value32`], and its owner.
+/// The program of [`stream_write_value32`](crate::stream_write_value32), and its owner.
 pub(crate) fn value_write(
     region: &Region,
     offset: u64,
@@ -518,7 +451,7 @@ pub(super) fn value_write_of(
     Ok((program, ValueWait::of_store(region)))
 }
 
-/// The counterpart of [`stream_wait_value32`] for the CPU: waits in the calling thread.
+/// The counterpart of [`stream_wait_value32`](crate::stream_wait_value32) for the CPU: waits in the calling thread.
 ///
 /// # Errors
 /// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::Timeout`].

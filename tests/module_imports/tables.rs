@@ -142,6 +142,10 @@ const CAPI: Package = Package {
         ("ticket", &["error"]),
         ("queue", &["endpoint", "stream", "ticket", "work"]),
         ("value", &["region", "stream", "ticket"]),
+        (
+            "page_push",
+            &["endpoint", "region", "stream", "ticket", "work"],
+        ),
         ("cpu", &["endpoint", "ticket", "work"]),
         ("kernel_queue", &["endpoint", "work"]),
         ("cache", &["device", "region"]),

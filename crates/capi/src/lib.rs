@@ -6,7 +6,7 @@
 //! - `boundary` makes codes (`code`) of results (`failure`) and panics, and keeps the text (`last_error`); `handle` hands objects out and knows them again; `argument` reads and
 //!   writes what pointers point to.
 //! - `exchange` is what `group` and `store` have in common. Each other file implements one section of a header in `include/doorbell`: `version`, `error`, `device`, `region`, `endpoint`,
-//!   `rendezvous`, `group`, `store`, `cuda`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `graph`, `cache`,
+//!   `rendezvous`, `group`, `store`, `cuda`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `page_push`, `graph`, `cache`,
 //!   `bounce`, `cm`, `kernel_queue`, `kernel_stream`, `message`, `communicator`, `matcher`.
 
 mod argument;
@@ -32,6 +32,7 @@ mod kernel_stream;
 mod last_error;
 mod matcher;
 mod message;
+mod page_push;
 mod queue;
 mod region;
 mod rendezvous;

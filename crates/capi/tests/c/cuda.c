@@ -13,6 +13,7 @@ static void without_the_feature(struct rig *rig)
 	doorbell_region *region = rig->region;
 	doorbell_cuda_capabilities capabilities;
 	doorbell_graph_builder *builder;
+	doorbell_page_push push;
 	uint64_t address = 3;
 
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_stream_create_cuda(NULL, NULL, &stream));
@@ -23,6 +24,8 @@ static void without_the_feature(struct rig *rig)
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_cuda_read_capabilities(&capabilities, sizeof capabilities));
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_region_device_pointer(rig->region, &address));
 	EXPECT(address == 3);
+	WORKS(doorbell_page_push_init(&push, sizeof push));
+	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_stream_push_pages(rig->stream, rig->a, &push, NULL));
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_graph_builder_capture(rig->stream, &builder));
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`",
 	      doorbell_graph_builder_for_graph(rig->stream, (struct CUgraph_st *)(uintptr_t)64, &builder));
@@ -337,6 +340,8 @@ static void captured_by_the_application(const struct driver *driver, struct rig 
 	doorbell_work work = doorbell_work_send(&from, 1);
 	uint64_t launches = 77;
 	uint32_t control;
+	static const uint32_t entries[] = {3, 70, 0, 71, 2};
+	doorbell_page_push push;
 	int i, launch;
 
 	EXPECT(doorbell_endpoint_path(rig->a, &control, NULL, 0) > 0);
@@ -363,6 +368,24 @@ static void captured_by_the_application(const struct driver *driver, struct rig 
 	WORKS(doorbell_stream_queue_send(stream, rig->a, &work, &tickets[1]));
 	WORKS(doorbell_stream_wait_cq(stream, rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &tickets[2]));
 	WORKS(doorbell_stream_wait_cq(stream, rig->b, DOORBELL_QUEUE_RECV, SOON_MS, &tickets[3]));
+	WORKS(doorbell_page_push_init(&push, sizeof push));
+	WORKS(doorbell_region_remote(rig->region, &push.remote));
+	push.signal = push.remote;
+	push.signal.addr += 8192;
+	push.signal.len_bytes = 8;
+	push.page_bytes = 64;
+	push.local.region = push.table.region = push.count_region = rig->region;
+	push.local.len_bytes = 1024;
+	push.table.offset = 9216;
+	push.table.len_bytes = 16;
+	push.count_offset = 9232;
+	/* Page 3 to 70, page 0 to 71. */
+	memcpy(memory + 9216, entries, sizeof entries);
+	memset(memory + 8192, 0, 8);
+	FAILS(DOORBELL_ESTATE, "kernel", doorbell_stream_push_pages(rig->stream, rig->a, &push, NULL));
+	WORKS(doorbell_stream_push_pages(stream, rig->a, &push, NULL));
+	WORKS(doorbell_stream_wait_cq(stream, rig->a, DOORBELL_QUEUE_SEND, SOON_MS, NULL));
+	WORKS(doorbell_stream_wait_count64(stream, rig->region, 8192, 1, 1, SOON_MS, NULL));
 	DRIVER(driver->end_capture(raw, &graph));
 	DRIVER(driver->graph_instantiate(&exec, graph, 0));
 	DRIVER(driver->graph_destroy(graph));
@@ -371,6 +394,9 @@ static void captured_by_the_application(const struct driver *driver, struct rig 
 		DRIVER(driver->graph_launch(exec, raw));
 		DRIVER(driver->stream_synchronize(raw));
 		EXPECT(memory[4096] == launch + 1 && memory[4096 + 63] == launch + 1);
+		EXPECT(memory[71 * 64] == launch + 1 && memory[71 * 64 + 63] == launch + 1);
+		memcpy(&launches, memory + 8192, 8);
+		EXPECT(launches == (uint64_t)launch + 1);
 	}
 	FAILS(DOORBELL_ESTATE, "graphs", doorbell_endpoint_reset(rig->a));
 	for (i = 0; i < 4; i++) {

@@ -1,4 +1,4 @@
-//! Words of 64 bits, words that must equal a value, and words of a GPU's memory, on streams.
+//! Words in memory, on streams: stores, and waits. Also of 64 bits, for equality, and in memory of a GPU.
 //!
 //! The polls of programs are of 32 bits, because those of the devices' queues are, and a wait by memory operations is ended by a store of this process to the
 //! word. So these waits have other means: on a stream of the host, the thread that executes it looks at the word; on a CUDA stream a kernel does, which has its own
@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::Ticket;
-use super::value::{Condition, ValueWait, check_registered, value_write_of, wait_until};
+use super::value::{
+    Condition, ValueWait, check_registered, value_wait, value_write, value_write_of, wait_until,
+};
 use super::watchdog::watchdog;
 use crate::bytecode::{Program, Role, TargetId, Targets};
 use crate::region::Region;
@@ -94,6 +96,63 @@ impl AnyCondition {
             timeout_ns: timeout_ns(timeout),
         }
     }
+}
+
+/// Makes work that is queued on `stream` later wait until the 32-bit word at `offset` of `region` meets `condition`, for
+/// at most `timeout`; `None` means no timeout. Once it is met, everything that was stored before the word is visible to
+/// the stream.
+///
+/// # Errors
+/// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::State`] for a region that is deregistered or in memory of a GPU, unless the stream is one of that
+/// GPU: then a kernel waits, as for [`stream_wait_value64`](crate::stream_wait_value64); and those of the stream.
+pub fn stream_wait_value32(
+    stream: &dyn Executor,
+    region: &Region,
+    offset: u64,
+    condition: Condition,
+    timeout: Option<Duration>,
+) -> Result<Ticket> {
+    let queued = value_wait(region, offset, condition, timeout).and_then(|(program, wait)| {
+        let ticket = Ticket::of_value(&wait);
+        stream.submit_program(&program, wait, 0)?;
+        Ok(ticket)
+    });
+    if queued.is_err()
+        && (matches!(condition, Condition::Equal(_)) || is_by_kernel(stream, region)?)
+    {
+        return wait_any(
+            stream,
+            region,
+            offset,
+            AnyCondition::Narrow(condition),
+            timeout,
+        );
+    }
+    queued
+}
+
+/// Stores `value` into the 32-bit word at `offset` of `region`, after everything that was queued on `stream` before.
+///
+/// # Errors
+/// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::State`] for a region that is deregistered, and what the stream refuses.
+pub fn stream_write_value32(
+    stream: &dyn Executor,
+    region: &Region,
+    offset: u64,
+    value: u32,
+) -> Result<Ticket> {
+    let queued = value_write(region, offset, value).and_then(|(program, write)| {
+        let ticket = Ticket::of_value(&write);
+        stream.submit_program(&program, write, 0)?;
+        Ok(ticket)
+    });
+    #[cfg(feature = "cuda")]
+    if queued.is_err()
+        && let Some(stream) = by_kernel(stream, region)?
+    {
+        return replay_store(stream, (region, offset), value.into(), false).map(Ticket::of_replay);
+    }
+    queued
 }
 
 /// Makes work that is queued on `stream` later wait until the 64-bit word at `offset` of `region`, a multiple of 8, meets `condition`, for at most `timeout`;
@@ -193,7 +252,7 @@ pub fn wait_value64(
 
 /// The stream, if a kernel of it is to do it: the application captures the stream, or the region is memory of a GPU.
 #[cfg(feature = "cuda")]
-pub(super) fn by_kernel<'s>(
+fn by_kernel<'s>(
     stream: &'s dyn Executor,
     region: &Region,
 ) -> Result<Option<&'s dyn ReplayStream>> {
@@ -204,22 +263,15 @@ pub(super) fn by_kernel<'s>(
     Ok(is_needed.then_some(stream))
 }
 
-/// [`stream_wait_value32`](crate::stream_wait_value32) of a word that programs cannot poll.
-#[cold]
-pub(super) fn wait_narrow(
-    stream: &dyn Executor,
-    region: &Region,
-    offset: u64,
-    condition: Condition,
-    timeout: Option<Duration>,
-) -> Result<Ticket> {
-    wait_any(
-        stream,
-        region,
-        offset,
-        AnyCondition::Narrow(condition),
-        timeout,
-    )
+/// Whether a kernel of the stream is to do what the stream cannot.
+fn is_by_kernel(stream: &dyn Executor, region: &Region) -> Result<bool> {
+    #[cfg(feature = "cuda")]
+    return Ok(by_kernel(stream, region)?.is_some());
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = (stream, region);
+        Ok(false)
+    }
 }
 
 fn wait_any(
