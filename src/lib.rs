@@ -100,8 +100,8 @@ pub use doorbell_wire::verbs::WcStatus;
 pub use doorbell_wire::{Cause, Error, Result, StateKind, WorkError};
 pub use endpoint::{
     AbortHandle, Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig,
-    Listener, Operation, PathReport, Prepared, QueueKind, Rejected, Status, Ticket, Work,
-    stream_post, stream_post_all, stream_wait_value32, stream_write_value32, wait_value32,
+    Listener, Operation, PathReport, Prepared, QueueKind, Rejected, Status, Ticket, TicketFuture,
+    Work, stream_post, stream_post_all, stream_wait_value32, stream_write_value32, wait_value32,
 };
 #[cfg(feature = "cuda")]
 pub use graph::{GraphBuilder, GraphExec, GraphMember};

@@ -13,6 +13,7 @@ use crate::endpoint::prepared::PreparedOperation;
 use crate::endpoint::shared::{EndpointShared, timeout_ns};
 use crate::endpoint::value::{ValueState, ValueWait};
 use crate::region::Device;
+use crate::stream::has_own_streams;
 use crate::{Error, Result, StateKind};
 
 #[derive(Clone)]
@@ -150,13 +151,37 @@ impl Ticket {
         if self.has_succeeded() {
             return Ok(());
         }
-        let progress = || match &self.subject {
-            Subject::Operation { shared, .. } => shared.qp.progress() | shared.look_at_stream(),
-            Subject::Value { device, .. } => device.progress(),
-        };
+        let progress = || self.progress() | self.look_at_stream();
         let until_ns = now_ns().saturating_add(timeout_ns(timeout));
         let look = || Ok(is_complete(self.status_until(until_ns))?.then_some(()));
         poll_until("the wait for an operation", timeout, progress, look)
+    }
+
+    /// Lets the device work within the caller. True: something has changed.
+    pub(super) fn progress(&self) -> bool {
+        match &self.subject {
+            Subject::Operation { shared, .. } => shared.qp.progress(),
+            Subject::Value { device, .. } => device.progress(),
+        }
+    }
+
+    /// Executes the stream without a thread that has the operation, if one has.
+    pub(super) fn look_at_stream(&self) -> bool {
+        match &self.subject {
+            Subject::Operation { shared, .. } => shared.look_at_stream(),
+            Subject::Value { .. } => false,
+        }
+    }
+
+    /// Whether a stream without a thread has operations of the endpoint, and this one may be one of them that it has not executed.
+    pub(super) fn needs_looks(&self) -> bool {
+        match &self.subject {
+            Subject::Operation { shared, .. } => {
+                shared.looked_stream.load(Ordering::Relaxed) != 0
+                    && matches!(self.status(), Status::Prepared | Status::Queued)
+            }
+            Subject::Value { .. } => has_own_streams(),
+        }
     }
 
     /// Whether the operation is over, with success or not.

@@ -79,6 +79,7 @@ pub(crate) use own_streams::{has_own_streams, look_at_own_streams, look_at_strea
 pub(crate) use owner::DeferredDrop;
 pub use owner::{Attachments, Outcome, Owner};
 pub use reached::Reached;
+pub(crate) use reached::eventfd_waker;
 pub(crate) use stopping::{EndingDevice, await_or_defer, stopping};
 #[cfg(feature = "cuda")]
 pub(crate) use stopping::{after_stopping, visit};

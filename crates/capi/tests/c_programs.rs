@@ -154,7 +154,7 @@ fn ucx_and_the_library_share_a_registration() {
     }
     let mut flags = vec!["-rdynamic"];
     flags.extend(libraries);
-    let source = root().join("crates/capi/tests/c/beside_ucx.c");
+    let source = root().join("crates/capi/tests/ucx/beside_ucx.c");
     let mut command = Command::new(build(&source, "beside_ucx", &flags));
     command.env("UCX_TLS", "rc_v,ud_v");
     command.env("UCX_NET_DEVICES", "mlx5_0:1");
@@ -234,6 +234,14 @@ fn the_first_program_of_the_readme_runs() {
         output.starts_with("64 bytes arrived; control path: direct"),
         "{output}"
     );
+}
+
+#[test]
+fn the_example_waits_by_epoll() {
+    let program = build(&root().join("examples/epoll.c"), "epoll", &["-O2"]);
+    let device = std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_else(|_| "softcx".into());
+    let output = run(Command::new(program).arg(device));
+    assert_eq!(output, "8 transfers of 4096 bytes arrived\n");
 }
 
 #[test]

@@ -2,7 +2,7 @@
  * buffer, which this library does not register. */
 #define _GNU_SOURCE
 
-#include "expect.h"
+#include "../c/expect.h"
 
 #include <dlfcn.h>
 #include <stdint.h>
