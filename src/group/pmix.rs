@@ -236,7 +236,7 @@ pub(super) fn get_of_rank_0(key: &str) -> Result<Option<String>> {
             return Ok(None);
         }
         let text: *const c_char = std::ptr::with_exposed_provenance(value.data[0]);
-        if text == null() {
+        if text.is_null() {
             return Ok(None);
         }
         let copied = CStr::from_ptr(text).to_string_lossy().into_owned();

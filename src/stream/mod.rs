@@ -71,7 +71,6 @@ pub use kernel_step::{KernelMemory, KernelStep, MemoryWork, MessageTake, ReadPla
 pub(crate) use library_thread::begin_library_thread;
 #[cfg(feature = "cuda")]
 pub(crate) use library_thread::is_library_thread;
-#[cfg(feature = "cuda")]
 pub(crate) use lock::Lock;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use lock::locks_taken;

@@ -96,9 +96,8 @@ pub unsafe extern "C" fn doorbell_event_notify(
 ) -> c_int {
     call!(event = get(event), || {
         // SAFETY: the caller does not close it within this call.
-        event
-            .inner
-            .notify(unsafe { descriptor(eventfd, "eventfd") }?)?;
+        let eventfd = unsafe { descriptor(eventfd, "eventfd") }?;
+        event.inner.notify(eventfd)?;
         Ok(0)
     })
 }

@@ -716,9 +716,8 @@ pub unsafe extern "C" fn doorbell_message_ticket_notify(
 ) -> c_int {
     call!(ticket = get(ticket), || {
         // SAFETY: the caller does not close it within this call.
-        ticket
-            .inner
-            .notify(unsafe { descriptor(eventfd, "eventfd") }?)?;
+        let eventfd = unsafe { descriptor(eventfd, "eventfd") }?;
+        ticket.inner.notify(eventfd)?;
         Ok(0)
     })
 }
