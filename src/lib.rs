@@ -103,8 +103,9 @@ pub use endpoint::PagePush;
 pub use endpoint::{
     AbortHandle, Address, Channel, Completion, Condition, Condition64, Control, Endpoint,
     EndpointConfig, Listener, Operation, PathReport, Prepared, QueueKind, QueueView, Rejected,
-    Status, Ticket, Work, stream_post, stream_post_all, stream_wait_count64, stream_wait_value32,
-    stream_wait_value64, stream_write_value32, stream_write_value64, wait_value32, wait_value64,
+    Status, Ticket, TicketFuture, Work, stream_post, stream_post_all, stream_wait_count64,
+    stream_wait_value32, stream_wait_value64, stream_write_value32, stream_write_value64,
+    wait_value32, wait_value64,
 };
 #[cfg(feature = "cuda")]
 pub use graph::{GraphBuilder, GraphExec, GraphMember};
@@ -118,6 +119,8 @@ pub use message::{
 };
 #[cfg(feature = "cuda")]
 pub use region::DeviceCache;
+#[cfg(feature = "verbs")]
+pub use region::MemoryKeys;
 pub use region::{
     Access, CacheConfig, CacheCounters, CachedRegion, Device, DeviceMemory, Element,
     HeldRegistration, Invalidation, PageSize, ProtectionDomain, REGION_BYTES_MAX, Region,

@@ -1,7 +1,9 @@
-//! Events in asynchronous programs: as futures and as eventfds, under the runtime that most programs use.
+//! Events and tickets in asynchronous programs: as futures and as eventfds, under the runtime that most programs use.
 #![allow(unsafe_code)] // creates an eventfd, and reads it
 #![cfg(all(feature = "softcx", not(loom)))]
 
+#[path = "../examples/tokio.rs"]
+mod example;
 mod rig;
 mod waived;
 
@@ -184,5 +186,81 @@ fn eventfd_is_readable_once_for_each_call() {
         stream.record(&event).unwrap();
         soon(event.reached().unwrap()).await.unwrap();
         assert_eq!(count(fd.get_ref()), 0);
+    });
+}
+
+#[test]
+fn the_example_transfers_in_tasks_of_one_thread() {
+    let _limit = Limit::new("example", STEP);
+    let device = std::env::var("DOORBELL_TEST_DEVICE");
+    let device = device.as_deref().unwrap_or("softcx");
+    assert_eq!(example::transfers(device, 4).unwrap(), 4 * 64);
+}
+
+/// Work requests that are posted and work requests and waits of a stream; each await races with the completion.
+#[test]
+fn tickets_are_futures() {
+    let _limit = Limit::new("tickets", STEP);
+    let mut pair = Pair::new(&device(), &EndpointConfig::default());
+    let stream = rig::stream("tickets");
+    let region = pair.region(256);
+    let slice = || [region.slice(0, 64).unwrap()];
+    let target = [region.slice(128, 64).unwrap()];
+    run(async {
+        for step in 0..200_u8 {
+            region.fill(0, 64, step).unwrap();
+            let received = pair.b.post_recv(1, &target).unwrap();
+            let sent = pair.a.post_send(&Work::send(&slice())).unwrap();
+            soon(received.into_future()).await.unwrap();
+            assert!(region.is_filled_with(128, 64, step).unwrap());
+            // It is over already, and stays so.
+            soon((&sent).into_future()).await.unwrap();
+            soon(sent.into_future()).await.unwrap();
+            pair.a.wait_cq(QueueKind::Send, SOON).unwrap();
+            pair.b.wait_cq(QueueKind::Recv, SOON).unwrap();
+
+            let received = pair.b.post_recv(2, &target).unwrap();
+            let sent = pair.a.stream_queue_send(&stream, &Work::send(&slice()));
+            let waited = pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
+            soon(waited.into_future()).await.unwrap();
+            soon(sent.unwrap().into_future()).await.unwrap();
+            soon(received.into_future()).await.unwrap();
+            pair.b.wait_cq(QueueKind::Recv, SOON).unwrap();
+        }
+    });
+    stream.synchronize(SOON).unwrap();
+}
+
+/// A future and a descriptor say how an operation of an endpoint that was aborted ended, and a future that was dropped keeps nothing.
+#[test]
+fn failures_and_drops_of_tickets() {
+    let _limit = Limit::new("ticket failures", STEP);
+    let mut pair = Pair::new(&device(), &EndpointConfig::default());
+    let region = pair.region(64);
+    let ticket = pair
+        .b
+        .post_recv(1, &[region.slice(0, 64).unwrap()])
+        .unwrap();
+    let fd = eventfd();
+    ticket.notify(fd.as_fd()).unwrap();
+    ticket.notify(fd.as_fd()).unwrap();
+    run(async {
+        let short = timeout(Duration::from_millis(20), ticket.clone().into_future());
+        assert!(short.await.is_err());
+        assert_eq!(count(&fd), 0);
+        // SAFETY: the descriptor is the object's own, which drops both.
+        let fd = unsafe { AsyncFd::register(fd) }.unwrap();
+        let (failed, ()) = tokio::join!(soon((&ticket).into_future()), async { pair.b.abort() });
+        assert!(matches!(failed, Err(Error::Work(_))), "{failed:?}");
+        let mut counted = 0;
+        while counted < 2 {
+            let mut ready = soon(fd.readable()).await.unwrap();
+            counted += count(fd.get_ref());
+            ready.clear_ready();
+        }
+        assert_eq!(counted, 2);
+        // It is over: within the call.
+        ticket.notify(fd.get_ref().as_fd()).unwrap();
+        assert_eq!(count(fd.get_ref()), 1);
     });
 }

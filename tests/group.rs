@@ -347,6 +347,66 @@ fn ring_starts_under_mpirun() {
     }
 }
 
+/// As on several hosts, where no folder is common to all ranks: rank 0 tells the PMIx server where it is.
+#[test]
+fn ring_starts_under_mpirun_by_pmix() {
+    let test = "ring_starts_under_mpirun_by_pmix";
+    if !has_mpirun(test) {
+        return;
+    }
+    let without_folder = ["env", "-u", "PMIX_SERVER_TMPDIR"];
+    let output = mpirun(20, &without_folder, None);
+    let said = text(&output);
+    if said.contains("there is no libpmix.so.2") {
+        return waived::waived(test, "there is no libpmix.so.2");
+    }
+    assert!(output.status.success(), "{said}");
+    for rank in 0..4 {
+        assert!(said.contains(&good(rank, 4, 20)), "rank {rank}: {said}");
+    }
+}
+
+/// The store of torchrun's agent, as torch itself makes it: rank 0 writes there where it is.
+#[test]
+fn ring_starts_by_the_store_of_torch() {
+    let test = "ring_starts_by_the_store_of_torch";
+    const AGENT: &str = "import sys, datetime
+from torch.distributed import TCPStore
+store = TCPStore('127.0.0.1', 0, None, True, datetime.timedelta(seconds=60), False)
+print(store.port, flush=True)
+sys.stdin.read()";
+    // The interpreter of the system's packages.
+    let mut python = Command::new("/usr/bin/python3");
+    python.args(["-c", AGENT]).stdin(Stdio::piped());
+    python.stdout(Stdio::piped()).stderr(Stdio::null());
+    let Ok(mut agent) = python.spawn() else {
+        return waived::waived(test, "there is no /usr/bin/python3");
+    };
+    let mut port = String::new();
+    let mut said = BufReader::new(agent.stdout.take().unwrap());
+    said.read_line(&mut port).unwrap();
+    let agent = Rank(Some(agent));
+    let Ok(port) = port.trim().parse::<u16>() else {
+        return waived::waived(test, "torch is not installed (Debian: python3-torch)");
+    };
+    let job = job_of(3, |command| {
+        command
+            .args(MEMBER)
+            .env(ROUNDS, "20")
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .env("TORCHELASTIC_USE_AGENT_STORE", "True")
+            .env("TORCHELASTIC_RUN_ID", "a job");
+    });
+    for (rank, process) in (0..).zip(job) {
+        let output = process.end(LIMIT);
+        let said = text(&output);
+        assert!(output.status.success(), "rank {rank}: {said}");
+        assert!(said.contains(&good(rank, 3, 20)), "rank {rank}: {said}");
+    }
+    drop(agent);
+}
+
 #[test]
 fn every_rank_names_the_rank_killed_under_mpirun() {
     if !has_mpirun("every_rank_names_the_rank_killed_under_mpirun") {

@@ -330,6 +330,9 @@ int doorbell_collective_ticket_check(const doorbell_collective_ticket *ticket);
 /* Waits until the operation is over on this rank. Otherwise like doorbell_collective_ticket_check, but returns 0. */
 int doorbell_collective_ticket_wait(const doorbell_collective_ticket *ticket, int64_t timeout_ms);
 
+/* Adds 1 to an eventfd when the operation is over on this rank, like doorbell_ticket_notify. */
+int doorbell_collective_ticket_notify(const doorbell_collective_ticket *ticket, int eventfd);
+
 /*
  * Returns 1 if a message of the operation has failed, and not only been discarded behind another failure, and writes its
  * peer to `peer`, which may be NULL. Otherwise returns 0.

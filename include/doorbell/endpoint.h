@@ -420,6 +420,16 @@ int doorbell_ticket_status(const doorbell_ticket *ticket, doorbell_failure *fail
 int doorbell_ticket_wait(const doorbell_ticket *ticket, int64_t timeout_ms);
 
 /*
+ * Adds 1 to an eventfd (eventfd(2)) when the operation is over, with success or not, or within this call if that is so
+ * already; for programs that wait by epoll or poll. doorbell_ticket_status then tells how it ended. The descriptor is
+ * duplicated, so the caller may close its own. It should be non-blocking: a write that blocks would block the notices of
+ * others. A thread of the library looks at the operation and writes up to 0.2 ms after it is over. For an operation on a
+ * host stream without a thread a thread must also wait in this library. Returns DOORBELL_EINVAL if `eventfd` is not an
+ * open descriptor.
+ */
+int doorbell_ticket_notify(const doorbell_ticket *ticket, int eventfd);
+
+/*
  * Writes the byte count of a complete receive, read or atomic, and the immediate data of a receive, and returns 1.
  * Returns 0 and writes nothing if the operation is not complete, if its queue has reused the slot since, and for sends,
  * writes, unsignaled work requests and waits, of which the NIC reports nothing.

@@ -198,6 +198,9 @@ int doorbell_match_ticket_check(const doorbell_match_ticket *ticket, doorbell_en
 /* Waits until the message is there. Otherwise like doorbell_match_ticket_check, but returns 0. */
 int doorbell_match_ticket_wait(const doorbell_match_ticket *ticket, doorbell_envelope *envelope, int64_t timeout_ms);
 
+/* Adds 1 to an eventfd when the message is there, or the receive has failed, like doorbell_ticket_notify. */
+int doorbell_match_ticket_notify(const doorbell_match_ticket *ticket, int eventfd);
+
 /*
  * Destroys the handle. The receive is not affected. NULL is allowed.
  * Threads: alone with ticket.

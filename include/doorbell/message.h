@@ -227,6 +227,9 @@ int doorbell_message_ticket_check(const doorbell_message_ticket *ticket, uint64_
 /* Waits until the message is sent or received. Otherwise like doorbell_message_ticket_check, but returns 0. */
 int doorbell_message_ticket_wait(const doorbell_message_ticket *ticket, uint64_t *len_bytes, int64_t timeout_ms);
 
+/* Adds 1 to an eventfd when the message is sent or received, or has failed, like doorbell_ticket_notify. */
+int doorbell_message_ticket_notify(const doorbell_message_ticket *ticket, int eventfd);
+
 /*
  * Destroys the handle. The message is not affected. NULL is allowed.
  * Threads: alone with ticket.

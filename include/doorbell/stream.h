@@ -319,9 +319,9 @@ int doorbell_wait_value32(const doorbell_region *region, uint64_t offset, uint32
 
 /*
  * The same calls for a 64-bit word at `offset`, a multiple of 8 bytes. GEQ compares as int64_t. On a CUDA stream a kernel of one
- * thread waits. These calls, and a wait of 32 bits that a kernel makes (DOORBELL_WAIT_EQ, or a word of a GPU's memory), have
- * tickets as in a captured graph: doorbell_ticket_launches gives 1 once the wait has ended. The region may be memory of the
- * stream's GPU. Such a wait has a time limit of an hour at most; if it passes, that is a fault of the stream. Streams of
+ * thread waits, also for 32 bits if the condition is DOORBELL_WAIT_EQ or the word is in a GPU's memory. The region may be
+ * memory of the stream's GPU. Such a wait has a time limit of an hour at most; if it passes, that is a fault of the stream.
+ * doorbell_stream_abort does not end it. Streams of
  * doorbell_stream_create_kernel return DOORBELL_ESTATE for these waits.
  */
 int doorbell_stream_wait_value64(doorbell_stream *stream, const doorbell_region *region, uint64_t offset,

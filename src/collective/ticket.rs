@@ -1,10 +1,11 @@
 //! The ticket of a collective operation.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::local::LocalEnd;
-use crate::endpoint::poll_until;
+use crate::endpoint::{Awaited, TicketFuture, notify, poll_until};
 use crate::message::MessageTicket;
 use crate::stream::StreamTurns;
 use crate::{Cause, Error, Result, StateKind};
@@ -99,5 +100,45 @@ impl CollectiveTicket {
         };
         let first = failures.min_by_key(|(_, error)| is_behind(error));
         first.map(|(peer, _)| peer)
+    }
+}
+
+impl Awaited for CollectiveTicket {
+    fn outcome(&self) -> Option<Result<()>> {
+        self.check().map(|over| over.then_some(())).transpose()
+    }
+
+    fn looks(&self) -> bool {
+        let mut looks = false;
+        for part in &self.parts {
+            looks |= match part {
+                CollectivePart::Message(_, ticket) => ticket.looks(),
+                CollectivePart::Local(_, turns) => {
+                    turns.as_ref().map(StreamTurns::take);
+                    turns.is_some()
+                }
+            };
+        }
+        looks
+    }
+}
+
+impl CollectiveTicket {
+    /// Adds 1 to an eventfd when the operation is over on this rank, as [`Ticket::notify`](crate::Ticket::notify).
+    ///
+    /// # Errors
+    /// As [`Ticket::notify`](crate::Ticket::notify).
+    pub fn notify(&self, eventfd: BorrowedFd<'_>) -> Result<()> {
+        notify(self.clone(), eventfd)
+    }
+}
+
+/// `ticket.await` is ready when the operation is over on this rank, with the errors of [`CollectiveTicket::check`].
+impl IntoFuture for &CollectiveTicket {
+    type Output = Result<()>;
+    type IntoFuture = TicketFuture;
+
+    fn into_future(self) -> TicketFuture {
+        TicketFuture::new(self.clone())
     }
 }

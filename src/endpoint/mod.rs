@@ -6,6 +6,7 @@
 //! - `prepared`: [`Prepared`], an operation that is ready; gives its program to a stream.
 //! - `sync_path`: executes a program in the calling thread, on the path `sync`.
 //! - `ticket`: [`Ticket`], the handle of a queued operation.
+//! - `ticket_future`: waits for a ticket without a thread of the application.
 //! - `outcome`: [`Status`], and what a completion proves about operations.
 //! - `late_read`: a read whose source the stream finds out.
 //! - `stream_value`: words in memory, on streams.
@@ -73,6 +74,7 @@ mod sync_path;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod ticket;
+mod ticket_future;
 mod value;
 mod watchdog;
 mod words;
@@ -114,6 +116,8 @@ pub use stream_value::{
     stream_write_value32, stream_write_value64, wait_value64,
 };
 pub use ticket::Ticket;
+pub use ticket_future::TicketFuture;
+pub(crate) use ticket_future::{Awaited, notify};
 pub use value::{Condition, wait_value32};
 #[cfg(feature = "cuda")]
 pub(crate) use value::{ValueWait, value_wait, value_write};

@@ -15,6 +15,7 @@ use crate::endpoint::replay::operation::ReplayTicket;
 use crate::endpoint::shared::{EndpointShared, timeout_ns};
 use crate::endpoint::value::{ValueState, ValueWait};
 use crate::region::Device;
+use crate::stream::has_own_streams;
 use crate::{Error, Result, StateKind};
 
 #[derive(Clone)]
@@ -103,11 +104,12 @@ impl Ticket {
         }
     }
 
-    /// How many launches have executed the operation, if it is one of a graph that the application captured: a send, a receive or a store was made so
-    /// often, and a wait has ended so often. None for other operations.
+    /// How many launches have executed the operation, if a kernel of this library does: one of a graph that the application captured, or of an endpoint whose queues
+    /// belong to such graphs, or a wait that memory operations cannot make. A send, a receive or a store was made so often, and a wait has ended so often. None for other operations.
     ///
     /// The status of such an operation is [`Status::Prepared`] before the first launch has executed it, [`Status::Rung`] after that, and
-    /// [`Status::Failed`] if a launch did not execute it or its endpoint has failed. It is never complete, since the next launch executes it again.
+    /// [`Status::Failed`] if a launch did not execute it or its endpoint has failed. One of a graph is never complete, since the next launch executes it again; a send or a receive
+    /// is not either, because its completion is that of its wait.
     #[cfg(feature = "cuda")]
     pub fn launches(&self) -> Option<u64> {
         match &self.subject {
@@ -178,8 +180,39 @@ impl Ticket {
         if self.has_succeeded() {
             return Ok(());
         }
+        self.check_ends()?;
+        let progress = || self.progress() | self.look_at_stream();
+        let until_ns = now_ns().saturating_add(timeout_ns(timeout));
+        let look = || Ok(is_complete(self.status_until(until_ns))?.then_some(()));
+        poll_until("the wait for an operation", timeout, progress, look)
+    }
+
+    /// Lets the device work within the caller. True: something has changed.
+    pub(super) fn progress(&self) -> bool {
+        match &self.subject {
+            Subject::Operation { shared, .. } => shared.qp.progress(),
+            Subject::Value { device, .. } => device.progress(),
+            #[cfg(feature = "cuda")]
+            Subject::Replay(replay) => replay.progress(),
+        }
+    }
+
+    /// Executes the stream without a thread that has the operation, if one has.
+    pub(super) fn look_at_stream(&self) -> bool {
+        match &self.subject {
+            Subject::Operation { shared, .. } => shared.look_at_stream(),
+            Subject::Value { .. } => false,
+            #[cfg(feature = "cuda")]
+            Subject::Replay(_) => false,
+        }
+    }
+
+    /// Fails for an operation that is never complete: one of a graph that the application captured, whose next launch executes it again.
+    pub(super) fn check_ends(&self) -> Result<()> {
         #[cfg(feature = "cuda")]
-        if let Subject::Replay(replay) = &self.subject {
+        if let Subject::Replay(replay) = &self.subject
+            && !replay.ends
+        {
             is_complete(replay.status())?;
             return Err(Error::state(
                 StateKind::Captured,
@@ -187,15 +220,20 @@ impl Ticket {
                 "it is one of a graph, whose next launch executes it again; `Ticket::launches` counts",
             ));
         }
-        let progress = || match &self.subject {
-            Subject::Operation { shared, .. } => shared.qp.progress() | shared.look_at_stream(),
-            Subject::Value { device, .. } => device.progress(),
+        Ok(())
+    }
+
+    /// Whether a stream without a thread has operations of the endpoint, and this one may be one of them that it has not executed.
+    pub(super) fn needs_looks(&self) -> bool {
+        match &self.subject {
+            Subject::Operation { shared, .. } => {
+                shared.looked_stream.load(Ordering::Relaxed) != 0
+                    && matches!(self.status(), Status::Prepared | Status::Queued)
+            }
+            Subject::Value { .. } => has_own_streams(),
             #[cfg(feature = "cuda")]
             Subject::Replay(_) => false,
-        };
-        let until_ns = now_ns().saturating_add(timeout_ns(timeout));
-        let look = || Ok(is_complete(self.status_until(until_ns))?.then_some(()));
-        poll_until("the wait for an operation", timeout, progress, look)
+        }
     }
 
     /// Whether the operation is over, with success or not.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::group::rendezvous::Rendezvous;
+use crate::group::torch_store::TorchStore;
 use crate::group::{SIZE_MAX, Token};
 use crate::{Error, Result, StateKind};
 
@@ -36,14 +37,15 @@ impl LaunchEnvironment {
     /// | launcher | rank and size | address of rank 0 |
     /// |---|---|---|
     /// | by hand | `DOORBELL_RANK`, `DOORBELL_SIZE` | |
-    /// | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, and the port *after* `MASTER_PORT`, which itself is that of torch's own store |
-    /// | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | on one host, a file in the job's own folder, where rank 0 writes it with a random token |
+    /// | torchrun | `RANK`, `WORLD_SIZE` | the store of torchrun's agent, where rank 0 writes it; without such a store (`TORCHELASTIC_USE_AGENT_STORE` is not `True`) `MASTER_ADDR`, and the port *after* `MASTER_PORT`, which itself is that of torch's own store |
+    /// | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | on one host, a file in the job's own folder, where rank 0 writes it with a random token; on several, the job's PMIx server |
     /// | MPICH and others with PMI | `PMI_RANK`, `PMI_SIZE` | |
     /// | Slurm (`srun`) | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | the first host of `SLURM_STEP_NODELIST`, and a port made of the job's number |
-    /// | PMIx | `PMIX_RANK`, and `PMIX_SIZE` or `DOORBELL_SIZE` | |
+    /// | PMIx | `PMIX_RANK`, and `PMIX_SIZE` or `DOORBELL_SIZE` | the job's PMIx server, to which rank 0 gives it with a random token |
     ///
     /// `DOORBELL_MASTER_ADDR` and `DOORBELL_MASTER_PORT` go before all of that, each by itself. Where there is neither they have to be given: no launcher but those
-    /// tells its processes where rank 0 is, and Open MPI over several hosts does not either. Slurm's `--distribution=arbitrary` may put rank 0
+    /// tells its processes where rank 0 is. For PMIx the process loads `libpmix.so.2`. With the store of torchrun or PMIx, rank 0 listens at any port of all its addresses, and all ranks
+    /// join their groups in the same order. Slurm's `--distribution=arbitrary` may put rank 0
     /// on another host than the first.
     ///
     /// The token is `DOORBELL_TOKEN`, the same for all ranks. Without it, it is the name of the job: that keeps jobs apart that
@@ -149,6 +151,16 @@ struct Launched {
     port: Option<u32>,
     /// A folder of this job alone, if all ranks are on its host.
     folder: Option<PathBuf>,
+    /// The launcher's own store, by which rank 0 tells where it is.
+    store: Option<LauncherStore>,
+}
+
+/// A store of a launcher.
+#[derive(Debug, Clone)]
+enum LauncherStore {
+    /// Of torchrun, at `MASTER_ADDR` and `MASTER_PORT`.
+    Torch(TorchStore),
+    Pmix,
 }
 
 impl Launched {
@@ -175,6 +187,7 @@ impl Launched {
                 port: vars
                     .number("MASTER_PORT")?
                     .map(|port| port.saturating_add(1)),
+                store: Launched::torch_store(vars)?,
                 ..bare(rank, size, job(&["TORCHELASTIC_RUN_ID"]), host)
             });
         }
@@ -190,6 +203,7 @@ impl Launched {
                     .text("PMIX_SERVER_TMPDIR")
                     .filter(|_| here)
                     .map(PathBuf::from),
+                store: has("PMIX_NAMESPACE").then_some(LauncherStore::Pmix),
                 ..bare(rank, size, job(&["PMIX_NAMESPACE"]), host)
             });
         }
@@ -216,7 +230,10 @@ impl Launched {
                 )?,
             };
             let host = Err("PMIx has no variable that says where rank 0 is");
-            return Ok(bare(rank, size, job(&["PMIX_NAMESPACE"]), host));
+            return Ok(Launched {
+                store: Some(LauncherStore::Pmix),
+                ..bare(rank, size, job(&["PMIX_NAMESPACE"]), host)
+            });
         }
         Err(Error::state(
             StateKind::Environment,
@@ -234,7 +251,24 @@ impl Launched {
             host,
             port: None,
             folder: None,
+            store: None,
         }
+    }
+
+    /// The store of torchrun's agent, if its processes are to use it. It is there before they start. Otherwise torch's own code makes one when it is called.
+    fn torch_store(vars: &Vars<'_>) -> Result<Option<LauncherStore>> {
+        if vars.text("TORCHELASTIC_USE_AGENT_STORE").as_deref() != Some("True") {
+            return Ok(None);
+        }
+        let port = vars.number("MASTER_PORT")?.unwrap_or_default();
+        let (Some(host), Ok(port)) = (vars.text("MASTER_ADDR"), u16::try_from(port)) else {
+            return Ok(None);
+        };
+        // The agent's store outlives a restart of its processes.
+        let restart = vars.text("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
+        let job = vars.text("TORCHELASTIC_RUN_ID").unwrap_or_default();
+        let key = format!("doorbell/{job}/{restart}");
+        Ok(Some(LauncherStore::Torch(TorchStore { host, port, key })))
     }
 
     /// What Slurm says, if this is a task of one of its steps.
@@ -273,6 +307,12 @@ impl Launched {
             return Ok(Rendezvous::File(
                 folder.join(format!("doorbell-{}", self.job)),
             ));
+        }
+        if let (Some(store), None, None) = (&self.store, &given, port) {
+            return Ok(match store {
+                LauncherStore::Torch(store) => Rendezvous::Torch(store.clone()),
+                LauncherStore::Pmix => Rendezvous::Pmix("doorbell.rendezvous".into()),
+            });
         }
         let host = match given {
             Some(host) => host,
@@ -362,6 +402,8 @@ mod tests {
         let at = match environment.rendezvous {
             Rendezvous::Address(address) => address,
             Rendezvous::File(path) => path.display().to_string(),
+            Rendezvous::Torch(store) => format!("{}:{}/{}", store.host, store.port, store.key),
+            Rendezvous::Pmix(key) => key,
         };
         (environment.rank, environment.size, at)
     }
@@ -390,6 +432,15 @@ mod tests {
             ("MASTER_PORT", "29500"),
         ];
         assert_eq!(found(&torchrun), (2, 4, "10.0.0.1:29501".into()));
+        let agent = [
+            ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+            ("TORCHELASTIC_RUN_ID", "run"),
+            ("TORCHELASTIC_RESTART_COUNT", "3"),
+        ];
+        let at = "10.0.0.1:29500/doorbell/run/3".into();
+        assert_eq!(found(&[&torchrun[..], &agent].concat()), (2, 4, at));
+        let over_hosts = [&OPEN_MPI[..2], &OPEN_MPI[4..]].concat();
+        assert_eq!(found(&over_hosts), (1, 4, "doorbell.rendezvous".into()));
         assert_eq!(
             found(&OPEN_MPI),
             (1, 4, "/tmp/ompi/pid.7/doorbell-77".into())

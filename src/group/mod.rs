@@ -12,6 +12,7 @@ mod communicators;
 mod connect;
 mod connection;
 mod handshake;
+mod interfaces;
 mod key_value_store;
 mod launch_environment;
 mod matchers;
@@ -19,6 +20,7 @@ mod member;
 mod mesh;
 mod message;
 mod messages;
+mod pmix;
 mod rendezvous;
 mod socket;
 mod store;
@@ -26,6 +28,7 @@ mod store_server;
 #[cfg(all(test, feature = "softcx", not(loom)))]
 mod tests;
 mod token;
+mod torch_store;
 
 pub use launch_environment::LaunchEnvironment;
 pub use member::{Group, GroupConfig};

@@ -5,9 +5,12 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::endpoint::system;
-use crate::group::Token;
+use crate::group::interfaces::own_addresses;
+use crate::group::torch_store::TorchStore;
+use crate::group::{Token, pmix};
 use crate::{Error, Result, StateKind};
 
 /// The longest file that is read: an address, and a secret in hexadecimal.
@@ -20,6 +23,10 @@ pub(super) enum Rendezvous {
     Address(String),
     /// It is on this host, and writes there where it listens, and a secret. The folder is the user's own.
     File(PathBuf),
+    /// It writes there where it listens.
+    Torch(TorchStore),
+    /// It gives where it listens, and a secret, to the PMIx server of the job, under that key.
+    Pmix(String),
 }
 
 impl Rendezvous {
@@ -39,6 +46,21 @@ impl Rendezvous {
         Ok(Rendezvous::Address(address))
     }
 
+    /// Where rank 0 is found by the next group that this process joins. Stores of launchers keep what was said for an earlier one, so each has a key of its own: all
+    /// ranks join their groups in the same order.
+    pub(super) fn of_next_join(&self) -> Rendezvous {
+        static JOINS: AtomicU32 = AtomicU32::new(0);
+        let number = || JOINS.fetch_add(1, Ordering::Relaxed);
+        match self {
+            Rendezvous::Address(_) | Rendezvous::File(_) => self.clone(),
+            Rendezvous::Torch(store) => Rendezvous::Torch(TorchStore {
+                key: format!("{}/{}", store.key, number()),
+                ..store.clone()
+            }),
+            Rendezvous::Pmix(key) => Rendezvous::Pmix(format!("{key}.{}", number())),
+        }
+    }
+
     /// Rank 0 listens: the socket, the token that counts, and the file if one was written.
     ///
     /// # Errors
@@ -46,7 +68,7 @@ impl Rendezvous {
     pub(super) fn listen(
         &self,
         token: &Token,
-    ) -> Result<(TcpListener, Token, Option<RendezvousFile>)> {
+    ) -> Result<(TcpListener, Token, Option<Announcement>)> {
         match self {
             Rendezvous::Address(address) => {
                 let bound = match address.parse::<SocketAddr>() {
@@ -65,7 +87,22 @@ impl Rendezvous {
                     .map_err(|error| system("getsockname", &error))?;
                 let token = Token::random()?;
                 let file = RendezvousFile::write(path, address, &token)?;
-                Ok((listener, token, Some(file)))
+                Ok((listener, token, Some(Announcement::File(file))))
+            }
+            Rendezvous::Torch(store) => {
+                let (listener, addresses) = listen_everywhere()?;
+                store.set(&format!("{addresses}\n"))?;
+                Ok((
+                    listener,
+                    token.clone(),
+                    Some(Announcement::Torch(store.clone())),
+                ))
+            }
+            Rendezvous::Pmix(key) => {
+                let (listener, addresses) = listen_everywhere()?;
+                let token = Token::random()?;
+                pmix::put(key, &format!("{addresses}\n{}\n", hexadecimal(&token)))?;
+                Ok((listener, token, None))
             }
         }
     }
@@ -89,12 +126,66 @@ impl Rendezvous {
                 Some((address, token)) => (vec![address], token),
                 None => (Vec::new(), token.clone()),
             }),
+            Rendezvous::Torch(store) => announced(store.get()?, token),
+            Rendezvous::Pmix(key) => announced(pmix::get_of_rank_0(key)?, token),
         }
     }
 
     /// Whether what is found may be of an earlier group, whose rank 0 was killed.
     pub(super) fn may_be_stale(&self) -> bool {
-        matches!(self, Rendezvous::File(_))
+        !matches!(self, Rendezvous::Address(_))
+    }
+}
+
+/// A socket at every address of this host, and these addresses, with commas between them.
+fn listen_everywhere() -> Result<(TcpListener, String)> {
+    let listener = bind_all(":0").map_err(|error| system("bind for the group's store", &error))?;
+    let bound = listener.local_addr();
+    let bound = bound.map_err(|error| system("getsockname", &error))?;
+    let addresses: Vec<String> = own_addresses()
+        .into_iter()
+        // Without IPv6 there is no socket for it.
+        .filter(|address| bound.is_ipv6() || address.is_ipv4())
+        .map(|address| SocketAddr::new(address, bound.port()).to_string())
+        .collect();
+    Ok((listener, addresses.join(",")))
+}
+
+/// The addresses in what rank 0 has announced, and the token: its own, if the announcement has one.
+fn announced(text: Option<String>, token: &Token) -> Result<(Vec<SocketAddr>, Token)> {
+    let Some(text) = text else {
+        return Ok((Vec::new(), token.clone()));
+    };
+    let malformed = || Error::Malformed {
+        what: "address of the group's store",
+        reason: format!("`{text:.100}`"),
+    };
+    let (addresses, secret) = text.split_once('\n').ok_or_else(malformed)?;
+    let found: Option<Vec<SocketAddr>> = addresses
+        .split(',')
+        .map(|address| address.parse().ok())
+        .collect();
+    let token = match secret.strip_suffix('\n') {
+        Some(digits) => parse_secret(digits).ok_or_else(malformed)?,
+        None => token.clone(),
+    };
+    Ok((found.ok_or_else(malformed)?, token))
+}
+
+/// What says where the store is, and is removed with it.
+#[derive(Debug)]
+pub(super) enum Announcement {
+    #[expect(dead_code)] // only dropped
+    File(RendezvousFile),
+    Torch(TorchStore),
+}
+
+impl Drop for Announcement {
+    fn drop(&mut self) {
+        if let Announcement::Torch(store) = self {
+            // The store may have ended before.
+            let _ = store.delete();
+        }
     }
 }
 
@@ -120,9 +211,7 @@ impl RendezvousFile {
     fn write(path: &Path, address: SocketAddr, token: &Token) -> Result<RendezvousFile> {
         check_folder(path)?;
         let mut text = format!("{address}\n");
-        for byte in token.secret() {
-            text.push_str(&format!("{byte:02x}"));
-        }
+        text.push_str(&hexadecimal(token));
         text.push('\n');
         // Whole or not at all; and a file of an earlier group of the same job is replaced.
         let new = path.with_extension("new");
@@ -165,6 +254,15 @@ impl Drop for RendezvousFile {
 
 fn parse(text: &str) -> Option<(SocketAddr, Token)> {
     let (address, secret) = text.strip_suffix('\n')?.split_once('\n')?;
+    Some((address.parse().ok()?, parse_secret(secret)?))
+}
+
+fn hexadecimal(token: &Token) -> String {
+    let digits = token.secret().iter().map(|byte| format!("{byte:02x}"));
+    digits.collect()
+}
+
+fn parse_secret(secret: &str) -> Option<Token> {
     let digits = secret.as_bytes();
     if digits.len() != 64 {
         return None;
@@ -174,7 +272,7 @@ fn parse(text: &str) -> Option<(SocketAddr, Token)> {
     for pair in digits.chunks_exact(2) {
         bytes.push((digit(pair[0])? << 4 | digit(pair[1])?) as u8);
     }
-    Some((address.parse().ok()?, Token::new(bytes)))
+    Some(Token::new(bytes))
 }
 
 /// A user who may write into the folder could pose as rank 0.

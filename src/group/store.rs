@@ -52,6 +52,10 @@ impl Store {
         watcher: Box<dyn Watcher>,
     ) -> Result<Store> {
         let deadline = Deadline::new("join of the group's store", timeout);
+        let environment = &LaunchEnvironment {
+            rendezvous: environment.rendezvous.of_next_join(),
+            ..environment.clone()
+        };
         let host = (environment.rank == 0)
             .then(|| {
                 Host::start(

@@ -15,7 +15,7 @@ use crate::group::connection::{Connection, ConnectionStage};
 use crate::group::handshake::{self, Handshake, HandshakeResult, PROOF_BYTES};
 use crate::group::key_value_store::{KeyValueStore, RankState};
 use crate::group::message::Message;
-use crate::group::rendezvous::{Rendezvous, RendezvousFile};
+use crate::group::rendezvous::{Announcement, Rendezvous};
 use crate::group::socket::{Ready, enable_keepalive, make_room, poll};
 use crate::group::token::{Token, nonce};
 
@@ -34,7 +34,7 @@ pub(super) struct Host {
     /// The thread ends when this is dropped.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
-    _file: Option<RendezvousFile>,
+    _file: Option<Announcement>,
 }
 
 impl Host {
@@ -64,7 +64,7 @@ impl Host {
         size: u32,
         listener: TcpListener,
         token: Token,
-        file: Option<RendezvousFile>,
+        file: Option<Announcement>,
     ) -> Result<Host> {
         let set = |error: std::io::Error| system("set-up of the group's store", &error);
         listener.set_nonblocking(true).map_err(set)?;

@@ -1,6 +1,7 @@
 //! The ticket of a receive.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use super::Envelope;
 use super::inbox::MatchInbox;
 use super::state::ReceiveState;
 use crate::Result;
-use crate::endpoint::poll_until;
+use crate::endpoint::{Awaited, TicketFuture, notify, poll_until};
 use crate::stream::StreamTurns;
 
 /// Reports how a receive of a [`Matcher`](crate::Matcher) on a stream fares. It is done when the message is in its memory, visible to what the stream executes next.
@@ -45,6 +46,40 @@ impl MatchTicket {
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Envelope> {
         let turn = || self.turns.as_ref().is_some_and(StreamTurns::take);
         poll_until(WAIT, timeout, turn, || self.check())
+    }
+}
+
+impl Awaited for MatchTicket {
+    fn outcome(&self) -> Option<Result<()>> {
+        self.check().map(|envelope| envelope.map(drop)).transpose()
+    }
+
+    fn looks(&self) -> bool {
+        let Some(turns) = &self.turns else {
+            return false;
+        };
+        turns.take();
+        true
+    }
+}
+
+impl MatchTicket {
+    /// Adds 1 to an eventfd when the message is there, or the receive has failed, as [`Ticket::notify`](crate::Ticket::notify).
+    ///
+    /// # Errors
+    /// As [`Ticket::notify`](crate::Ticket::notify).
+    pub fn notify(&self, eventfd: BorrowedFd<'_>) -> Result<()> {
+        notify(self.clone(), eventfd)
+    }
+}
+
+/// `ticket.await` is ready when the message is there, with the errors of [`MatchTicket::check`], which then tells what is known of it.
+impl IntoFuture for &MatchTicket {
+    type Output = Result<()>;
+    type IntoFuture = TicketFuture;
+
+    fn into_future(self) -> TicketFuture {
+        TicketFuture::new(self.clone())
     }
 }
 

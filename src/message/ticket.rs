@@ -1,10 +1,11 @@
 //! The ticket of a message.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::receive::ReceiveOutcome;
-use crate::endpoint::{Ticket, poll_until};
+use crate::endpoint::{Awaited, Ticket, TicketFuture, notify, poll_until};
 use crate::stream::StreamTurns;
 use crate::{Error, Result};
 
@@ -144,5 +145,39 @@ impl MessageTicket {
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         poll_until(WAIT, left, || false, || self.check()).map_err(late)
+    }
+}
+
+impl Awaited for MessageTicket {
+    fn outcome(&self) -> Option<Result<()>> {
+        self.check().map(|len| len.map(drop)).transpose()
+    }
+
+    fn looks(&self) -> bool {
+        let Some(turns) = &self.turns else {
+            return false;
+        };
+        turns.take();
+        true
+    }
+}
+
+impl MessageTicket {
+    /// Adds 1 to an eventfd when the message is sent or received, or has failed, as [`Ticket::notify`].
+    ///
+    /// # Errors
+    /// As [`Ticket::notify`].
+    pub fn notify(&self, eventfd: BorrowedFd<'_>) -> Result<()> {
+        notify(self.clone(), eventfd)
+    }
+}
+
+/// `ticket.await` is ready when the message is sent or received, with the errors of [`MessageTicket::check`], which then tells the length.
+impl IntoFuture for &MessageTicket {
+    type Output = Result<()>;
+    type IntoFuture = TicketFuture;
+
+    fn into_future(self) -> TicketFuture {
+        TicketFuture::new(self.clone())
     }
 }

@@ -73,7 +73,6 @@ pub use kernel_step::{KernelMemory, KernelStep, MemoryWork, MessageTake, ReadPla
 pub(crate) use library_thread::begin_library_thread;
 #[cfg(feature = "cuda")]
 pub(crate) use library_thread::is_library_thread;
-#[cfg(feature = "cuda")]
 pub(crate) use lock::Lock;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use lock::locks_taken;
@@ -81,6 +80,7 @@ pub(crate) use own_streams::{has_own_streams, look_at_own_streams, look_at_strea
 pub(crate) use owner::DeferredDrop;
 pub use owner::{Attachments, Outcome, Owner};
 pub use reached::Reached;
+pub(crate) use reached::eventfd_waker;
 #[cfg(feature = "cuda")]
 pub(crate) use replay::ReplayCell;
 #[cfg(feature = "cuda")]

@@ -54,6 +54,20 @@ impl Wake for NotifiedFd {
     }
 }
 
+/// A waker that adds 1 to a duplicate of the descriptor.
+///
+/// # Errors
+/// [`Error::System`] if it cannot be duplicated.
+pub(crate) fn eventfd_waker(eventfd: BorrowedFd<'_>) -> Result<Waker> {
+    let duplicate = eventfd
+        .try_clone_to_owned()
+        .map_err(|error| Error::System {
+            operation: "duplicate a descriptor",
+            errno: error.raw_os_error().unwrap_or(0),
+        })?;
+    Ok(Waker::from(Arc::new(NotifiedFd(duplicate.into()))))
+}
+
 impl Event {
     /// A future that is ready when the work that the event stands for at this moment is done, or at once if the event was never recorded.
     ///
@@ -92,13 +106,7 @@ impl Event {
     /// [`Error::State`] unless the event was created by [`Event::blocking`]. [`Error::System`] if the descriptor cannot be duplicated.
     pub fn notify(&self, eventfd: BorrowedFd<'_>) -> Result<()> {
         self.check_blocking("notify a descriptor of an event")?;
-        let duplicate = eventfd
-            .try_clone_to_owned()
-            .map_err(|error| Error::System {
-                operation: "duplicate a descriptor",
-                errno: error.raw_os_error().unwrap_or(0),
-            })?;
-        let waker = Waker::from(Arc::new(NotifiedFd(duplicate.into())));
+        let waker = eventfd_waker(eventfd)?;
         match self.mark() {
             Some(mark) if !self.wake_at(&mark, &waker) => {}
             _ => waker.wake(),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use doorbell::{
-    Access, Condition, Condition64, Error, Executor, Region, StateKind, Status, Ticket,
+    Access, Condition, Condition64, Error, Executor, Region, StateKind, Status,
     stream_wait_count64, stream_wait_value32, stream_wait_value64, stream_write_value64,
     wait_value64,
 };
@@ -43,21 +43,22 @@ fn words_of_64_bits_are_stored_and_awaited() {
         stream_write_value64(&stream, &region, 72, high | 9).unwrap();
         std::thread::sleep(Duration::from_millis(2));
         assert_eq!(region.load_u64(72), Ok(0), "{condition:?}");
-        assert!(!is_over(&waited), "{condition:?}");
+        assert!(waited.status() != Status::Complete, "{condition:?}");
         region.store_u64(64, then).unwrap();
         stream.synchronize(SOON).unwrap();
         assert_eq!(region.load_u64(72), Ok(high | 9), "{condition:?}");
-        assert!(is_over(&waited), "{condition:?}");
+        assert_eq!(waited.status(), Status::Complete, "{condition:?}");
+        waited.wait(SOON).unwrap();
         wait_value64(&region, 64, condition, SOON).unwrap();
     }
     let equal = Condition::Equal(7);
     region.store_u32(128, 8).unwrap();
     let waited = stream_wait_value32(&stream, &region, 128, equal, SOON).unwrap();
     std::thread::sleep(Duration::from_millis(2));
-    assert!(!is_over(&waited));
+    assert!(waited.status() != Status::Complete);
     region.store_u32(128, 7).unwrap();
     stream.synchronize(SOON).unwrap();
-    assert!(is_over(&waited));
+    assert_eq!(waited.status(), Status::Complete);
     // A count that no launch of a graph raises is waited for as it is.
     region.store_u64(136, 4).unwrap();
     stream_wait_count64(&stream, &region, 136, (4, 100), SOON).unwrap();
@@ -78,13 +79,4 @@ fn words_of_64_bits_are_stored_and_awaited() {
     stream.synchronize(SOON).unwrap();
     let timed_out = wait_value64(&region, 64, Condition64::Equal(1), late).unwrap_err();
     assert!(matches!(timed_out, Error::Timeout { .. }), "{timed_out}");
-}
-
-/// By the ticket of a host stream, or of a kernel.
-fn is_over(waited: &Ticket) -> bool {
-    #[cfg(feature = "cuda")]
-    if let Some(launches) = waited.launches() {
-        return launches == 1;
-    }
-    waited.status() == Status::Complete
 }

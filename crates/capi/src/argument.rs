@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use crate::failure::Failure;
@@ -261,6 +262,23 @@ fn check_struct_size<T: VersionedStruct>(
         size_of::<T>()
     );
     Err(Failure::argument(argument, reason))
+}
+
+/// An open descriptor.
+///
+/// # Safety
+/// It is not closed before the result is gone.
+pub(super) unsafe fn descriptor<'a>(
+    fd: c_int,
+    argument: &'static str,
+) -> Result<BorrowedFd<'a>, Failure> {
+    // SAFETY: asks about a number that need not be a descriptor.
+    if fd < 0 || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        let reason = format!("{fd} is not an open descriptor");
+        return Err(Failure::argument(argument, reason));
+    }
+    // SAFETY: it is open, and stays so by the caller's promise.
+    Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
 /// Which timeouts a call takes beside numbers of milliseconds.

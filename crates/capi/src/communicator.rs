@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int};
 use std::sync::{Mutex, MutexGuard};
 
 use crate::argument::{
-    VersionedStruct, array, choice, out_handle, out_optional, timeout, write_struct,
+    VersionedStruct, array, choice, descriptor, out_handle, out_optional, timeout, write_struct,
 };
 use crate::boundary::{call, guard};
 use crate::device::doorbell_domain;
@@ -937,6 +937,23 @@ pub unsafe extern "C" fn doorbell_collective_ticket_wait(
 ) -> c_int {
     call!(ticket = get(ticket), || {
         ticket.inner.wait(timeout(timeout_ms)?)?;
+        Ok(0)
+    })
+}
+
+/// Notifies a descriptor when a launch is over on this rank.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_collective_ticket_notify(
+    ticket: *const doorbell_collective_ticket,
+    eventfd: c_int,
+) -> c_int {
+    call!(ticket = get(ticket), || {
+        // SAFETY: the caller does not close it within this call.
+        let eventfd = unsafe { descriptor(eventfd, "eventfd") }?;
+        ticket.inner.notify(eventfd)?;
         Ok(0)
     })
 }

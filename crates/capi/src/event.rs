@@ -3,9 +3,8 @@
 #![allow(non_camel_case_types)] // the names are the header's
 
 use std::ffi::c_int;
-use std::os::fd::BorrowedFd;
 
-use crate::argument::{out, out_handle, timeout};
+use crate::argument::{descriptor, out, out_handle, timeout};
 use crate::boundary::{call, guard};
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
@@ -96,13 +95,8 @@ pub unsafe extern "C" fn doorbell_event_notify(
     eventfd: c_int,
 ) -> c_int {
     call!(event = get(event), || {
-        // SAFETY: asks about a number that need not be a descriptor.
-        if eventfd < 0 || unsafe { libc::fcntl(eventfd, libc::F_GETFD) } < 0 {
-            let reason = format!("{eventfd} is not an open descriptor");
-            return Err(Failure::argument("eventfd", reason));
-        }
-        // SAFETY: it is open, and the caller does not close it within this call.
-        let eventfd = unsafe { BorrowedFd::borrow_raw(eventfd) };
+        // SAFETY: the caller does not close it within this call.
+        let eventfd = unsafe { descriptor(eventfd, "eventfd") }?;
         event.inner.notify(eventfd)?;
         Ok(0)
     })

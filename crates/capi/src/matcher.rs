@@ -5,7 +5,8 @@
 use std::ffi::{c_char, c_int};
 
 use crate::argument::{
-    VersionedStruct, array, choice, out_handle, out_optional, read_struct, timeout, write_struct,
+    VersionedStruct, array, choice, descriptor, out_handle, out_optional, read_struct, timeout,
+    write_struct,
 };
 use crate::boundary::{call, guard};
 use crate::device::doorbell_domain;
@@ -553,6 +554,23 @@ pub unsafe extern "C" fn doorbell_match_ticket_wait(
         let found = ticket.inner.wait(timeout(timeout_ms)?)?;
         // SAFETY: the caller's promise about places.
         unsafe { write_envelope(envelope, found) };
+        Ok(0)
+    })
+}
+
+/// Notifies a descriptor when a message was received.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_match_ticket_notify(
+    ticket: *const doorbell_match_ticket,
+    eventfd: c_int,
+) -> c_int {
+    call!(ticket = get(ticket), || {
+        // SAFETY: the caller does not close it within this call.
+        let eventfd = unsafe { descriptor(eventfd, "eventfd") }?;
+        ticket.inner.notify(eventfd)?;
         Ok(0)
     })
 }

@@ -6,8 +6,8 @@ use std::ffi::{c_char, c_int};
 use std::sync::{Mutex, MutexGuard};
 
 use crate::argument::{
-    VersionedStruct, array, choice, out, out_handle, out_optional, read_struct, timeout,
-    write_struct,
+    VersionedStruct, array, choice, descriptor, out, out_handle, out_optional, read_struct,
+    timeout, write_struct,
 };
 use crate::boundary::{call, guard};
 use crate::device::doorbell_domain;
@@ -701,6 +701,23 @@ pub unsafe extern "C" fn doorbell_message_ticket_wait(
         let place = unsafe { out_optional(len_bytes) };
         let found = ticket.inner.wait(timeout(timeout_ms)?)?;
         place.map(|place| place.write(found));
+        Ok(0)
+    })
+}
+
+/// Notifies a descriptor when a message is sent or received.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_message_ticket_notify(
+    ticket: *const doorbell_message_ticket,
+    eventfd: c_int,
+) -> c_int {
+    call!(ticket = get(ticket), || {
+        // SAFETY: the caller does not close it within this call.
+        let eventfd = unsafe { descriptor(eventfd, "eventfd") }?;
+        ticket.inner.notify(eventfd)?;
         Ok(0)
     })
 }

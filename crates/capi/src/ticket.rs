@@ -5,7 +5,7 @@
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
-use crate::argument::{out, out_optional, timeout};
+use crate::argument::{descriptor, out, out_optional, timeout};
 use crate::boundary::{call, guard};
 use crate::error::doorbell_failure;
 use crate::handle::{CObject, create, destroy, get};
@@ -125,6 +125,23 @@ pub unsafe extern "C" fn doorbell_ticket_wait(
 ) -> c_int {
     call!(ticket = get(ticket), || {
         ticket.inner.wait(timeout(timeout_ms)?)?;
+        Ok(0)
+    })
+}
+
+/// Notifies a descriptor when an operation is over.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_ticket_notify(
+    ticket: *const doorbell_ticket,
+    eventfd: c_int,
+) -> c_int {
+    call!(ticket = get(ticket), || {
+        // SAFETY: the caller does not close it within this call.
+        let eventfd = unsafe { descriptor(eventfd, "eventfd") }?;
+        ticket.inner.notify(eventfd)?;
         Ok(0)
     })
 }

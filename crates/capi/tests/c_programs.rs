@@ -116,6 +116,52 @@ fn registration_caches_and_bounce_buffers_work() {
     assert_eq!(run(&mut Command::new(program)), "done\n");
 }
 
+/// Of a verbs device: what a program has opened and registered is used beside it, and registered once. On the software ConnectX of this process: what the calls refuse.
+#[test]
+fn objects_of_libibverbs_are_adopted() {
+    let has_verbs = format!("-DWITH_VERBS={}", u32::from(cfg!(feature = "verbs")));
+    let source = root().join("crates/capi/tests/c/adopt.c");
+    let program = build(&source, "adopt", &[&has_verbs]);
+    assert_eq!(run(&mut Command::new(program)), "done\n");
+}
+
+/// UCX and this library use one device, one protection domain and one registration in one process.
+#[test]
+fn ucx_and_the_library_share_a_registration() {
+    let test = "ucx_and_the_library_share_a_registration";
+    let device = std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_default();
+    if !cfg!(feature = "verbs") || !(device.starts_with("mlx5") || device.starts_with("verbs")) {
+        return waived::waived(test, "UCX finds no device in this column");
+    }
+    let probe = scratch("has_ucx.c");
+    std::fs::write(
+        &probe,
+        "#include <ucp/api/ucp.h>\nint main(void) { return 0; }\n",
+    )
+    .unwrap();
+    let libraries = ["-Wl,--no-as-needed", "-l:libucp.so.0", "-l:libucs.so.0"];
+    let mut command = Command::new("cc");
+    command.arg(&probe).args(libraries).arg("-o");
+    if !command
+        .arg(scratch("has_ucx"))
+        .output()
+        .is_ok_and(|output| output.status.success())
+    {
+        return waived::waived(
+            test,
+            "UCX is not installed (Debian: libucx-dev; C_INCLUDE_PATH may name a folder with its headers)",
+        );
+    }
+    let mut flags = vec!["-rdynamic"];
+    flags.extend(libraries);
+    let source = root().join("crates/capi/tests/ucx/beside_ucx.c");
+    let mut command = Command::new(build(&source, "beside_ucx", &flags));
+    command.env("UCX_TLS", "rc_v,ud_v");
+    command.env("UCX_NET_DEVICES", "mlx5_0:1");
+    let said = run(&mut command);
+    assert!(said.ends_with("0 more by this library\ndone\n"), "{said}");
+}
+
 /// The whole program runs only with `DOORBELL_TEST_CM`, the IP address of the device; `scripts/test rxe` sets it.
 #[test]
 fn rdma_cm_connects_or_reports_the_reason() {
@@ -188,6 +234,14 @@ fn the_first_program_of_the_readme_runs() {
         output.starts_with("64 bytes arrived; control path: direct"),
         "{output}"
     );
+}
+
+#[test]
+fn the_example_waits_by_epoll() {
+    let program = build(&root().join("examples/epoll.c"), "epoll", &["-O2"]);
+    let device = std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_else(|_| "softcx".into());
+    let output = run(Command::new(program).arg(device));
+    assert_eq!(output, "8 transfers of 4096 bytes arrived\n");
 }
 
 #[test]

@@ -66,7 +66,7 @@ impl Endpoint {
             if signaled {
                 replay.expect(capture, &cell);
             }
-            ticket = Some(Ticket::of_replay(replay.ticket(cell, false)));
+            ticket = Some(Ticket::of_replay(replay.ticket(cell, (false, false))));
         }
         // There is at least one request.
         ticket.ok_or_else(|| refused("the work has no request"))
@@ -92,7 +92,7 @@ impl Endpoint {
         };
         let cell = Arc::new(stream.cells().take(stream)?);
         replay.queue(stream, &operation, &cell, None)?;
-        Ok(Ticket::of_replay(replay.ticket(cell, false)))
+        Ok(Ticket::of_replay(replay.ticket(cell, (false, false))))
     }
 
     /// Adds a wait for a completion.
@@ -118,9 +118,10 @@ impl Endpoint {
         };
         let cell = Arc::new(stream.cells().take(stream)?);
         replay.queue(stream, &operation, &cell, awaited)?;
-        Ok(Ticket::of_replay(
-            replay.ticket(cell, kind == QueueKind::Recv),
-        ))
+        Ok(Ticket::of_replay(replay.ticket(
+            cell,
+            (kind == QueueKind::Recv, capture.is_none()),
+        )))
     }
 
     /// The queues as those of graphs.

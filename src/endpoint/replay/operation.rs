@@ -90,9 +90,16 @@ pub(in crate::endpoint) struct ReplayTicket {
     pub(super) shared: Option<Arc<EndpointShared>>,
     pub(super) cell: Arc<ReplayCell>,
     pub(super) waits_for_recv: bool,
+    /// It is executed once, and over with that.
+    pub(in crate::endpoint) ends: bool,
 }
 
 impl ReplayTicket {
+    pub(in crate::endpoint) fn progress(&self) -> bool {
+        let shared = self.shared.as_ref();
+        shared.is_some_and(|shared| shared.qp.progress())
+    }
+
     pub(in crate::endpoint) fn launches(&self) -> u64 {
         self.cell.launches()
     }
@@ -109,13 +116,16 @@ impl ReplayTicket {
         shared.is_some_and(|shared| Arc::ptr_eq(shared, endpoint))
     }
 
-    /// Whether it has been executed, and the failure. It is never complete: the next launch executes it again.
+    /// Whether it has been executed, and the failure.
     pub(in crate::endpoint) fn status(&self) -> Status {
         let failure = self.shared.as_ref().and_then(|shared| {
             shared.look_for_failure();
             shared.failure()
         });
         let code = self.cell.code();
+        if self.ends && self.launches() > 0 {
+            return Status::Complete;
+        }
         if let Some(failure) = failure {
             return Status::Failed(failure);
         }

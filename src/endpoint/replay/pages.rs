@@ -116,7 +116,7 @@ impl Endpoint {
         let cell = Arc::new(stream.cells().take(stream)?);
         replay.queue(stream, &operation, &cell, None)?;
         replay.expect(capture, &cell);
-        Ok(Ticket::of_replay(replay.ticket(cell, false)))
+        Ok(Ticket::of_replay(replay.ticket(cell, (false, false))))
     }
 }
 

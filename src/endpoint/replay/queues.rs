@@ -201,11 +201,16 @@ impl ReplayQueues {
         })
     }
 
-    pub(super) fn ticket(&self, cell: Arc<ReplayCell>, waits_for_recv: bool) -> ReplayTicket {
+    pub(super) fn ticket(
+        &self,
+        cell: Arc<ReplayCell>,
+        (waits_for_recv, ends): (bool, bool),
+    ) -> ReplayTicket {
         ReplayTicket {
             shared: Some(Arc::clone(self.parts.send.shared())),
             cell,
             waits_for_recv,
+            ends,
         }
     }
 

@@ -56,6 +56,7 @@ fn queue(
     operation: &ReplayOperation,
     region: &Region,
 ) -> Result<ReplayTicket> {
+    let ends = stream.capture()?.is_none();
     let cell = Arc::new(stream.cells().take(stream)?);
     let kept: ReplayKeeper = Arc::new((region.clone(), Arc::clone(&cell)));
     add(stream, operation, ReplayTarget::default(), &cell, kept)?;
@@ -63,6 +64,7 @@ fn queue(
         shared: None,
         cell,
         waits_for_recv: false,
+        ends,
     })
 }
 

@@ -85,7 +85,7 @@ pub(super) struct EndpointShared {
     closing: AtomicBool,
     watched: PollMembership,
     /// The last stream without a thread that has had an operation; 0 if none had.
-    looked_stream: AtomicU64,
+    pub(super) looked_stream: AtomicU64,
     last_active_ns: AtomicU64,
     watchdog: &'static ProgressThread<dyn Watched>,
     weak: Weak<EndpointShared>,

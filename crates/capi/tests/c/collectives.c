@@ -165,6 +165,7 @@ static void launch(struct ranks *ranks)
 							   &rank->ticket));
 		}
 		for (i = 0; i < RANKS; i++) {
+			NOTIFIES(doorbell_collective_ticket, ranks->at[i].ticket);
 			WORKS(doorbell_collective_ticket_wait(ranks->at[i].ticket, SOON_MS));
 			GIVES(1, doorbell_collective_ticket_check(ranks->at[i].ticket));
 			GIVES(0, doorbell_collective_ticket_failed_peer(ranks->at[i].ticket, NULL));

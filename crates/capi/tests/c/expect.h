@@ -4,9 +4,12 @@
 
 #include <doorbell.h>
 
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #define SOON_MS 20000
 
@@ -43,6 +46,16 @@
 	} while (0)
 
 #define WORKS(call) GIVES(0, call)
+
+/* The notice of a ticket of that type comes. */
+#define NOTIFIES(type, ticket)                                                                               \
+	do {                                                                                                 \
+		struct pollfd readable_ = {.fd = eventfd(0, EFD_NONBLOCK), .events = POLLIN};                \
+		EXPECT(readable_.fd >= 0);                                                                   \
+		WORKS(type##_notify(ticket, readable_.fd));                                                  \
+		EXPECT(poll(&readable_, 1, SOON_MS) == 1);                                                   \
+		close(readable_.fd);                                                                         \
+	} while (0)
 
 /* A device with a pair of connected endpoints, a region and a stream. */
 struct rig {

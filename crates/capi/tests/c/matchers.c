@@ -106,6 +106,7 @@ static void exchange(const struct rig *rig, const struct matchers *matchers)
 		WORKS(doorbell_matcher_recv(matchers->b, matchers->receives, DOORBELL_ANY_PEER, 0, DOORBELL_ANY_TAG, &to, 1,
 					    &received));
 		WORKS(doorbell_matcher_send(matchers->a, matchers->sends, 1, 7 + at, &from, 1, &sent));
+		NOTIFIES(doorbell_match_ticket, received);
 		WORKS(doorbell_match_ticket_wait(received, &envelope, SOON_MS));
 		EXPECT(is_envelope(&envelope, 0, 7 + at, lens[at]) && arrived(rig, lens[at], (int)at + 1));
 		WORKS(doorbell_message_ticket_wait(sent, NULL, SOON_MS));

@@ -81,6 +81,7 @@ static void exchange(const struct rig *rig, const struct messages *messages)
 		fill(rig, (int)at + 1);
 		WORKS(doorbell_message_queue_recv(messages->b, messages->receives, &to, 1, &received));
 		WORKS(doorbell_message_queue_send(messages->a, messages->sends, &from, 1, &sent));
+		NOTIFIES(doorbell_message_ticket, received);
 		WORKS(doorbell_message_ticket_wait(received, &len_bytes, SOON_MS));
 		EXPECT(len_bytes == lens[at] && arrived(rig, len_bytes, (int)at + 1));
 		WORKS(doorbell_message_ticket_wait(sent, NULL, SOON_MS));

@@ -80,6 +80,8 @@ static void flow_control(struct rig *rig)
 		const doorbell_work empty = doorbell_work_send(NULL, 0);
 		WORKS(doorbell_post_send(rig->a, &empty, NULL));
 	}
+	NOTIFIES(doorbell_ticket, recv);
+	GIVES(DOORBELL_EINVAL, doorbell_ticket_notify(recv, -1));
 	WORKS(doorbell_ticket_wait(recv, SOON_MS));
 	WORKS(doorbell_ticket_destroy(recv));
 	WORKS(doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &completion));

@@ -1,0 +1,324 @@
+//! A client of `torch.distributed`'s `TCPStore`, as far as a rendezvous needs one: a value is set, looked for and deleted.
+//!
+//! A request is a byte for its kind, then its fields: numbers of eight bytes in the byte order of the host, texts with their length before them. The numbers of
+//! the kinds begin with `SET` in torch 1, and with `VALIDATE` in torch 2, whose clients say a number (and since 2.2 a `PING`, which is answered) first. Nothing tells which of
+//! them listens, so the client tries. A server that does not understand a request closes the connection.
+
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use crate::endpoint::{Deadline, system};
+use crate::{Error, Result};
+
+const EXCHANGE: &str = "exchange with torch's store";
+/// How long one exchange may take. The rendezvous repeats it.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest value that is read.
+const VALUE_BYTES_MAX: u64 = 16 << 10;
+/// What a client of torch 2 says after `VALIDATE`.
+const VALIDATION: u32 = 0x3C85_F7CE;
+/// What it says after `PING`. As part of the length of a key, for which a server of torch 1 would take it, it is longer than any memory: that server closes the
+/// connection at once.
+const NONCE: u32 = 0xFFFF_D00B;
+
+/// Where the store is, and the key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct TorchStore {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) key: String,
+}
+
+/// The numbers of the requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Dialect {
+    /// Torch 1.
+    First,
+    /// Torch 2.2 and later.
+    Pinged,
+    /// Torch 2 before that.
+    Validated,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum TorchRequest {
+    Set,
+    Get,
+    Check,
+    Delete,
+}
+
+impl Dialect {
+    fn number(self, request: TorchRequest) -> u8 {
+        // Torch 1 has another request before the one that deletes.
+        let (first, later) = match request {
+            TorchRequest::Set => (0, 1),
+            TorchRequest::Get => (2, 3),
+            TorchRequest::Check => (4, 5),
+            TorchRequest::Delete => (8, 8),
+        };
+        if self == Dialect::First { first } else { later }
+    }
+
+    /// What is said first.
+    fn greeting(self) -> Vec<u8> {
+        const VALIDATE: u8 = 0;
+        const PING: u8 = 13;
+        let mut bytes = Vec::new();
+        if self != Dialect::First {
+            bytes.push(VALIDATE);
+            bytes.extend_from_slice(&VALIDATION.to_ne_bytes());
+        }
+        if self == Dialect::Pinged {
+            bytes.push(PING);
+            bytes.extend_from_slice(&NONCE.to_ne_bytes());
+        }
+        bytes
+    }
+}
+
+/// A connection that the store understands.
+struct TorchConnection {
+    stream: TcpStream,
+    dialect: Dialect,
+    deadline: Deadline,
+    /// Whether the key is there.
+    has_value: bool,
+}
+
+impl TorchStore {
+    /// # Errors
+    /// [`Error::System`] or [`Error::Timeout`] if it cannot be reached, or speaks none of the dialects.
+    pub(super) fn set(&self, value: &str) -> Result<()> {
+        let connection = self.open()?;
+        let mut bytes = self.request(connection.dialect, TorchRequest::Set);
+        append(&mut bytes, value.as_bytes());
+        connection.write(&bytes)?;
+        // `SET` has no answer: the answer to the next request says that it was read.
+        connection.check(self).map(drop)
+    }
+
+    /// The value, if there is one.
+    ///
+    /// # Errors
+    /// As [`TorchStore::set`]; [`Error::Malformed`] if it is no value of this library.
+    pub(super) fn get(&self) -> Result<Option<String>> {
+        let connection = self.open()?;
+        if !connection.has_value {
+            return Ok(None);
+        }
+        connection.write(&self.request(connection.dialect, TorchRequest::Get))?;
+        let mut len = [0; 8];
+        connection.read(&mut len)?;
+        let len = u64::from_ne_bytes(len);
+        let malformed = |reason: String| Error::Malformed {
+            what: "value in torch's store",
+            reason,
+        };
+        if len > VALUE_BYTES_MAX {
+            return Err(malformed(format!("it has {len} bytes")));
+        }
+        let mut value = vec![0; len as usize];
+        connection.read(&mut value)?;
+        let text = String::from_utf8(value);
+        text.map(Some)
+            .map_err(|_| malformed("it is no text".into()))
+    }
+
+    /// # Errors
+    /// As [`TorchStore::set`].
+    pub(super) fn delete(&self) -> Result<()> {
+        let connection = self.open()?;
+        connection.write(&self.request(connection.dialect, TorchRequest::Delete))?;
+        // How many were deleted.
+        connection.read(&mut [0; 8])
+    }
+
+    /// The requests before the last field.
+    fn request(&self, dialect: Dialect, request: TorchRequest) -> Vec<u8> {
+        let mut bytes = vec![dialect.number(request)];
+        if matches!(request, TorchRequest::Check) {
+            bytes.extend_from_slice(&1_u64.to_ne_bytes());
+        }
+        append(&mut bytes, self.key.as_bytes());
+        bytes
+    }
+
+    /// A server of torch 1 is asked with its own numbers before one of early torch 2: it would take a `CHECK` of those for a key of a terabyte.
+    fn open(&self) -> Result<TorchConnection> {
+        let as_in = |dialect| self.open_as(dialect, Deadline::new(EXCHANGE, PATIENCE));
+        as_in(Dialect::Pinged).or_else(|refused| {
+            as_in(Dialect::First)
+                .or_else(|_| as_in(Dialect::Validated))
+                .map_err(|_| refused)
+        })
+    }
+
+    fn open_as(&self, dialect: Dialect, deadline: Deadline) -> Result<TorchConnection> {
+        let addresses = (self.host.as_str(), self.port).to_socket_addrs();
+        let addresses = addresses.map_err(|error| system(EXCHANGE, &error))?;
+        let mut reached = Err(Error::System {
+            operation: EXCHANGE,
+            errno: libc::EADDRNOTAVAIL,
+        });
+        for address in addresses {
+            reached = TcpStream::connect_timeout(&address, deadline.left()?)
+                .map_err(|error| system(EXCHANGE, &error));
+            if reached.is_ok() {
+                break;
+            }
+        }
+        let mut connection = TorchConnection {
+            stream: reached?,
+            dialect,
+            deadline,
+            has_value: false,
+        };
+        connection.write(&dialect.greeting())?;
+        if dialect == Dialect::Pinged {
+            let mut nonce = [0; 4];
+            connection.read(&mut nonce)?;
+            if nonce != NONCE.to_ne_bytes() {
+                return Err(Error::Malformed {
+                    what: "answer of torch's store",
+                    reason: "it is not what was said".into(),
+                });
+            }
+        }
+        connection.has_value = connection.check(self)?;
+        Ok(connection)
+    }
+}
+
+impl TorchConnection {
+    fn check(&self, store: &TorchStore) -> Result<bool> {
+        self.write(&store.request(self.dialect, TorchRequest::Check))?;
+        let mut answer = [0];
+        self.read(&mut answer)?;
+        match answer[0] {
+            0 => Ok(true),
+            1 => Ok(false),
+            other => Err(Error::Malformed {
+                what: "answer of torch's store",
+                reason: format!("{other} says neither that the key is there nor that it is not"),
+            }),
+        }
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<()> {
+        self.deadline.write_all(&self.stream, bytes, EXCHANGE)
+    }
+
+    fn read(&self, bytes: &mut [u8]) -> Result<()> {
+        self.deadline.read_exact(&self.stream, bytes, EXCHANGE)
+    }
+}
+
+fn append(bytes: &mut Vec<u8>, text: &[u8]) {
+    bytes.extend_from_slice(&(text.len() as u64).to_ne_bytes());
+    bytes.extend_from_slice(text);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A server that understands one dialect, and closes the connection of anybody else.
+    fn serve(
+        mut stream: TcpStream,
+        dialect: Dialect,
+        values: &mut BTreeMap<Vec<u8>, Vec<u8>>,
+    ) -> Option<()> {
+        let mut answer = stream.try_clone().ok()?;
+        let mut take = |len: usize| {
+            let mut bytes = vec![0; len];
+            stream.read_exact(&mut bytes).ok()?;
+            Some(bytes)
+        };
+        let mut out = Vec::new();
+        let greeting = dialect.greeting();
+        if take(greeting.len())? != greeting {
+            return None;
+        }
+        if dialect == Dialect::Pinged {
+            answer.write_all(&NONCE.to_ne_bytes()).ok()?;
+        }
+        loop {
+            let kind = take(1)?[0];
+            let number = |take: &mut dyn FnMut(usize) -> Option<Vec<u8>>| {
+                let number = u64::from_ne_bytes(take(8)?.try_into().ok()?);
+                (number < 1 << 20).then_some(number as usize)
+            };
+            let is = |request| kind == dialect.number(request);
+            let known = [
+                TorchRequest::Set,
+                TorchRequest::Get,
+                TorchRequest::Check,
+                TorchRequest::Delete,
+            ];
+            if !known.into_iter().any(is) {
+                return None;
+            }
+            if is(TorchRequest::Check) {
+                assert_eq!(number(&mut take)?, 1);
+            }
+            let len = number(&mut take)?;
+            let key = take(len)?;
+            out.clear();
+            if is(TorchRequest::Set) {
+                let len = number(&mut take)?;
+                let value = take(len)?;
+                values.insert(key, value);
+            } else if is(TorchRequest::Get) {
+                append(&mut out, &values[&key]);
+            } else if is(TorchRequest::Check) {
+                out.push(u8::from(!values.contains_key(&key)));
+            } else if is(TorchRequest::Delete) {
+                let gone = u64::from(values.remove(&key).is_some());
+                out.extend_from_slice(&gone.to_ne_bytes());
+            }
+            answer.write_all(&out).ok()?;
+        }
+    }
+
+    #[test]
+    fn a_value_is_set_found_and_deleted_in_every_dialect() {
+        for dialect in [Dialect::First, Dialect::Validated, Dialect::Pinged] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let store = TorchStore {
+                host: "127.0.0.1".into(),
+                port: listener.local_addr().unwrap().port(),
+                key: "doorbell/a key".into(),
+            };
+            std::thread::spawn(move || {
+                let mut values = BTreeMap::new();
+                for stream in listener.incoming() {
+                    let _ = serve(stream.unwrap(), dialect, &mut values);
+                }
+            });
+            assert_eq!(store.get(), Ok(None), "{dialect:?}");
+            store.set("here\n").unwrap();
+            assert_eq!(store.get(), Ok(Some("here\n".into())), "{dialect:?}");
+            store.delete().unwrap();
+            assert_eq!(store.get(), Ok(None), "{dialect:?}");
+        }
+    }
+
+    #[test]
+    fn nobody_there_is_an_error() {
+        let port = {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.local_addr().unwrap().port()
+        };
+        let store = TorchStore {
+            host: "127.0.0.1".into(),
+            port,
+            key: "key".into(),
+        };
+        assert!(matches!(store.get(), Err(Error::System { .. })));
+    }
+}
