@@ -1,101 +1,84 @@
 /*
- * Memory and devices behind libgdsync's names: keys of slices, registered words, protection domains.
+ * Memory and devices: keys of slices, registered words, protection domains.
  *
- * A slice names its memory by a key and an address; this library names it by a region. This layer has its own keys, so
+ * A slice names its memory by a key and an address; libdoorbell names it by a region. libgdsync has its own keys, so
  * that finding the region of a key takes no lock: a key is the number of a place in a table, and the number of times
  * the place was used. Words have no key; they are found by address, under the lock.
  */
-#ifndef DOORBELL_GDSYNC_MEMORY_H
-#define DOORBELL_GDSYNC_MEMORY_H
+#include "internal.h"
 
-#ifndef DOORBELL_GDSYNC_H
-#error "include <doorbell/gdsync.h>, which includes this"
-#endif
+struct doorbell_gds_state doorbell_gds_state = {PTHREAD_MUTEX_INITIALIZER, {NULL}, 0, NULL, NULL, NULL, 0, 0, 0};
 
-/* The library's device and domain for a protection domain of verbs. `pd` is NULL for words. */
-struct doorbell_gds_domain {
-	struct doorbell_gds_domain *next;
-	const struct ibv_pd *pd;
-	char name[IBV_SYSFS_NAME_MAX];
-	doorbell_device *device;
-	doorbell_domain *domain;
-	uint32_t users; /* number of regions and queue pairs */
-};
-
-/* A context of gds_open_device. The program has a pointer to the first field. */
-struct doorbell_gds_context {
-	struct ibv_context context;
-	struct ibv_device device;
-	uint32_t domains;
-};
-
-/* What a place in the table contains. */
-enum doorbell_gds_kind {
-	DOORBELL_GDS_FREE = 0,
-	DOORBELL_GDS_SLICES = 1, /* gds_reg_mr */
-	DOORBELL_GDS_WORDS = 2,	 /* gds_register_mem */
-	DOORBELL_GDS_OWN = 3	 /* gds_alloc_mapped_memory */
-};
-
-struct doorbell_gds_memory {
-	uint32_t key; /* atomic; 0 if the place is free */
-	uint32_t kind;
-	uint32_t uses; /* number of times the place was used, so that an old key does not match a new region */
-	uint32_t count;
-	uint64_t start;
-	uint64_t len_bytes;
-	doorbell_region *region;
-	struct doorbell_gds_domain *domain;
-};
-
-enum {
-	DOORBELL_GDS_CHUNKS = 64,
-	DOORBELL_GDS_CHUNK = 1024 /* places; a key has 16 bits for the number of the place */
-};
-
-struct doorbell_gds_stream {
-	struct doorbell_gds_stream *next;
-	CUstream name;
-	doorbell_stream *handle;
-};
-
-/* The state of this layer, one per process. */
-struct doorbell_gds_state {
-	pthread_mutex_t lock;
-	struct doorbell_gds_memory *chunks[DOORBELL_GDS_CHUNKS]; /* atomic; never freed */
-	uint32_t chunk_count;
-	struct doorbell_gds_domain *domains;
-	struct doorbell_gds_stream *streams;
-	struct doorbell_gds_stream *idle; /* host streams that execute descriptors at once */
-};
-
-/* Layouts depend on the types of verbs, so source files that chose differently have separate states. */
-#ifdef DOORBELL_GDSYNC_OWN_VERBS
-#define doorbell_gds_state_here doorbell_gds_state_own_verbs
-#else
-#define doorbell_gds_state_here doorbell_gds_state_verbs
-#endif
-
-/*
- * Weak, so that all source files and shared libraries of a program share one definition. A library that is loaded with
- * dlopen shares the program's only if the program exports it (-rdynamic); otherwise memory that is registered in one
- * is unknown in the other.
- */
-__attribute__((weak, visibility("default"))) struct doorbell_gds_state doorbell_gds_state_here = {
-	PTHREAD_MUTEX_INITIALIZER, {NULL}, 0, NULL, NULL, NULL};
-
-static inline void doorbell_gds_lock(void)
+void doorbell_gds_lock(void)
 {
-	pthread_mutex_lock(&doorbell_gds_state_here.lock);
+	pthread_mutex_lock(&doorbell_gds_state.lock);
 }
 
-static inline void doorbell_gds_unlock(void)
+void doorbell_gds_unlock(void)
 {
-	pthread_mutex_unlock(&doorbell_gds_state_here.lock);
+	pthread_mutex_unlock(&doorbell_gds_state.lock);
 }
 
-/* The errno of a result of the library; 0 for success. */
-static inline int doorbell_gds_errno(int code)
+/* ------------------------------------------------------------------------------------------------------ settings */
+
+static int64_t doorbell_gds_setting(const char *name, int64_t usual)
+{
+	const char *text = getenv(name);
+	char *end;
+	long long value;
+	if (!text || !*text)
+		return usual;
+	value = strtoll(text, &end, 10);
+	return *end == 0 ? (int64_t)value : usual;
+}
+
+/* Before the program's first call. */
+__attribute__((constructor)) static void doorbell_gds_settings(void)
+{
+	static const char *const names[3] = {"direct", "proxy", "sync"};
+	const char *control = getenv("GDS_CONTROL");
+	int i;
+	int64_t timeout_ms = doorbell_gds_setting("GDS_WAIT_TIMEOUT_MS", DOORBELL_DEFAULT_TIMEOUT);
+	if (gds_set_option(GDS_OPTION_WAIT_TIMEOUT_MS, timeout_ms))
+		gds_set_option(GDS_OPTION_WAIT_TIMEOUT_MS, DOORBELL_DEFAULT_TIMEOUT);
+	if (gds_set_option(GDS_OPTION_REGISTER_ON_USE, doorbell_gds_setting("GDS_REGISTER_ON_USE", 1)))
+		gds_set_option(GDS_OPTION_REGISTER_ON_USE, 1);
+	for (i = 0; control && i < 3; i++)
+		if (strcmp(control, names[i]) == 0)
+			gds_set_option(GDS_OPTION_CONTROL, 1 + i);
+}
+
+int gds_set_option(enum gds_option option, int64_t value)
+{
+	switch (option) {
+	case GDS_OPTION_WAIT_TIMEOUT_MS:
+		if (value <= 0 && value != DOORBELL_NO_TIMEOUT && value != DOORBELL_DEFAULT_TIMEOUT)
+			return EINVAL;
+		__atomic_store_n(&doorbell_gds_state.wait_timeout_ms, value, __ATOMIC_RELAXED);
+		return 0;
+	case GDS_OPTION_REGISTER_ON_USE:
+		if (value != 0 && value != 1)
+			return EINVAL;
+		__atomic_store_n(&doorbell_gds_state.registers_on_use, value, __ATOMIC_RELAXED);
+		return 0;
+	case GDS_OPTION_CONTROL:
+		if (value < 0 || value > 1 + DOORBELL_CONTROL_SYNC)
+			return EINVAL;
+		__atomic_store_n(&doorbell_gds_state.control, value, __ATOMIC_RELAXED);
+		return 0;
+	default:
+		return EINVAL;
+	}
+}
+
+int64_t doorbell_gds_wait_timeout_ms(void)
+{
+	return __atomic_load_n(&doorbell_gds_state.wait_timeout_ms, __ATOMIC_RELAXED);
+}
+
+/* -------------------------------------------------------------------------------------------------------- errors */
+
+int doorbell_gds_errno(int code)
 {
 	if (code >= 0)
 		return 0;
@@ -125,14 +108,13 @@ static inline int doorbell_gds_errno(int code)
 
 /* ------------------------------------------------------------------------------------------------------- domains */
 
-/* Finds or creates the domain of a protection domain, and adds one user. The caller holds the lock. */
-static inline int doorbell_gds_domain_get(const struct ibv_pd *pd, struct doorbell_gds_domain **found)
+int doorbell_gds_domain_get(const struct ibv_pd *pd, struct doorbell_gds_domain **found)
 {
 	const char *name = pd ? pd->context->device->name : "softcx";
 	struct doorbell_gds_domain *domain;
 	doorbell_device *device = NULL;
 	int code;
-	for (domain = doorbell_gds_state_here.domains; domain; domain = domain->next) {
+	for (domain = doorbell_gds_state.domains; domain; domain = domain->next) {
 		if (strcmp(domain->name, name) != 0)
 			continue;
 		device = domain->device;
@@ -158,23 +140,22 @@ static inline int doorbell_gds_domain_get(const struct ibv_pd *pd, struct doorbe
 	domain->pd = pd;
 	domain->users = 1;
 	snprintf(domain->name, sizeof(domain->name), "%s", name);
-	domain->next = doorbell_gds_state_here.domains;
-	doorbell_gds_state_here.domains = domain;
+	domain->next = doorbell_gds_state.domains;
+	doorbell_gds_state.domains = domain;
 	*found = domain;
 	return 0;
 }
 
-/* Removes one user; the last one destroys the domain. The caller holds the lock. */
-static inline void doorbell_gds_domain_put(struct doorbell_gds_domain *domain)
+void doorbell_gds_domain_put(struct doorbell_gds_domain *domain)
 {
-	struct doorbell_gds_domain **at = &doorbell_gds_state_here.domains, *other;
+	struct doorbell_gds_domain **at = &doorbell_gds_state.domains, *other;
 	if (--domain->users > 0)
 		return;
 	while (*at != domain)
 		at = &(*at)->next;
 	*at = domain->next;
 	doorbell_domain_destroy(domain->domain);
-	for (other = doorbell_gds_state_here.domains; other; other = other->next)
+	for (other = doorbell_gds_state.domains; other; other = other->next)
 		if (other->device == domain->device)
 			break;
 	if (!other)
@@ -182,7 +163,7 @@ static inline void doorbell_gds_domain_put(struct doorbell_gds_domain *domain)
 	free(domain);
 }
 
-static inline struct ibv_context *gds_open_device(const char *name)
+struct ibv_context *gds_open_device(const char *name)
 {
 	struct doorbell_gds_context *made;
 	if (!name || strlen(name) >= IBV_SYSFS_NAME_MAX) {
@@ -199,7 +180,7 @@ static inline struct ibv_context *gds_open_device(const char *name)
 	return &made->context;
 }
 
-static inline int gds_close_device(struct ibv_context *context)
+int gds_close_device(struct ibv_context *context)
 {
 	struct doorbell_gds_context *made = (struct doorbell_gds_context *)context;
 	int busy;
@@ -214,7 +195,7 @@ static inline int gds_close_device(struct ibv_context *context)
 	return 0;
 }
 
-static inline struct ibv_pd *gds_alloc_pd(struct ibv_context *context)
+struct ibv_pd *gds_alloc_pd(struct ibv_context *context)
 {
 	struct ibv_pd *pd;
 	struct doorbell_gds_domain *domain;
@@ -243,12 +224,12 @@ static inline struct ibv_pd *gds_alloc_pd(struct ibv_context *context)
 	return pd;
 }
 
-static inline int gds_dealloc_pd(struct ibv_pd *pd)
+int gds_dealloc_pd(struct ibv_pd *pd)
 {
 	struct doorbell_gds_domain *domain;
 	int error = EINVAL;
 	doorbell_gds_lock();
-	for (domain = doorbell_gds_state_here.domains; pd && domain; domain = domain->next) {
+	for (domain = doorbell_gds_state.domains; pd && domain; domain = domain->next) {
 		if (domain->pd != pd)
 			continue;
 		error = domain->users > 1 ? EBUSY : 0;
@@ -267,12 +248,12 @@ static inline int gds_dealloc_pd(struct ibv_pd *pd)
 /* --------------------------------------------------------------------------------------------------------- table */
 
 /* The place of a number; NULL if it is outside the table. */
-static inline struct doorbell_gds_memory *doorbell_gds_place(uint32_t number)
+static struct doorbell_gds_memory *doorbell_gds_place(uint32_t number)
 {
 	struct doorbell_gds_memory *chunk;
 	if (number >= DOORBELL_GDS_CHUNKS * DOORBELL_GDS_CHUNK)
 		return NULL;
-	chunk = __atomic_load_n(&doorbell_gds_state_here.chunks[number / DOORBELL_GDS_CHUNK], __ATOMIC_ACQUIRE);
+	chunk = __atomic_load_n(&doorbell_gds_state.chunks[number / DOORBELL_GDS_CHUNK], __ATOMIC_ACQUIRE);
 	return chunk ? chunk + number % DOORBELL_GDS_CHUNK : NULL;
 }
 
@@ -280,10 +261,10 @@ static inline struct doorbell_gds_memory *doorbell_gds_place(uint32_t number)
  * Finds a free place; the caller fills all fields except `key` and `kind`. NULL if there is no memory. The caller
  * holds the lock.
  */
-static inline struct doorbell_gds_memory *doorbell_gds_place_take(uint32_t *number)
+static struct doorbell_gds_memory *doorbell_gds_place_take(uint32_t *number)
 {
 	struct doorbell_gds_memory *place;
-	uint32_t used = doorbell_gds_state_here.chunk_count;
+	uint32_t used = doorbell_gds_state.chunk_count;
 	for (*number = 0; (place = doorbell_gds_place(*number)) != NULL; ++*number)
 		if (place->kind == DOORBELL_GDS_FREE)
 			return place;
@@ -292,13 +273,13 @@ static inline struct doorbell_gds_memory *doorbell_gds_place_take(uint32_t *numb
 	place = (struct doorbell_gds_memory *)calloc(DOORBELL_GDS_CHUNK, sizeof(*place));
 	if (!place)
 		return NULL;
-	__atomic_store_n(&doorbell_gds_state_here.chunks[used], place, __ATOMIC_RELEASE);
-	doorbell_gds_state_here.chunk_count = used + 1;
+	__atomic_store_n(&doorbell_gds_state.chunks[used], place, __ATOMIC_RELEASE);
+	doorbell_gds_state.chunk_count = used + 1;
 	return place;
 }
 
 /* Registers memory, or allocates it if `start` is NULL, and adds it to the table. The caller holds the lock. */
-static inline int doorbell_gds_enter(const struct ibv_pd *pd, void *start, size_t len_bytes, uint32_t access,
+static int doorbell_gds_enter(const struct ibv_pd *pd, void *start, size_t len_bytes, uint32_t access,
 				     uint32_t kind, struct doorbell_gds_memory **entered)
 {
 	struct doorbell_gds_domain *domain;
@@ -340,7 +321,7 @@ static inline int doorbell_gds_enter(const struct ibv_pd *pd, void *start, size_
 }
 
 /* Removes memory from the table. Returns its region, for doorbell_gds_end_region. The caller holds the lock. */
-static inline doorbell_region *doorbell_gds_leave(struct doorbell_gds_memory *place)
+static doorbell_region *doorbell_gds_leave(struct doorbell_gds_memory *place)
 {
 	doorbell_region *region = place->region;
 	__atomic_store_n(&place->key, 0, __ATOMIC_RELEASE);
@@ -354,7 +335,7 @@ static inline doorbell_region *doorbell_gds_leave(struct doorbell_gds_memory *pl
  * Deregisters memory. The caller must not hold the lock: the driver may wait for its GPU, which may wait for another
  * thread.
  */
-static inline void doorbell_gds_end_region(doorbell_region *region)
+static void doorbell_gds_end_region(doorbell_region *region)
 {
 	/* Destroying the handle would deregister it only when no work uses it, but the caller may free the memory
 	   now. */
@@ -362,14 +343,14 @@ static inline void doorbell_gds_end_region(doorbell_region *region)
 	doorbell_region_destroy(region);
 }
 
-static inline int doorbell_gds_is_within(const struct doorbell_gds_memory *place, uint64_t start, uint64_t len_bytes)
+static int doorbell_gds_is_within(const struct doorbell_gds_memory *place, uint64_t start, uint64_t len_bytes)
 {
 	return start >= place->start && start - place->start <= place->len_bytes &&
 	       len_bytes <= place->len_bytes - (start - place->start);
 }
 
 /* Finds memory of some kinds that contains these bytes; NULL if there is none. The caller holds the lock. */
-static inline struct doorbell_gds_memory *doorbell_gds_find(uint64_t start, uint64_t len_bytes, uint32_t first_kind,
+static struct doorbell_gds_memory *doorbell_gds_find(uint64_t start, uint64_t len_bytes, uint32_t first_kind,
 							    uint32_t last_kind)
 {
 	struct doorbell_gds_memory *place;
@@ -380,8 +361,7 @@ static inline struct doorbell_gds_memory *doorbell_gds_find(uint64_t start, uint
 	return NULL;
 }
 
-/* Converts an address and a key to a slice. */
-static inline int doorbell_gds_slice(const struct ibv_sge *sge, doorbell_slice *slice)
+int doorbell_gds_slice(const struct ibv_sge *sge, doorbell_slice *slice)
 {
 	struct doorbell_gds_memory *place = doorbell_gds_place(sge->lkey & 0xffff);
 	if (!place || sge->lkey == 0 || __atomic_load_n(&place->key, __ATOMIC_ACQUIRE) != sge->lkey)
@@ -394,8 +374,7 @@ static inline int doorbell_gds_slice(const struct ibv_sge *sge, doorbell_slice *
 	return 0;
 }
 
-/* Finds the region that contains `len_bytes` bytes for stores and waits. */
-static inline int doorbell_gds_words(const void *start, size_t len_bytes, const doorbell_region **region, uint64_t *offset)
+int doorbell_gds_words(const void *start, size_t len_bytes, const doorbell_region **region, uint64_t *offset)
 {
 	const uint64_t address = (uint64_t)(uintptr_t)start;
 	struct doorbell_gds_memory *place;
@@ -404,13 +383,11 @@ static inline int doorbell_gds_words(const void *start, size_t len_bytes, const 
 		return EINVAL;
 	doorbell_gds_lock();
 	place = doorbell_gds_find(address, len_bytes, DOORBELL_GDS_SLICES, DOORBELL_GDS_OWN);
-#if GDS_REGISTER_ON_USE
-	if (!place) {
+	if (!place && __atomic_load_n(&doorbell_gds_state.registers_on_use, __ATOMIC_RELAXED)) {
 		const uint64_t page = address & ~(uint64_t)4095, end = (address + len_bytes + 4095) & ~(uint64_t)4095;
 		error = doorbell_gds_enter(NULL, (void *)(uintptr_t)page, (size_t)(end - page), DOORBELL_ACCESS_ALL,
 					   DOORBELL_GDS_WORDS, &place);
 	}
-#endif
 	if (!place) {
 		error = error ? error : EFAULT;
 	} else {
@@ -423,7 +400,7 @@ static inline int doorbell_gds_words(const void *start, size_t len_bytes, const 
 
 /* ----------------------------------------------------------------------------------------------------- registration */
 
-static inline struct ibv_mr *gds_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+struct ibv_mr *gds_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
 	struct ibv_mr *mr = NULL;
 	struct doorbell_gds_memory *place;
@@ -457,7 +434,7 @@ static inline struct ibv_mr *gds_reg_mr(struct ibv_pd *pd, void *addr, size_t le
 	return mr;
 }
 
-static inline int gds_dereg_mr(struct ibv_mr *mr)
+int gds_dereg_mr(struct ibv_mr *mr)
 {
 	struct doorbell_gds_memory *place;
 	doorbell_region *region = NULL;
@@ -476,7 +453,7 @@ static inline int gds_dereg_mr(struct ibv_mr *mr)
 	return 0;
 }
 
-static inline int gds_register_mem(void *ptr, size_t size, gds_memory_type_t type, CUdeviceptr *dev_ptr)
+int gds_register_mem(void *ptr, size_t size, gds_memory_type_t type, CUdeviceptr *dev_ptr)
 {
 	const uint64_t start = (uint64_t)(uintptr_t)ptr;
 	struct doorbell_gds_memory *place;
@@ -503,7 +480,7 @@ static inline int gds_register_mem(void *ptr, size_t size, gds_memory_type_t typ
 	return error;
 }
 
-static inline int gds_unregister_mem(void *ptr, size_t size)
+int gds_unregister_mem(void *ptr, size_t size)
 {
 	struct doorbell_gds_memory *place;
 	doorbell_region *region = NULL;
@@ -519,4 +496,45 @@ static inline int gds_unregister_mem(void *ptr, size_t size)
 	return place ? 0 : EINVAL;
 }
 
-#endif /* DOORBELL_GDSYNC_MEMORY_H */
+/* ------------------------------------------------------------------------------------------------- mapped memory */
+
+int gds_alloc_mapped_memory(gds_mem_desc_t *desc, size_t size, int flags)
+{
+	struct doorbell_gds_memory *place;
+	int error = 0;
+	if (size == 0)
+		return 0;
+	if (!desc || ((flags & GDS_MEMORY_MASK) != GDS_MEMORY_GPU && (flags & GDS_MEMORY_MASK) != GDS_MEMORY_HOST))
+		return EINVAL;
+	if ((flags & GDS_MEMORY_MASK) == GDS_MEMORY_GPU)
+		return EOPNOTSUPP;
+	doorbell_gds_lock();
+	error = doorbell_gds_enter(NULL, NULL, size, DOORBELL_ACCESS_ALL, DOORBELL_GDS_OWN, &place);
+	if (!error) {
+		desc->d_ptr = (CUdeviceptr)place->start;
+		desc->h_ptr = (void *)(uintptr_t)place->start;
+		desc->bar_ptr = NULL;
+		desc->flags = flags;
+		desc->alloc_size = size;
+	}
+	doorbell_gds_unlock();
+	return error;
+}
+
+int gds_free_mapped_memory(gds_mem_desc_t *desc)
+{
+	struct doorbell_gds_memory *place = NULL;
+	doorbell_region *region = NULL;
+	if (!desc || !desc->h_ptr)
+		return EINVAL;
+	doorbell_gds_lock();
+	place = doorbell_gds_find((uint64_t)(uintptr_t)desc->h_ptr, desc->alloc_size, DOORBELL_GDS_OWN, DOORBELL_GDS_OWN);
+	if (place && place->start == (uint64_t)(uintptr_t)desc->h_ptr)
+		region = doorbell_gds_leave(place);
+	doorbell_gds_unlock();
+	if (!region)
+		return EINVAL;
+	doorbell_region_destroy(region);
+	memset(desc, 0, sizeof(*desc));
+	return 0;
+}
