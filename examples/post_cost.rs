@@ -154,7 +154,7 @@ impl Device {
             let td = some("ibv_alloc_td", dv::doorbell_dv_alloc_td(self.context))?;
             some(
                 "ibv_alloc_parent_domain",
-                dv::doorbell_dv_alloc_parent_domain(self.pd, td),
+                dv::doorbell_dv_alloc_parent_domain(self.pd, td, std::ptr::null()),
             )
         }
     }

@@ -6,6 +6,7 @@
  *
  *   doorbell/core.h      versions, error codes, timeouts, devices, protection domains
  *   doorbell/region.h    registered memory, and caches of registrations
+ *   doorbell/adopt.h     open devices, protection domains and registered memory of other parts of the program
  *   doorbell/endpoint.h  endpoints (queue pairs), work requests, tickets, posting and polling from the CPU
  *   doorbell/stream.h    streams, events, operations that are queued on streams
  *   doorbell/gpu.h       GPU capabilities, CUDA streams, queues and streams that GPU kernels use
@@ -111,6 +112,7 @@
 
 #include "doorbell/core.h"
 #include "doorbell/region.h"
+#include "doorbell/adopt.h"
 #include "doorbell/endpoint.h"
 #include "doorbell/stream.h"
 #include "doorbell/gpu.h"

@@ -115,6 +115,8 @@ pub use message::{
 };
 #[cfg(feature = "cuda")]
 pub use region::DeviceCache;
+#[cfg(feature = "verbs")]
+pub use region::MemoryKeys;
 pub use region::{
     Access, CacheConfig, CacheCounters, CachedRegion, Device, DeviceMemory, Element,
     HeldRegistration, Invalidation, PageSize, ProtectionDomain, REGION_BYTES_MAX, Region,

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <stddef.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <infiniband/mlx5dv.h>
 #include <infiniband/verbs.h>
@@ -13,9 +14,9 @@ int doorbell_dv_is_mlx5(struct ibv_device *device)
 	return mlx5dv_is_supported(device);
 }
 
-int doorbell_dv_set_allocator(struct ibv_context *context, void *(*alloc)(size_t, void *), void (*release)(void *, void *))
+int doorbell_dv_set_allocator(struct ibv_context *context, const struct doorbell_dv_allocator *allocator)
 {
-	struct mlx5dv_ctx_allocators allocators = {.alloc = alloc, .free = release};
+	struct mlx5dv_ctx_allocators allocators = {.alloc = allocator->alloc, .free = allocator->release};
 
 	return mlx5dv_set_context_attr(context, MLX5DV_CTX_ATTR_BUF_ALLOCATORS, &allocators);
 }
@@ -63,16 +64,54 @@ int doorbell_dv_dealloc_td(struct ibv_td *td)
 	return ibv_dealloc_td(td);
 }
 
-struct ibv_pd *doorbell_dv_alloc_parent_domain(struct ibv_pd *pd, struct ibv_td *td)
+/* Allocators of a parent domain are asked for an alignment, too: the library's memory begins at a page. */
+static void *alloc_in_domain(struct ibv_pd *pd, void *allocator, size_t bytes, size_t alignment, uint64_t resource_type)
+{
+	(void)pd;
+	(void)resource_type;
+	if (alignment > (size_t)sysconf(_SC_PAGESIZE))
+		return IBV_ALLOCATOR_USE_DEFAULT;
+	return ((const struct doorbell_dv_allocator *)allocator)->alloc(bytes, NULL);
+}
+
+static void release_in_domain(struct ibv_pd *pd, void *allocator, void *start, uint64_t resource_type)
+{
+	(void)pd;
+	(void)resource_type;
+	((const struct doorbell_dv_allocator *)allocator)->release(start, NULL);
+}
+
+struct ibv_pd *doorbell_dv_alloc_parent_domain(struct ibv_pd *pd, struct ibv_td *td, const struct doorbell_dv_allocator *allocator)
 {
 	struct ibv_parent_domain_init_attr attributes = {.pd = pd, .td = td};
 
+	if (allocator) {
+		attributes.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+		attributes.alloc = alloc_in_domain;
+		attributes.free = release_in_domain;
+		/* Only handed back to the functions above. */
+		attributes.pd_context = (void *)(uintptr_t)allocator;
+	}
 	return ibv_alloc_parent_domain(pd->context, &attributes);
 }
 
-struct ibv_cq *doorbell_dv_create_cq(struct ibv_context *context, uint32_t cqes)
+struct ibv_context *doorbell_dv_pd_context(const struct ibv_pd *pd)
 {
-	struct ibv_cq_init_attr_ex attributes = {.cqe = cqes};
+	return pd->context;
+}
+
+uint32_t doorbell_dv_pd_handle(const struct ibv_pd *pd)
+{
+	return pd->handle;
+}
+
+struct ibv_cq *doorbell_dv_create_cq(struct ibv_context *context, uint32_t cqes, struct ibv_pd *parent)
+{
+	struct ibv_cq_init_attr_ex attributes = {
+		.cqe = cqes,
+		.comp_mask = parent ? IBV_CQ_INIT_ATTR_MASK_PD : 0,
+		.parent_domain = parent,
+	};
 	/* The provider takes the size from MLX5_CQE_SIZE of the environment if it is not asked for. */
 	struct mlx5dv_cq_init_attr direct = {.comp_mask = MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE, .cqe_size = 64};
 	struct ibv_cq_ex *const cq = mlx5dv_create_cq(context, &attributes, &direct);

@@ -119,14 +119,17 @@ struct doorbell_dv_wc {
 	uint32_t flags; /* enum ibv_wc_flags */
 };
 
+/* Where the memory of queues and records comes from. The last arguments are NULL. */
+struct doorbell_dv_allocator {
+	void *(*alloc)(size_t bytes, void *nothing);
+	void (*release)(void *start, void *nothing);
+};
+
 /* Whether the mlx5 provider drives that device. */
 int doorbell_dv_is_mlx5(struct ibv_device *device);
 
-/*
- * Has the mlx5 provider ask for the memory of the context's queues and records, and give it back by these, which get NULL as their last
- * argument. Zero, or an errno.
- */
-int doorbell_dv_set_allocator(struct ibv_context *context, void *(*alloc)(size_t, void *), void (*release)(void *, void *));
+/* Has the mlx5 provider ask these for the memory of the context's queues and records. Zero, or an errno. */
+int doorbell_dv_set_allocator(struct ibv_context *context, const struct doorbell_dv_allocator *allocator);
 
 /* Zero, or the errno of ibv_query_port. */
 int doorbell_dv_query_port(struct ibv_context *context, uint8_t port, struct doorbell_dv_port *result);
@@ -138,10 +141,17 @@ int doorbell_dv_query_gid(struct ibv_context *context, uint8_t port, uint32_t in
  * because it compares the mark of an extended context with 32 bits of it. */
 struct ibv_td *doorbell_dv_alloc_td(struct ibv_context *context);
 int doorbell_dv_dealloc_td(struct ibv_td *td);
-struct ibv_pd *doorbell_dv_alloc_parent_domain(struct ibv_pd *pd, struct ibv_td *td);
+/* `td` may be NULL. If `allocator` is not NULL, it must outlive the domain, and the provider asks it for the memory of queues and records that are
+ * made with the domain. */
+struct ibv_pd *doorbell_dv_alloc_parent_domain(struct ibv_pd *pd, struct ibv_td *td, const struct doorbell_dv_allocator *allocator);
 
-/* A completion queue with entries of 64 bytes by mlx5dv_create_cq; NULL and errno if it cannot be had. */
-struct ibv_cq *doorbell_dv_create_cq(struct ibv_context *context, uint32_t cqes);
+/* A completion queue with entries of 64 bytes by mlx5dv_create_cq, in the parent domain `parent` if that is not NULL; NULL and errno if it cannot
+ * be had. */
+struct ibv_cq *doorbell_dv_create_cq(struct ibv_context *context, uint32_t cqes, struct ibv_pd *parent);
+
+/* The context of a protection domain, and the number that the kernel has for the domain: a parent domain has that of its own domain. */
+struct ibv_context *doorbell_dv_pd_context(const struct ibv_pd *pd);
+uint32_t doorbell_dv_pd_handle(const struct ibv_pd *pd);
 
 /* A reliable-connected queue pair in RESET by mlx5dv_create_qp; NULL and errno if it cannot be had. */
 struct ibv_qp *doorbell_dv_create_qp(struct ibv_pd *pd, struct ibv_cq *send_cq, struct ibv_cq *recv_cq,

@@ -1,13 +1,20 @@
 //! Open devices, and the list of those that there are.
+#![cfg_attr(feature = "verbs", allow(unsafe_code))] // methods whose callers promise what an address is of
 
+#[cfg(feature = "verbs")]
+use std::ffi::c_void;
 use std::fmt;
+#[cfg(feature = "verbs")]
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::NicDomain;
 #[cfg(feature = "verbs")]
-use super::verbs;
+use super::domain::no_verbs;
 #[cfg(feature = "softcx")]
 use super::{Counters, Faults, softcx};
+#[cfg(feature = "verbs")]
+use super::{KeptAlive, verbs};
 use crate::{Error, Result, StateKind};
 
 /// An open NIC.
@@ -20,6 +27,26 @@ pub(crate) trait Nic: fmt::Debug + Send + Sync {
     /// # Errors
     /// As the device has them.
     fn domain(&self) -> Result<Arc<dyn NicDomain>>;
+
+    /// Uses a protection domain (`ibv_pd`) of the device that was allocated elsewhere.
+    ///
+    /// # Safety
+    /// It is one, and stays one until `owner` is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`] if it is not of this device.
+    #[cfg(feature = "verbs")]
+    unsafe fn adopt_domain(
+        &self,
+        _pd: NonNull<c_void>,
+        _owner: KeptAlive,
+    ) -> Result<Arc<dyn NicDomain>> {
+        Err(no_verbs("a protection domain"))
+    }
+
+    /// Takes note of an asynchronous event that was read elsewhere: its kind and the address of the object that it is about.
+    #[cfg(feature = "verbs")]
+    fn report_event(&self, _kind: u32, _object: usize) {}
 
     /// Lets a device of software work inside the caller, and returns whether there was any work. A card needs no such turn.
     #[inline]

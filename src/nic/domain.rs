@@ -1,5 +1,8 @@
 //! Protection domains, and the memory registered in them.
+#![cfg_attr(feature = "verbs", allow(unsafe_code))] // methods whose callers promise what an address is of
 
+#[cfg(feature = "verbs")]
+use std::ffi::c_void;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -9,7 +12,11 @@ use std::sync::Arc;
 #[cfg(all(feature = "cuda", feature = "softcx"))]
 use super::Foreign;
 use super::{Access, Capacity, NicQueuePair};
+#[cfg(feature = "verbs")]
+use super::{KeptAlive, MemoryKeys};
 use crate::Result;
+#[cfg(feature = "verbs")]
+use crate::{Error, StateKind};
 
 /// A protection domain of a NIC, which it holds.
 pub(crate) trait NicDomain: fmt::Debug + Send + Sync {
@@ -58,6 +65,27 @@ pub(crate) trait NicDomain: fmt::Debug + Send + Sync {
         access: Access,
     ) -> Result<RegisteredMemory>;
 
+    /// The range and keys of an `ibv_mr` of this domain.
+    ///
+    /// # Safety
+    /// It is one, and registered.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`](crate::Error::Foreign) if it is of another domain.
+    #[cfg(feature = "verbs")]
+    unsafe fn adopted_keys(&self, _mr: NonNull<c_void>) -> Result<MemoryKeys> {
+        Err(no_verbs("registered memory"))
+    }
+
+    /// Uses memory that was registered elsewhere, until `owner` is dropped.
+    ///
+    /// # Errors
+    /// [`Error::State`](crate::Error::State) of a device that libibverbs does not drive.
+    #[cfg(feature = "verbs")]
+    fn adopt_memory(&self, _keys: MemoryKeys, _owner: KeptAlive) -> Result<RegisteredMemory> {
+        Err(no_verbs("registered memory"))
+    }
+
     /// Registers memory of another device, which `memory` copies; `None` for a NIC that reaches such memory by itself or not at all. The
     /// caller keeps the memory until the registration ends.
     #[cfg(all(feature = "cuda", feature = "softcx"))]
@@ -70,6 +98,16 @@ pub(crate) trait NicDomain: fmt::Debug + Send + Sync {
     ) -> Option<Result<RegisteredMemory>> {
         None
     }
+}
+
+/// The error of a device that libibverbs does not drive.
+#[cfg(feature = "verbs")]
+pub(super) fn no_verbs(what: &str) -> Error {
+    Error::state(
+        StateKind::WrongKind,
+        "adoption",
+        format!("the device is not one of libibverbs, whose {what} could be adopted"),
+    )
 }
 
 /// Registered memory, until [`RegisteredMemory::deregister`].

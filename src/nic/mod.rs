@@ -46,7 +46,9 @@ mod softcx;
 mod verbs;
 
 #[cfg(feature = "verbs")]
-pub(crate) use crate::verbs::{Step, Steps};
+pub use crate::verbs::MemoryKeys;
+#[cfg(feature = "verbs")]
+pub(crate) use crate::verbs::{KeptAlive, Step, Steps};
 pub(crate) use device::{Nic, list, open};
 pub(crate) use domain::{NicDomain, RegisteredMemory};
 #[cfg(all(feature = "cuda", feature = "softcx"))]
@@ -58,3 +60,5 @@ pub use doorbell_wire::verbs::Access;
 pub(crate) use doorbell_wire::verbs::{Abilities, Attributes, Capacity, State};
 pub(crate) use peer::{PeerQueuePair, Unreadable};
 pub(crate) use queue_pair::{NicQueuePair, Queues};
+#[cfg(feature = "verbs")]
+pub(crate) use verbs::adopt;

@@ -1,5 +1,7 @@
 //! Devices of libibverbs, and their protection domains. Their queue pairs are those of `mlx5.rs` or of `relay.rs`.
+#![allow(unsafe_code)] // passes on promises about adopted objects
 
+use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -8,7 +10,9 @@ use super::device::Driver;
 use super::domain::Deregister;
 use super::mlx5::Mlx5QueuePair;
 use super::relay::RelayQueuePair;
-use super::{Access, Capacity, Nic, NicDomain, NicQueuePair, RegisteredMemory};
+use super::{
+    Access, Capacity, KeptAlive, MemoryKeys, Nic, NicDomain, NicQueuePair, RegisteredMemory,
+};
 use crate::{Result, verbs};
 
 pub(super) const DRIVER: Driver = Driver {
@@ -18,6 +22,24 @@ pub(super) const DRIVER: Driver = Driver {
         Ok(device.map(|device| Arc::new(VerbsNic(device)) as Arc<dyn Nic>))
     },
 };
+
+/// Uses an `ibv_context` that was opened elsewhere, as [`verbs::VerbsDevice::adopt`].
+///
+/// # Safety
+/// As there.
+///
+/// # Errors
+/// As there.
+pub(crate) unsafe fn adopt(
+    context: NonNull<c_void>,
+    settings: &str,
+    reads_events: bool,
+    owner: KeptAlive,
+) -> Result<Arc<dyn Nic>> {
+    // SAFETY: the caller's promise.
+    let device = unsafe { verbs::VerbsDevice::adopt(context, settings, reads_events, owner) }?;
+    Ok(Arc::new(VerbsNic(device)))
+}
 
 #[derive(Debug)]
 struct VerbsNic(verbs::VerbsDevice);
@@ -30,6 +52,20 @@ impl Nic for VerbsNic {
     fn domain(&self) -> Result<Arc<dyn NicDomain>> {
         let domain = Arc::new(verbs::Domain::new(&self.0)?);
         Ok(Arc::new(VerbsDomain(domain)))
+    }
+
+    unsafe fn adopt_domain(
+        &self,
+        pd: NonNull<c_void>,
+        owner: KeptAlive,
+    ) -> Result<Arc<dyn NicDomain>> {
+        // SAFETY: the caller's promise.
+        let domain = unsafe { verbs::Domain::adopt(&self.0, pd, owner) }?;
+        Ok(Arc::new(VerbsDomain(Arc::new(domain))))
+    }
+
+    fn report_event(&self, kind: u32, object: usize) {
+        self.0.report_event(kind, object);
     }
 }
 
@@ -77,6 +113,16 @@ impl NicDomain for VerbsDomain {
     ) -> Result<RegisteredMemory> {
         verbs::MemoryRegion::dmabuf(&self.0, fd, offset, len_bytes, iova, access).map(registered)
     }
+
+    unsafe fn adopted_keys(&self, mr: NonNull<c_void>) -> Result<MemoryKeys> {
+        // SAFETY: the caller's promise.
+        unsafe { verbs::AdoptedMemory::keys(&self.0, mr) }
+    }
+
+    fn adopt_memory(&self, keys: MemoryKeys, owner: KeptAlive) -> Result<RegisteredMemory> {
+        let memory = verbs::AdoptedMemory::new(&self.0, owner);
+        Ok(RegisteredMemory::new(keys.lkey, keys.rkey, memory))
+    }
 }
 
 fn registered(region: verbs::MemoryRegion) -> RegisteredMemory {
@@ -86,5 +132,12 @@ fn registered(region: verbs::MemoryRegion) -> RegisteredMemory {
 impl Deregister for verbs::MemoryRegion {
     fn deregister(&self) -> bool {
         verbs::MemoryRegion::deregister(self)
+    }
+}
+
+impl Deregister for verbs::AdoptedMemory {
+    /// The registration stays, because it is not the library's to end.
+    fn deregister(&self) -> bool {
+        true
     }
 }

@@ -46,37 +46,32 @@ impl Device {
     /// [`Error::State`] naming the devices that there are, or saying what the device lacks; [`Error::Malformed`] for what stands behind
     /// the name; [`Error::System`] if the kernel gives no memory or no thread, or naming the verbs call that failed.
     pub fn open(name: &str) -> Result<Device> {
-        let bad = |part: &str, reason: &str| Error::Malformed {
-            what: "device name",
-            reason: format!("`{part}` {reason}"),
-        };
-        let mut rest: Vec<&str> = Vec::new();
-        let (mut control, mut cpu) = (None, None);
-        for part in name.split(',') {
-            match part.split_once('=') {
-                Some(("path", value)) => control = Some(value.parse()?),
-                Some(("cpu", value)) => {
-                    let number = value.parse().map_err(|_| bad(part, "names no CPU"))?;
-                    cpu = Some(number);
-                }
-                _ => rest.push(part),
-            }
-        }
+        let settings = DeviceSettings::parse(name)?;
         #[cfg(all(feature = "cuda", feature = "verbs"))]
         let gpu = crate::cuda::gpu_address;
         #[cfg(not(all(feature = "cuda", feature = "verbs")))]
         let gpu = || None;
-        let nic = nic::open(&rest.join(","), &gpu)?;
-        let placement = match cpu {
+        let nic = nic::open(&settings.rest, &gpu)?;
+        Device::of(nic, &settings)
+    }
+
+    /// An open NIC, used as the settings say.
+    pub(super) fn of(nic: Arc<dyn Nic>, settings: &DeviceSettings) -> Result<Device> {
+        let placement = match settings.cpu {
             Some(number) => Placement::cpu(number)
-                .ok_or_else(|| bad(&format!("cpu={number}"), "is no CPU of this process"))?,
+                .ok_or_else(|| bad_name(&format!("cpu={number}"), "is no CPU of this process"))?,
             None => Placement::near(nic.name()),
         };
         Ok(Device {
             nic,
-            control,
+            control: settings.control,
             placement,
         })
+    }
+
+    #[cfg(feature = "verbs")]
+    pub(super) fn nic(&self) -> &dyn Nic {
+        &*self.nic
     }
 
     /// The control path that the name asked for.
@@ -144,6 +139,45 @@ impl Device {
     }
 }
 
+fn bad_name(part: &str, reason: &str) -> Error {
+    Error::Malformed {
+        what: "device name",
+        reason: format!("`{part}` {reason}"),
+    }
+}
+
+/// What stands behind the name of a device.
+pub(super) struct DeviceSettings {
+    control: Option<Control>,
+    cpu: Option<u32>,
+    /// The name, and what is the driver's to read.
+    pub(super) rest: String,
+}
+
+impl DeviceSettings {
+    /// # Errors
+    /// [`Error::Malformed`].
+    pub(super) fn parse(name: &str) -> Result<DeviceSettings> {
+        let mut rest: Vec<&str> = Vec::new();
+        let (mut control, mut cpu) = (None, None);
+        for part in name.split(',') {
+            match part.split_once('=') {
+                Some(("path", value)) => control = Some(value.parse()?),
+                Some(("cpu", value)) => {
+                    let number = value.parse();
+                    cpu = Some(number.map_err(|_| bad_name(part, "names no CPU"))?);
+                }
+                _ => rest.push(part),
+            }
+        }
+        Ok(DeviceSettings {
+            control,
+            cpu,
+            rest: rest.join(","),
+        })
+    }
+}
+
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Device")
@@ -168,6 +202,17 @@ impl ProtectionDomain {
     /// The device.
     pub fn device(&self) -> &Device {
         &self.inner.device
+    }
+
+    /// A domain that the device has already.
+    #[cfg(feature = "verbs")]
+    pub(super) fn of(device: &Device, made: Arc<dyn NicDomain>) -> ProtectionDomain {
+        ProtectionDomain {
+            inner: Arc::new(LazyDomain {
+                device: device.clone(),
+                made: Mutex::new(Some(made)),
+            }),
+        }
     }
 
     /// The device's own, made if this is the first use of it.

@@ -36,6 +36,9 @@ pub(super) enum OwnedMemory {
         _held: Pages,
     },
     Huge(HugePages),
+    /// None, and the registration belongs to the application, too. Its owner may do anything when it is dropped.
+    #[cfg(feature = "verbs")]
+    Adopted,
     /// Of a GPU.
     #[cfg(feature = "cuda")]
     Device {
@@ -49,6 +52,9 @@ impl OwnedMemory {
     fn is_of_library(&self) -> bool {
         match self {
             OwnedMemory::Nothing => false,
+            // There is nothing to deregister.
+            #[cfg(feature = "verbs")]
+            OwnedMemory::Adopted => true,
             OwnedMemory::Pages { .. } | OwnedMemory::Huge(_) => true,
             #[cfg(feature = "cuda")]
             OwnedMemory::Device { held } => held.is_of_library(),
@@ -157,6 +163,8 @@ impl Region {
     pub fn page_size(&self) -> PageSize {
         match &self.inner.own {
             OwnedMemory::Nothing => PageSize::Unknown,
+            #[cfg(feature = "verbs")]
+            OwnedMemory::Adopted => PageSize::Unknown,
             #[cfg(feature = "cuda")]
             OwnedMemory::Device { .. } => PageSize::Unknown,
             OwnedMemory::Pages { .. } => PageSize::Ordinary,
@@ -358,6 +366,9 @@ impl Region {
     /// Deregisters the region: its keys are invalid when this returns, also for work in flight, which then fails. The
     /// memory stays until the last handle is gone. Returns whether the region was still registered. If another thread is
     /// deregistering it, waits for that. It is a command of the device, for which the kernel's driver waits as long as it takes: mlx5 gives up after 60 s.
+    ///
+    /// With the feature `verbs`, a region can have the registration of another part of the process (`Region::from_ibv_mr`, `Region::from_keys`). Then this
+    /// call only keeps the region out of later work requests. Its keys stay valid, and the device goes on with work in flight.
     pub fn deregister(&self) -> bool {
         // A caller that is told that it was done already may rely on that as well.
         let _ending = (self.inner.ending.lock()).unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,7 @@
 //! Devices, protection domains, and the memory that a device may access.
 
+#[cfg(feature = "verbs")]
+mod adopt;
 mod cache;
 mod control;
 mod copy;
@@ -21,6 +23,8 @@ mod remote;
 mod table;
 
 pub use crate::nic::Access;
+#[cfg(feature = "verbs")]
+pub use crate::nic::MemoryKeys;
 #[cfg(feature = "softcx")]
 pub use crate::nic::{CommandKind, CommandKinds, Counters, Faults};
 pub use cache::{

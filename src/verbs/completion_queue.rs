@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::call::{object, release};
 use super::context::Context;
+use super::domain::ThreadDomainUar;
 use crate::Result;
 
 /// A completion queue.
@@ -21,15 +22,21 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// A queue of that many entries of 64 bytes, a power of two from 2 on, of the mlx5 provider: it adds one and rounds up to a power of two.
+    /// A queue of that many entries of 64 bytes, a power of two from 2 on, of the mlx5 provider: it adds one and rounds up to a power of two. It is
+    /// destroyed before `uar`.
     ///
     /// # Errors
     /// [`crate::Error::System`] of `mlx5dv_create_cq`.
-    pub(super) fn new(context: &Arc<Context>, cqes: u32) -> Result<CompletionQueue> {
+    pub(super) fn new(
+        context: &Arc<Context>,
+        uar: &ThreadDomainUar,
+        cqes: u32,
+    ) -> Result<CompletionQueue> {
         let least = cqes.saturating_sub(1).max(1);
-        // SAFETY: an open context, which the queue holds.
+        let parent = uar.for_cqs().map_or(null_mut(), NonNull::as_ptr);
+        // SAFETY: an open context, which the queue holds, and no domain or a parent domain of it, which outlives the queue.
         let cq = object("mlx5dv_create_cq", || unsafe {
-            doorbell_dv_sys::doorbell_dv_create_cq(context.raw().as_ptr().cast(), least)
+            doorbell_dv_sys::doorbell_dv_create_cq(context.raw().as_ptr().cast(), least, parent)
         })?;
         Ok(CompletionQueue {
             cq: cq.cast(),

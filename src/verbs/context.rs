@@ -7,6 +7,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once};
 
+use doorbell_dv_sys::doorbell_dv_allocator;
+
+use super::adopted::KeptAlive;
 use super::call::{object, release, status};
 use super::events::Events;
 use super::gid::Gid;
@@ -35,7 +38,11 @@ pub(super) struct Context {
 
 /// What `ibv_open_device` gives.
 #[derive(Debug)]
-struct ContextFile(NonNull<rdma_sys::ibv_context>);
+struct ContextFile {
+    raw: NonNull<rdma_sys::ibv_context>,
+    /// Set for a context that was opened elsewhere, and is closed there.
+    adopted: Option<KeptAlive>,
+}
 
 // SAFETY: libibverbs' calls on a context may come from any thread at any time (ibv_open_device(3) and the library's documentation).
 unsafe impl Send for ContextFile {}
@@ -44,16 +51,24 @@ unsafe impl Sync for ContextFile {}
 
 impl Drop for ContextFile {
     fn drop(&mut self) {
+        if self.adopted.is_some() {
+            return;
+        }
         // SAFETY: opened in `VerbsDevice::open_listed`, closed once, after everything made from it: all of it holds the `Context`.
         release("ibv_close_device", || unsafe {
-            rdma_sys::ibv_close_device(self.0.as_ptr())
+            rdma_sys::ibv_close_device(self.raw.as_ptr())
         });
     }
 }
 
 impl Context {
     pub(super) fn raw(&self) -> NonNull<rdma_sys::ibv_context> {
-        self.file.0
+        self.file.raw
+    }
+
+    /// Whether it was opened elsewhere: nothing of it may change for its other users.
+    pub(super) fn is_adopted(&self) -> bool {
+        self.file.adopted.is_some()
     }
 
     pub(super) fn name(&self) -> &str {
@@ -152,12 +167,48 @@ impl VerbsDevice {
 
     fn open_listed(listed: &Listed, selector: &Selector<'_>) -> Result<VerbsDevice> {
         // SAFETY: the list that the device is of is alive.
-        let file = ContextFile(object("ibv_open_device", || unsafe {
+        let raw = object("ibv_open_device", || unsafe {
             rdma_sys::ibv_open_device(listed.device.as_ptr())
-        })?);
+        })?;
+        let file = ContextFile { raw, adopted: None };
+        VerbsDevice::of(file, listed, selector, true)
+    }
+
+    /// Uses a context that was opened elsewhere. `settings` is as for [`VerbsDevice::open_near`], with `mlx5`, `verbs` or nothing in place of a name.
+    /// The library reads its asynchronous events only if `reads_events`.
+    ///
+    /// # Safety
+    /// It is an open `ibv_context`, and stays one until `owner` is dropped. If `reads_events`, nobody else reads its events.
+    ///
+    /// # Errors
+    /// As [`VerbsDevice::open_near`]; [`Error::State`] if direct access is asked for and the provider is not mlx5.
+    pub(crate) unsafe fn adopt(
+        context: NonNull<c_void>,
+        settings: &str,
+        reads_events: bool,
+        owner: KeptAlive,
+    ) -> Result<VerbsDevice> {
+        let selector = Selector::parse(settings)?;
+        let raw = context.cast::<rdma_sys::ibv_context>();
+        // SAFETY: the caller's promise: an open context, which has a device.
+        let listed = unsafe { Listed::of_context(raw) }?;
+        selector.check_adopted(&listed)?;
+        let file = ContextFile {
+            raw,
+            adopted: Some(owner),
+        };
+        VerbsDevice::of(file, &listed, &selector, reads_events)
+    }
+
+    fn of(
+        file: ContextFile,
+        listed: &Listed,
+        selector: &Selector<'_>,
+        reads_events: bool,
+    ) -> Result<VerbsDevice> {
         let port = match selector.port {
-            Some(number) => Port::read(file.0, number, selector.gid_index)?,
-            None => first_active(file.0, &listed.name, selector.gid_index)?,
+            Some(number) => Port::read(file.raw, number, selector.gid_index)?,
+            None => first_active(file.raw, &listed.name, selector.gid_index)?,
         };
         let is_plain = selector.wants_plain(listed);
         if !is_plain && std::env::var_os(SIGNATURE).is_some() {
@@ -169,18 +220,18 @@ impl VerbsDevice {
                 ),
             ));
         }
-        if !is_plain {
+        // The allocators of an adopted context are its other users' too. There each queue pair has a parent domain with allocators.
+        if !is_plain && file.adopted.is_none() {
             // SAFETY: an open context of the provider mlx5, before anything is made from it, and functions that any thread may call.
             status("mlx5dv_set_context_attr", || unsafe {
                 doorbell_dv_sys::doorbell_dv_set_allocator(
-                    file.0.as_ptr(),
-                    Some(alloc_queue_memory),
-                    Some(release_queue_memory),
+                    file.raw.as_ptr(),
+                    &raw const QUEUE_MEMORY,
                 )
             })?;
         }
-        let limits = Limits::probe(file.0)?;
-        let events = Events::of(file.0)?;
+        let limits = Limits::probe(file.raw)?;
+        let events = Events::of(file.raw, reads_events)?;
         Ok(VerbsDevice {
             context: Arc::new(Context {
                 events,
@@ -202,17 +253,29 @@ impl VerbsDevice {
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
     }
+
+    /// Takes note of an asynchronous event that another part of the process has read: its kind (`enum ibv_event_type`), and the address of the object
+    /// that it is about.
+    pub(crate) fn report_event(&self, kind: u32, object: usize) {
+        self.context.events.enter(kind, object);
+    }
 }
 
+/// Where queues and records of libmlx5 come from.
+pub(super) static QUEUE_MEMORY: doorbell_dv_allocator = doorbell_dv_allocator {
+    alloc: Some(alloc_queue_memory),
+    release: Some(release_queue_memory),
+};
+
 /// Memory for the queues and records of libmlx5. The CUDA driver may keep it registered for longer than the queues live.
-extern "C" fn alloc_queue_memory(len_bytes: usize, _: *mut c_void) -> *mut c_void {
+unsafe extern "C" fn alloc_queue_memory(len_bytes: usize, _: *mut c_void) -> *mut c_void {
     match Pages::new(len_bytes) {
         Ok(pages) => pages.into_raw().as_ptr().cast(),
         Err(_) => std::ptr::null_mut(),
     }
 }
 
-extern "C" fn release_queue_memory(start: *mut c_void, _: *mut c_void) {
+unsafe extern "C" fn release_queue_memory(start: *mut c_void, _: *mut c_void) {
     // SAFETY: libmlx5 gives back each address that it got, once.
     drop(NonNull::new(start.cast()).and_then(|start| unsafe { Pages::from_raw(start) }));
 }

@@ -1,12 +1,14 @@
 //! Protection domains, and the memory registered in them.
 #![allow(unsafe_code)] // calls libibverbs
 
+use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::adopted::KeptAlive;
 use super::call::{object, release};
-use super::context::{Context, VerbsDevice};
+use super::context::{Context, QUEUE_MEMORY, VerbsDevice};
 use crate::{Error, Result};
 use doorbell_wire::memory::Pages;
 use doorbell_wire::verbs::Access;
@@ -15,6 +17,8 @@ use doorbell_wire::verbs::Access;
 #[derive(Debug)]
 pub(crate) struct Domain {
     pd: NonNull<rdma_sys::ibv_pd>,
+    /// Set for a domain that was allocated elsewhere, and is freed there. Before the context, whose owner may be dropped with it.
+    adopted: Option<KeptAlive>,
     pub(super) context: Arc<Context>,
     number: u32,
 }
@@ -36,9 +40,60 @@ impl Domain {
         let number = context.next_domain();
         Ok(Domain {
             pd,
+            adopted: None,
             context,
             number,
         })
+    }
+
+    /// Uses a domain that was allocated elsewhere: a plain one or a parent domain.
+    ///
+    /// # Safety
+    /// It is an `ibv_pd`, and stays one until `owner` is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`] if it is of another context than the device.
+    pub(crate) unsafe fn adopt(
+        device: &VerbsDevice,
+        pd: NonNull<c_void>,
+        owner: KeptAlive,
+    ) -> Result<Domain> {
+        let context = Arc::clone(device.context());
+        let pd = pd.cast::<rdma_sys::ibv_pd>();
+        // SAFETY: the caller's promise.
+        let of = unsafe { doorbell_dv_sys::doorbell_dv_pd_context(pd.as_ptr()) };
+        if of != context.raw().as_ptr() {
+            return Err(Error::Foreign {
+                argument: "pd",
+                found: format!("a protection domain of the context {of:p}"),
+                expected: format!("one of the context {:p}", context.raw()),
+            });
+        }
+        let number = context.next_domain();
+        Ok(Domain {
+            pd,
+            adopted: Some(owner),
+            context,
+            number,
+        })
+    }
+
+    /// Whether memory that was registered in `pd` can be used in this domain: the kernel has both for the same one.
+    ///
+    /// # Safety
+    /// `pd` is null or an `ibv_pd`.
+    unsafe fn has_memory_of(&self, pd: *const rdma_sys::ibv_pd) -> bool {
+        if pd.is_null() {
+            return false;
+        }
+        // SAFETY: the caller's promise, and a live domain.
+        let of = |pd| unsafe {
+            (
+                doorbell_dv_sys::doorbell_dv_pd_context(pd),
+                doorbell_dv_sys::doorbell_dv_pd_handle(pd),
+            )
+        };
+        of(pd) == of(self.pd.as_ptr())
     }
 
     /// A number for messages.
@@ -58,6 +113,9 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
+        if self.adopted.is_some() {
+            return;
+        }
         // SAFETY: allocated in `new`, freed once; what is in it holds it.
         release("ibv_dealloc_pd", || unsafe {
             rdma_sys::ibv_dealloc_pd(self.pd.as_ptr())
@@ -194,14 +252,71 @@ impl MemoryRegion {
     }
 }
 
+/// Memory that another part of the process has registered, as work requests name it (feature `verbs`). See `Region::from_keys`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryKeys {
+    /// The address by which work requests name the first byte.
+    pub start: u64,
+    /// Length in bytes.
+    pub len_bytes: u64,
+    /// The key for work requests of this side; 0 if it is not known.
+    pub lkey: u32,
+    /// The key for those of peers; 0 if it is not known.
+    pub rkey: u32,
+}
+
+/// Memory that was registered elsewhere, and is deregistered there.
+#[derive(Debug)]
+pub(crate) struct AdoptedMemory {
+    _owner: KeptAlive,
+    /// Behind the owner, which may free what the domain has.
+    _domain: Arc<Domain>,
+}
+
+impl AdoptedMemory {
+    pub(crate) fn new(domain: &Arc<Domain>, owner: KeptAlive) -> AdoptedMemory {
+        AdoptedMemory {
+            _owner: owner,
+            _domain: Arc::clone(domain),
+        }
+    }
+
+    /// The range and keys of an `ibv_mr`.
+    ///
+    /// # Safety
+    /// It is an `ibv_mr`, which is registered.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`] if it is registered in another protection domain.
+    pub(crate) unsafe fn keys(domain: &Domain, mr: NonNull<c_void>) -> Result<MemoryKeys> {
+        // SAFETY: the caller's promise.
+        let mr = unsafe { mr.cast::<rdma_sys::ibv_mr>().as_ref() };
+        // SAFETY: the domain of registered memory.
+        if !unsafe { domain.has_memory_of(mr.pd) } {
+            return Err(Error::Foreign {
+                argument: "mr",
+                found: format!("memory registered in the protection domain {:p}", mr.pd),
+                expected: format!("memory of the protection domain {:p}", domain.pd),
+            });
+        }
+        Ok(MemoryKeys {
+            start: mr.addr.addr() as u64,
+            len_bytes: mr.length as u64,
+            lkey: mr.lkey,
+            rkey: mr.rkey,
+        })
+    }
+}
+
 /// A protection domain for one queue pair, with a thread domain: to libmlx5 that means a UAR register that no other queue pair uses. Only where the
-/// host has none of that kind do queue pairs share one.
+/// host has none of that kind do queue pairs share one. On an adopted context it also says where the memory of queues comes from.
 #[derive(Debug)]
 pub(super) struct ThreadDomainUar {
-    parent: NonNull<rdma_sys::ibv_pd>,
-    /// `None` if the queue pair uses the register of the context, and `parent` is the domain itself.
-    thread: Option<ThreadDomain>,
-    _domain: Arc<Domain>,
+    /// `None` if queue pairs are made in the domain itself.
+    parent: Option<ParentDomain>,
+    /// `None` if the queue pair uses the register of the context.
+    _thread: Option<ThreadDomain>,
+    domain: Arc<Domain>,
 }
 
 // SAFETY: libibverbs' calls on a parent domain may come from any thread; what it is for, posting without locks, is not done by
@@ -222,6 +337,19 @@ impl Drop for ThreadDomain {
     }
 }
 
+#[derive(Debug)]
+struct ParentDomain(NonNull<rdma_sys::ibv_pd>);
+
+impl Drop for ParentDomain {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `ThreadDomainUar::new`, freed once, before the thread domain and the domain that it is made of. The result is 0 when the
+        // queue pair is gone, and it is: it stands before this in the same object.
+        release("ibv_dealloc_pd", || unsafe {
+            rdma_sys::ibv_dealloc_pd(self.0.as_ptr())
+        });
+    }
+}
+
 impl ThreadDomainUar {
     /// # Errors
     /// [`Error::System`] of the verbs call.
@@ -231,43 +359,48 @@ impl ThreadDomainUar {
             doorbell_dv_sys::doorbell_dv_alloc_td(domain.context.raw().as_ptr())
         });
         let thread = match thread {
-            Ok(thread) => ThreadDomain(thread),
+            Ok(thread) => Some(ThreadDomain(thread)),
             // The host cannot map registers write-combining, so the kernel gives none of that kind, and libmlx5 asks for no other here
             // (`MLX5_IB_METHOD_UAR_OBJ_ALLOC`, `mlx5_alloc_td`). Queue pairs then share the context's register: doorbells are single stores of 8 bytes.
-            Err(Error::System { errno, .. }) if errno == libc::EOPNOTSUPP => {
-                return Ok(ThreadDomainUar {
-                    parent: domain.pd,
-                    thread: None,
-                    _domain: Arc::clone(domain),
-                });
-            }
+            Err(Error::System { errno, .. }) if errno == libc::EOPNOTSUPP => None,
             Err(error) => return Err(error),
         };
-        // SAFETY: live objects of one context.
-        let parent = object("ibv_alloc_parent_domain", || unsafe {
-            doorbell_dv_sys::doorbell_dv_alloc_parent_domain(domain.pd.as_ptr(), thread.0.as_ptr())
-        })?;
+        let allocator = domain
+            .context
+            .is_adopted()
+            .then_some(&raw const QUEUE_MEMORY);
+        let parent = if thread.is_none() && allocator.is_none() {
+            None
+        } else {
+            let td = thread.as_ref().map_or(null_mut(), |td| td.0.as_ptr());
+            // SAFETY: live objects of one context, or none; the allocator is static.
+            Some(ParentDomain(object(
+                "ibv_alloc_parent_domain",
+                || unsafe {
+                    doorbell_dv_sys::doorbell_dv_alloc_parent_domain(
+                        domain.pd.as_ptr(),
+                        td,
+                        allocator.unwrap_or(null()),
+                    )
+                },
+            )?))
+        };
         Ok(ThreadDomainUar {
             parent,
-            thread: Some(thread),
-            _domain: Arc::clone(domain),
+            _thread: thread,
+            domain: Arc::clone(domain),
         })
     }
 
     pub(super) fn raw(&self) -> NonNull<rdma_sys::ibv_pd> {
         self.parent
+            .as_ref()
+            .map_or(self.domain.pd, |parent| parent.0)
     }
-}
 
-impl Drop for ThreadDomainUar {
-    fn drop(&mut self) {
-        if self.thread.is_none() {
-            return;
-        }
-        // SAFETY: allocated in `new`, freed once, before the thread domain and the domain that it is made of. The result is 0 when the
-        // queue pair is gone, and it is: it stands before this in the same object.
-        release("ibv_dealloc_pd", || unsafe {
-            rdma_sys::ibv_dealloc_pd(self.parent.as_ptr())
-        });
+    /// The parent domain that completion queues are to be made with, if they need one for their memory.
+    pub(super) fn for_cqs(&self) -> Option<NonNull<rdma_sys::ibv_pd>> {
+        let parent = self.parent.as_ref()?;
+        self.domain.context.is_adopted().then_some(parent.0)
     }
 }

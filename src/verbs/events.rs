@@ -79,6 +79,8 @@ impl AsyncStatus {
 #[derive(Debug)]
 pub(super) struct Events {
     context: RawContext,
+    /// Whether this library reads them. Otherwise another reader of the same context reports them.
+    is_reader: bool,
     /// The queue pair that an event is about, by its address or the address of one of its completion queues.
     subjects: Mutex<HashMap<usize, Weak<AsyncStatus>>>,
     /// Held while events are read, so that an event that was read is entered before a waiting thread looks.
@@ -96,17 +98,19 @@ unsafe impl Send for RawContext {}
 unsafe impl Sync for RawContext {}
 
 impl Events {
-    /// Makes the event descriptor non-blocking, so that looking for an event does not wait for one.
+    /// If this library is their reader, makes the event descriptor non-blocking, so that looking for an event does not wait for one. Otherwise the
+    /// descriptor is left alone.
     ///
     /// # Errors
     /// [`crate::Error::System`].
-    pub(super) fn of(context: NonNull<rdma_sys::ibv_context>) -> Result<Events> {
+    pub(super) fn of(context: NonNull<rdma_sys::ibv_context>, is_reader: bool) -> Result<Events> {
         // SAFETY: an open context, whose descriptor is its own.
-        let made = unsafe {
-            let fd = context.as_ref().async_fd;
-            let flags = libc::fcntl(fd, libc::F_GETFL);
-            flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) == 0
-        };
+        let made = !is_reader
+            || unsafe {
+                let fd = context.as_ref().async_fd;
+                let flags = libc::fcntl(fd, libc::F_GETFL);
+                flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) == 0
+            };
         if !made {
             let error = std::io::Error::last_os_error();
             return Err(failed(
@@ -116,6 +120,7 @@ impl Events {
         }
         Ok(Events {
             context: RawContext(context),
+            is_reader,
             subjects: Mutex::default(),
             reading: Mutex::default(),
             started: Instant::now(),
@@ -147,6 +152,9 @@ impl Events {
 
     /// Takes the events that there are, unless a thread did so lately or is doing so.
     pub(super) fn look(&self) {
+        if !self.is_reader {
+            return;
+        }
         let now_ns = self.started.elapsed().as_nanos() as u64;
         let last_ns = self.last_look_ns.load(Ordering::Relaxed);
         if now_ns.saturating_sub(last_ns) < INTERVAL_NS {
@@ -163,6 +171,9 @@ impl Events {
 
     /// Takes the events that there are.
     pub(super) fn take(&self) {
+        if !self.is_reader {
+            return;
+        }
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         self.read();
     }
@@ -186,7 +197,7 @@ impl Events {
     }
 
     /// Enters an event of that kind (`enum ibv_event_type`) about that object.
-    fn enter(&self, kind: u32, object: usize) {
+    pub(super) fn enter(&self, kind: u32, object: usize) {
         const CQ_ERR: u32 = ibv_event_type::IBV_EVENT_CQ_ERR as u32;
         const QP_FATAL: u32 = ibv_event_type::IBV_EVENT_QP_FATAL as u32;
         const QP_REQ_ERR: u32 = ibv_event_type::IBV_EVENT_QP_REQ_ERR as u32;
@@ -226,6 +237,7 @@ mod tests {
     fn an_event_changes_what_it_is_about() {
         let events = Events {
             context: RawContext(NonNull::dangling()),
+            is_reader: true,
             subjects: Mutex::default(),
             reading: Mutex::default(),
             started: Instant::now(),

@@ -3,6 +3,7 @@
 //! Control goes through the verbs calls; every one that fails is an error that names it and its errno, and leaves nothing behind.
 //! Data does not go through them: the rings, records and UAR pages that mlx5dv shows are those of `wire::mlx5` to write and read.
 
+mod adopted;
 mod call;
 mod completion_queue;
 mod context;
@@ -17,8 +18,10 @@ mod queue_pair;
 mod relay;
 mod select;
 
+pub(crate) use adopted::KeptAlive;
 pub(crate) use context::VerbsDevice;
-pub(crate) use domain::{Domain, MemoryRegion};
+pub use domain::MemoryKeys;
+pub(crate) use domain::{AdoptedMemory, Domain, MemoryRegion};
 pub(crate) use managed::{Step, Steps};
 pub(crate) use port::{Link, PortAddress};
 pub(crate) use qp_states::VerbsRemote;

@@ -42,11 +42,11 @@ impl VerbsQueuePair {
     /// [`Error::System`] of the verbs call; [`Error::State`] if what the provider made is not what the library's queues can use.
     pub(crate) fn new(domain: &Arc<Domain>, sizes: &QueuePairSizes) -> Result<VerbsQueuePair> {
         let context = &domain.context;
-        let cqs = [
-            CompletionQueue::new(context, sizes.cqes[0])?,
-            CompletionQueue::new(context, sizes.cqes[1])?,
-        ];
         let uar = ThreadDomainUar::new(domain)?;
+        let cqs = [
+            CompletionQueue::new(context, &uar, sizes.cqes[0])?,
+            CompletionQueue::new(context, &uar, sizes.cqes[1])?,
+        ];
         let asked = doorbell_dv_sizes {
             send_wqebbs: sizes.send_wqebbs,
             recv_wqes: sizes.recv_wqes,

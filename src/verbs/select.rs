@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
 use super::call::{object, release};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// What selects the first mlx5 device with an active port, or the nearest to a GPU.
 const FIRST_MLX5: &str = "mlx5";
@@ -69,6 +69,31 @@ impl<'a> Selector<'a> {
         }
     }
 
+    /// Fails unless a device that is open already can be used like this.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] if a device is named; [`Error::State`] if it is to be used directly and is no mlx5 device.
+    pub(super) fn check_adopted(&self, device: &Listed) -> Result<()> {
+        match self.name {
+            None if self.plain || device.is_mlx5 => Ok(()),
+            Some("") => Ok(()),
+            Some(name) => Err(Error::Malformed {
+                what: "device name",
+                reason: format!(
+                    "`{name}` is neither `mlx5` nor `verbs`, and the device is open already"
+                ),
+            }),
+            None => Err(Error::state(
+                StateKind::Unsupported,
+                "adoption of a context",
+                format!(
+                    "the mlx5 provider does not drive `{}`; `verbs` uses it by plain verbs",
+                    device.name
+                ),
+            )),
+        }
+    }
+
     /// Whether the first that works is meant, and not one by its name.
     pub(super) fn is_automatic(&self) -> bool {
         self.name.is_none()
@@ -105,6 +130,38 @@ pub(super) struct Listed {
 }
 
 impl Listed {
+    /// The device of an open context.
+    ///
+    /// # Safety
+    /// It is an open context.
+    ///
+    /// # Errors
+    /// [`Error::State`] if it has no device.
+    pub(super) unsafe fn of_context(context: NonNull<rdma_sys::ibv_context>) -> Result<Listed> {
+        // SAFETY: the caller's promise.
+        let device = unsafe { context.as_ref() }.device;
+        let device = NonNull::new(device).ok_or_else(|| {
+            let reason = "the context has no device";
+            Error::state(StateKind::NotFound, "adoption of a context", reason)
+        })?;
+        // SAFETY: the device of an open context.
+        Ok(unsafe { Listed::of(device) })
+    }
+
+    /// # Safety
+    /// It is a device of a list that is not freed, or of an open context.
+    unsafe fn of(device: NonNull<rdma_sys::ibv_device>) -> Listed {
+        // SAFETY: the caller's promise; the paths are arrays with an end mark.
+        unsafe {
+            Listed {
+                device,
+                name: text(rdma_sys::ibv_get_device_name(device.as_ptr())),
+                is_mlx5: doorbell_dv_sys::doorbell_dv_is_mlx5(device.as_ptr()) != 0,
+                path: text((&raw const (*device.as_ptr()).ibdev_path).cast()),
+            }
+        }
+    }
+
     /// The folder of its PCI device, if it is one.
     pub(super) fn folder(&self) -> PathBuf {
         Path::new(&self.path).join("device")
@@ -138,17 +195,12 @@ impl DeviceList {
         })?;
         let mut devices = Vec::new();
         for at in 0..usize::try_from(count).unwrap_or(0) {
-            // SAFETY: the list has `count` entries, which live as long as it; the paths are arrays with an end mark.
+            // SAFETY: the list has `count` entries, which live as long as it.
             unsafe {
                 let Some(device) = NonNull::new(*list.as_ptr().add(at)) else {
                     break;
                 };
-                devices.push(Listed {
-                    device,
-                    name: text(rdma_sys::ibv_get_device_name(device.as_ptr())),
-                    is_mlx5: doorbell_dv_sys::doorbell_dv_is_mlx5(device.as_ptr()) != 0,
-                    path: text((&raw const (*device.as_ptr()).ibdev_path).cast()),
-                });
+                devices.push(Listed::of(device));
             }
         }
         Ok(DeviceList { list, devices })

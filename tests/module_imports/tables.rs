@@ -130,6 +130,7 @@ const CAPI: Package = Package {
         ("cuda", &[]),
         ("device", &[]),
         ("region", &["device"]),
+        ("adopt", &["device", "region"]),
         ("endpoint", &["device", "error", "region"]),
         ("rendezvous", &["endpoint"]),
         ("exchange", &["endpoint"]),

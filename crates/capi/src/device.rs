@@ -14,7 +14,7 @@ use doorbell_rs::{Control, Device, Endpoint, EndpointConfig, ProtectionDomain};
 
 /// A NIC.
 pub struct doorbell_device {
-    inner: Device,
+    pub(super) inner: Device,
 }
 
 /// [`Counters`] for C.

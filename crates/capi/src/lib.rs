@@ -7,8 +7,9 @@
 //!   writes what pointers point to.
 //! - `exchange` is what `group` and `store` have in common. Each other file implements one section of a header in `include/doorbell`: `version`, `error`, `device`, `region`, `endpoint`,
 //!   `rendezvous`, `group`, `store`, `cuda`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `graph`, `cache`,
-//!   `bounce`, `cm`, `kernel_queue`, `kernel_stream`, `message`, `communicator`, `matcher`.
+//!   `adopt`, `bounce`, `cm`, `kernel_queue`, `kernel_stream`, `message`, `communicator`, `matcher`.
 
+mod adopt;
 mod argument;
 mod bounce;
 mod boundary;

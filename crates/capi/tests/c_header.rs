@@ -671,9 +671,13 @@ fn header() -> Interface {
                 at = open + 1;
             }
             (["typedef", "void"], "(") => {
-                // The type of kernels; its own test is that programs with kernels run.
+                // The types of functions that the library calls; their own test is that programs with such functions run.
                 let (name, parameters) = group(&tokens, open);
-                assert_eq!(name, ["*", "doorbell_host_fn"]);
+                assert!(
+                    [["*", "doorbell_host_fn"], ["*", "doorbell_release"]]
+                        .contains(&[&name[0], &name[1]]),
+                    "{name:?}"
+                );
                 at = group(&tokens, parameters).1 + 1;
             }
             ([.., name], "(") => {
@@ -724,7 +728,14 @@ fn c_type(tokens: &[String]) -> String {
     };
     let (base, stars) = tokens.split_first().expect("a type has a name");
     let base = match base.as_str() {
-        cuda if tagged && cuda.starts_with("CU") => cuda,
+        theirs
+            if tagged
+                && ["CU", "ibv_"]
+                    .iter()
+                    .any(|prefix| theirs.starts_with(prefix)) =>
+        {
+            theirs
+        }
         "char" => "c_char",
         "int" => "c_int",
         "void" => "c_void",

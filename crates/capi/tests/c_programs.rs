@@ -116,6 +116,15 @@ fn registration_caches_and_bounce_buffers_work() {
     assert_eq!(run(&mut Command::new(program)), "done\n");
 }
 
+/// Of a verbs device: what a program has opened and registered is used beside it, and registered once. On the software ConnectX of this process: what the calls refuse.
+#[test]
+fn objects_of_libibverbs_are_adopted() {
+    let has_verbs = format!("-DWITH_VERBS={}", u32::from(cfg!(feature = "verbs")));
+    let source = root().join("crates/capi/tests/c/adopt.c");
+    let program = build(&source, "adopt", &[&has_verbs]);
+    assert_eq!(run(&mut Command::new(program)), "done\n");
+}
+
 /// The whole program runs only with `DOORBELL_TEST_CM`, the IP address of the device; `scripts/test rxe` sets it.
 #[test]
 fn rdma_cm_connects_or_reports_the_reason() {
