@@ -14,10 +14,10 @@
  *   all.
  *
  * Calls of libibverbs
- *   Contexts and protection domains of libibverbs are used as they are: gds_create_qp uses the name of their device.
- *   ibv_poll_cq, ibv_post_send and ibv_post_recv work with the objects of a gds_qp. This header gives other names of
+ *   Contexts, protection domains and registered memory of libibverbs are used as they are (doorbell/adopt.h): queue pairs
+ *   are created in the program's protection domain, and keys are those of ibv_reg_mr. The device checks them. ibv_poll_cq, ibv_post_send and ibv_post_recv work with the objects of a gds_qp. This header gives other names of
  *   libibverbs a second meaning for these objects, and the usual one for all others: ibv_modify_qp is gds_modify_qp,
- *   ibv_query_qp is gds_query_qp, ibv_reg_mr and ibv_dereg_mr are gds_reg_mr and gds_dereg_mr, ibv_destroy_cq returns
+ *   ibv_query_qp is gds_query_qp, ibv_reg_mr also registers memory of GPUs without a kernel module for it, ibv_destroy_cq returns
  *   EBUSY, and ibv_destroy_qp, ibv_resize_cq and ibv_req_notify_cq return EOPNOTSUPP. In sources that do not include this
  *   header, these calls of libibverbs return EOPNOTSUPP for the objects of a gds_qp. The `context` of these objects is
  *   for nothing else; use `dev_context`.
@@ -26,7 +26,6 @@
  *   a program never polls, the oldest completions are dropped when there are twice as many as the queue is deep.
  *
  * What is not supported, and what to use instead
- *   ibv_reg_mr in a source without this header   gds_reg_mr, or the header. Slices with an unknown key return EINVAL
  *   ibv_open_device, ibv_alloc_pd without        gds_open_device, gds_alloc_pd, gds_dealloc_pd, gds_close_device, and
  *     libibverbs, or for "softcx"                gds_qp_address and gds_qp_connect for gds_modify_qp
  *   IBV_QPT_UD, address handles, SRQs            IBV_QPT_RC, one queue pair for each peer. Otherwise EOPNOTSUPP

@@ -37,7 +37,7 @@
 #define GDS_API_VERSION (((unsigned)GDS_API_MAJOR_VERSION << 16) | (unsigned)GDS_API_MINOR_VERSION)
 #define GDS_API_VERSION_COMPATIBLE(v)                                                                        \
 	(((unsigned)(v) >> 16) == (unsigned)GDS_API_MAJOR_VERSION &&                                         \
-	 ((unsigned)(v)&0xffffU) >= (unsigned)GDS_API_MINOR_VERSION)
+	 ((unsigned)(v)&0xffffU) + 1U > (unsigned)GDS_API_MINOR_VERSION)
 
 typedef enum gds_param { GDS_PARAM_VERSION, GDS_NUM_PARAMS } gds_param_t;
 
@@ -105,8 +105,9 @@ typedef struct gds_qp {
 #endif
 
 /*
- * Creates a queue pair on the device that `pd` belongs to. `qp_init_attr` gives the type (RC only), the depths, slices
- * and inline bytes, where 0 is taken as 1. The CQs are created with the queue pair, and stored in qp_init_attr.
+ * Creates a queue pair in `pd`, on its device. `qp_init_attr` gives the type (RC only), the depths, slices and inline
+ * bytes, where 0 is taken as 1. More slices than DOORBELL_SLICES_MAX are taken as that many: a work request with more
+ * returns EINVAL. The CQs are created with the queue pair. They and the capacities are stored in qp_init_attr.
  * `gpu_id` is ignored, because each stream knows its GPU. Returns NULL and sets errno on failure. Connect the queue
  * pair with gds_modify_qp, or with gds_qp_connect.
  */
@@ -389,8 +390,9 @@ int gds_unregister_mem(void *ptr, size_t size);
 /* ---------------------------------------------------------------------------------------- additions of this library */
 
 /*
- * Settings of the process. The environment variables GDS_WAIT_TIMEOUT_MS, GDS_REGISTER_ON_USE (0 or 1) and GDS_CONTROL
- * (`direct`, `proxy` or `sync`) give other initial values.
+ * Settings of the process. The environment variables GDS_WAIT_TIMEOUT_MS and GDS_REGISTER_ON_USE give other initial values.
+ * GDS_DEVICE_SETTINGS has settings for the contexts of libibverbs, as doorbell_device_adopt takes them, such as
+ * "path=proxy" or "verbs,events=library".
  */
 enum gds_option {
 	/* Timeout of a wait in ms, or DOORBELL_NO_TIMEOUT; initially DOORBELL_DEFAULT_TIMEOUT (30 s). */
@@ -399,12 +401,7 @@ enum gds_option {
 	 * 1, initially: words of unregistered memory are registered by page when a wait or a store uses them, as in
 	 * libgdsync, until gds_unregister_mem. Such memory must not be freed before. 0: they return EFAULT.
 	 */
-	GDS_OPTION_REGISTER_ON_USE,
-	/*
-	 * The control path of queue pairs that are created from now on: 1 + DOORBELL_CONTROL_*, or 0, initially, for the
-	 * best that is available.
-	 */
-	GDS_OPTION_CONTROL
+	GDS_OPTION_REGISTER_ON_USE
 };
 
 int gds_set_option(enum gds_option option, int64_t value);
@@ -412,8 +409,9 @@ int gds_set_option(enum gds_option option, int64_t value);
 /* Returns the gds_qp that an object of verbs is the queue pair of, or NULL if it is none of this library's. */
 struct gds_qp *gds_qp_of(const struct ibv_qp *qp) DOORBELL_GDS_SYMBOL("gds_qp_of");
 
-/* Whether a CQ is one of a gds_qp. */
+/* Whether a CQ is one of a gds_qp, and whether memory was registered with gds_reg_mr. */
 int gds_owns_cq(const struct ibv_cq *cq);
+int gds_owns_mr(const struct ibv_mr *mr);
 
 
 /*

@@ -50,15 +50,21 @@ static inline struct ibv_qp *doorbell_gds_ibv_create_qp(struct ibv_pd *pd, struc
 	return ibv_create_qp(pd, attr);
 }
 
-/* Memory that a queue pair of either kind uses: registered with libibverbs, and known to this library. */
+/* Registers memory with libibverbs, or, where it cannot, as memory of a GPU, with this library in the same domain. */
 static inline struct ibv_mr *doorbell_gds_ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
-	return gds_reg_mr(pd, addr, length, access);
+	struct ibv_mr *mr = ibv_reg_mr(pd, addr, length, (unsigned)access);
+	int error = errno;
+	if (!mr)
+		mr = gds_reg_mr(pd, addr, length, access);
+	if (!mr)
+		errno = error;
+	return mr;
 }
 
 static inline int doorbell_gds_ibv_dereg_mr(struct ibv_mr *mr)
 {
-	return gds_dereg_mr(mr);
+	return gds_owns_mr(mr) ? gds_dereg_mr(mr) : ibv_dereg_mr(mr);
 }
 
 #undef ibv_reg_mr

@@ -13,9 +13,9 @@ use crate::bytecode::Program;
 use crate::endpoint::shared::{EndpointRef, EndpointShared};
 use crate::endpoint::{Address, Endpoint, EndpointConfig, PathReport};
 use crate::mlx5::{RecvQueue, RecvQueueConfig, SendQueue, SendQueueConfig};
+use crate::nic::{Attributes, Queues, State};
 #[cfg(feature = "verbs")]
 use crate::nic::{Step, Steps};
-use crate::nic::{Attributes, Queues, State};
 use crate::region::ProtectionDomain;
 use crate::{Cause, Error, Result, StateKind, WorkError};
 

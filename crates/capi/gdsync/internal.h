@@ -11,10 +11,15 @@
 
 #include <gdsync.h>
 
-/* The library's device and domain for a protection domain of verbs. `pd` is NULL for words. */
+/*
+ * libdoorbell's device and domain for a protection domain of verbs. `pd` is NULL for words. Contexts and protection
+ * domains of libibverbs are adopted; those of gds_open_device have a device of that name.
+ */
 struct doorbell_gds_domain {
 	struct doorbell_gds_domain *next;
 	const struct ibv_pd *pd;
+	struct ibv_context *adopted; /* NULL for a device by its name */
+	uint32_t unreleased;	     /* atomic: adopted objects that libdoorbell uses */
 	char name[IBV_SYSFS_NAME_MAX];
 	doorbell_device *device;
 	doorbell_domain *domain;
@@ -45,7 +50,21 @@ struct doorbell_gds_memory {
 	uint64_t len_bytes;
 	doorbell_region *region;
 	struct doorbell_gds_domain *domain;
+	const struct ibv_mr *mr; /* of gds_reg_mr, or NULL */
 };
+
+/*
+ * Memory behind a key of an adopted protection domain: DOORBELL_GDS_WINDOW bytes from a multiple of half as many. The
+ * device checks the key, the range and the rights, as it does for work requests of libibverbs.
+ */
+struct doorbell_gds_key {
+	doorbell_region *region; /* NULL: free */
+	uint64_t start;
+	uint32_t lkey;
+};
+
+enum { DOORBELL_GDS_KEYS = 256 };
+#define DOORBELL_GDS_WINDOW ((uint64_t)1 << 40)
 
 enum {
 	DOORBELL_GDS_CHUNKS = 64,
@@ -74,7 +93,6 @@ struct doorbell_gds_state {
 	struct doorbell_gds_stream *idle; /* host streams that execute descriptors at once */
 	int64_t wait_timeout_ms;	  /* atomic */
 	int64_t registers_on_use;	  /* atomic */
-	int64_t control;		  /* atomic */
 };
 
 extern struct doorbell_gds_state doorbell_gds_state;
@@ -152,6 +170,7 @@ struct doorbell_gds_qp {
 	const void *front[DOORBELL_GDS_FRONT]; /* directly before `context`; see verbs.c */
 	struct ibv_context context;
 	struct doorbell_gds_cq cq[2]; /* by DOORBELL_QUEUE_* */
+	struct doorbell_gds_key keys[DOORBELL_GDS_KEYS]; /* those used last, by a hash */
 	struct ibv_qp_cap cap;
 	struct doorbell_gds_attributes *attributes; /* NULL until there are some */
 	doorbell_endpoint *endpoint;
@@ -208,17 +227,19 @@ int doorbell_gds_errno(int code);
 int64_t doorbell_gds_wait_timeout_ms(void);
 /* Finds or creates the domain of a protection domain, and adds one user. The caller holds the lock. */
 int doorbell_gds_domain_get(const struct ibv_pd *pd, struct doorbell_gds_domain **found);
-/* Removes one user; the last one destroys the domain. The caller holds the lock. */
-void doorbell_gds_domain_put(struct doorbell_gds_domain *domain);
-/* Converts an address and a key to a slice. */
-int doorbell_gds_slice(const struct ibv_sge *sge, doorbell_slice *slice);
+/* Removes one user. The caller holds the lock. Returns NULL, or for the last user a domain for doorbell_gds_domain_end. */
+struct doorbell_gds_domain *doorbell_gds_domain_put(struct doorbell_gds_domain *domain);
+/* Destroys a domain. The caller does not hold the lock. `domain` may be NULL. */
+void doorbell_gds_domain_end(struct doorbell_gds_domain *domain);
+/* Converts an address and a key to a slice. The caller holds the queue pair's lock. */
+int doorbell_gds_slice(struct doorbell_gds_qp *qp, const struct ibv_sge *sge, doorbell_slice *slice);
 /* Finds the region that contains `len_bytes` bytes for stores and waits. */
 int doorbell_gds_words(const void *start, size_t len_bytes, const doorbell_region **region, uint64_t *offset);
 
 /* queue.c */
 uint64_t doorbell_gds_push(struct doorbell_gds_cq *cq, uint64_t wr_id, uint32_t opcode, doorbell_ticket *work);
 int doorbell_gds_make_room(struct doorbell_gds_cq *cq);
-int doorbell_gds_translate(const gds_send_wr *wr, uint32_t signals_all, struct doorbell_gds_work *made);
+int doorbell_gds_translate(struct doorbell_gds_qp *qp, const gds_send_wr *wr, struct doorbell_gds_work *made);
 int doorbell_gds_poll_cq(struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
 
 /* stream.c */
@@ -230,12 +251,15 @@ int doorbell_gds_give_all(const struct doorbell_gds_target *target, size_t n_des
 /* Whether the driver knows an address as memory of a GPU. */
 int doorbell_gds_is_gpu_memory(const void *address);
 /* A wait or a store by the driver's own call on a stream of the driver. */
-int doorbell_gds_driver_wait(CUstream stream, const void *address, uint32_t value, gds_wait_cond_flag_t cond, int flags);
+int doorbell_gds_driver_wait(CUstream stream, CUdeviceptr address, uint32_t value, gds_wait_cond_flag_t cond, int flags);
 int doorbell_gds_driver_write(CUstream stream, void *address, uint32_t value);
 /* A wait for equality on a host stream. */
 int doorbell_gds_host_wait_equal(doorbell_stream *stream, const uint32_t *word, uint32_t value);
 
 /* verbs.c */
 void doorbell_gds_verbs_init(struct doorbell_gds_qp *qp);
+/* Operations of a context that is not one of libibverbs, and whether a context has them. */
+void doorbell_gds_context_init(struct ibv_context *context);
+int doorbell_gds_is_own_context(const struct ibv_context *context);
 
 #endif

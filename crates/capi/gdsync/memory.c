@@ -7,7 +7,9 @@
  */
 #include "internal.h"
 
-struct doorbell_gds_state doorbell_gds_state = {PTHREAD_MUTEX_INITIALIZER, {NULL}, 0, NULL, NULL, NULL, 0, 0, 0};
+#include <unistd.h>
+
+struct doorbell_gds_state doorbell_gds_state = {PTHREAD_MUTEX_INITIALIZER, {NULL}, 0, NULL, NULL, NULL, 0, 0};
 
 void doorbell_gds_lock(void)
 {
@@ -35,17 +37,11 @@ static int64_t doorbell_gds_setting(const char *name, int64_t usual)
 /* Before the program's first call. */
 __attribute__((constructor)) static void doorbell_gds_settings(void)
 {
-	static const char *const names[3] = {"direct", "proxy", "sync"};
-	const char *control = getenv("GDS_CONTROL");
-	int i;
 	int64_t timeout_ms = doorbell_gds_setting("GDS_WAIT_TIMEOUT_MS", DOORBELL_DEFAULT_TIMEOUT);
 	if (gds_set_option(GDS_OPTION_WAIT_TIMEOUT_MS, timeout_ms))
 		gds_set_option(GDS_OPTION_WAIT_TIMEOUT_MS, DOORBELL_DEFAULT_TIMEOUT);
 	if (gds_set_option(GDS_OPTION_REGISTER_ON_USE, doorbell_gds_setting("GDS_REGISTER_ON_USE", 1)))
 		gds_set_option(GDS_OPTION_REGISTER_ON_USE, 1);
-	for (i = 0; control && i < 3; i++)
-		if (strcmp(control, names[i]) == 0)
-			gds_set_option(GDS_OPTION_CONTROL, 1 + i);
 }
 
 int gds_set_option(enum gds_option option, int64_t value)
@@ -60,11 +56,6 @@ int gds_set_option(enum gds_option option, int64_t value)
 		if (value != 0 && value != 1)
 			return EINVAL;
 		__atomic_store_n(&doorbell_gds_state.registers_on_use, value, __ATOMIC_RELAXED);
-		return 0;
-	case GDS_OPTION_CONTROL:
-		if (value < 0 || value > 1 + DOORBELL_CONTROL_SYNC)
-			return EINVAL;
-		__atomic_store_n(&doorbell_gds_state.control, value, __ATOMIC_RELAXED);
 		return 0;
 	default:
 		return EINVAL;
@@ -108,14 +99,44 @@ int doorbell_gds_errno(int code)
 
 /* ------------------------------------------------------------------------------------------------------- domains */
 
+/* libdoorbell is done with an adopted object. */
+static void doorbell_gds_released(void *argument)
+{
+	__atomic_fetch_sub((uint32_t *)argument, 1, __ATOMIC_RELEASE);
+}
+
+/* Opens the device of a domain, or adopts its context and protection domain. */
+static int doorbell_gds_domain_make(struct doorbell_gds_domain *domain, doorbell_device *device, struct ibv_pd *pd)
+{
+	int code = 0;
+	domain->device = device;
+	if (!domain->adopted) {
+		if (!device)
+			code = doorbell_device_open(domain->name, &domain->device);
+		if (code >= 0)
+			code = doorbell_domain_create(domain->device, &domain->domain);
+	} else {
+		if (!device)
+			code = doorbell_device_adopt(domain->adopted, getenv("GDS_DEVICE_SETTINGS"), NULL, NULL, &domain->device);
+		if (code >= 0) {
+			domain->unreleased = 1;
+			code = doorbell_domain_adopt(domain->device, pd, doorbell_gds_released, &domain->unreleased, &domain->domain);
+		}
+	}
+	if (code < 0 && !device && domain->device)
+		doorbell_device_close(domain->device);
+	return doorbell_gds_errno(code);
+}
+
 int doorbell_gds_domain_get(const struct ibv_pd *pd, struct doorbell_gds_domain **found)
 {
 	const char *name = pd ? pd->context->device->name : "softcx";
+	struct ibv_context *adopted = pd && !doorbell_gds_is_own_context(pd->context) ? pd->context : NULL;
 	struct doorbell_gds_domain *domain;
 	doorbell_device *device = NULL;
-	int code;
+	int error;
 	for (domain = doorbell_gds_state.domains; domain; domain = domain->next) {
-		if (strcmp(domain->name, name) != 0)
+		if (domain->adopted != adopted || strcmp(domain->name, name) != 0)
 			continue;
 		device = domain->device;
 		if (domain->pd == pd) {
@@ -127,40 +148,55 @@ int doorbell_gds_domain_get(const struct ibv_pd *pd, struct doorbell_gds_domain 
 	domain = (struct doorbell_gds_domain *)calloc(1, sizeof(*domain));
 	if (!domain)
 		return ENOMEM;
-	/* Domains of one device share the device handle, because each doorbell_device_open of "softcx" makes another
-	   NIC. */
-	code = device ? 0 : doorbell_device_open(name, &device);
-	if (code >= 0)
-		code = doorbell_domain_create(device, &domain->domain);
-	if (code < 0) {
-		free(domain);
-		return doorbell_gds_errno(code);
-	}
-	domain->device = device;
 	domain->pd = pd;
+	domain->adopted = adopted;
 	domain->users = 1;
 	snprintf(domain->name, sizeof(domain->name), "%s", name);
+	/* Domains of one device share the device handle, because each doorbell_device_open of "softcx" makes another
+	   NIC, and objects of two handles of one context do not work together. */
+	error = doorbell_gds_domain_make(domain, device, (struct ibv_pd *)(uintptr_t)pd);
+	if (error) {
+		free(domain);
+		return error;
+	}
 	domain->next = doorbell_gds_state.domains;
 	doorbell_gds_state.domains = domain;
 	*found = domain;
 	return 0;
 }
 
-void doorbell_gds_domain_put(struct doorbell_gds_domain *domain)
+struct doorbell_gds_domain *doorbell_gds_domain_put(struct doorbell_gds_domain *domain)
 {
 	struct doorbell_gds_domain **at = &doorbell_gds_state.domains, *other;
 	if (--domain->users > 0)
-		return;
+		return NULL;
 	while (*at != domain)
 		at = &(*at)->next;
 	*at = domain->next;
-	doorbell_domain_destroy(domain->domain);
 	for (other = doorbell_gds_state.domains; other; other = other->next)
 		if (other->device == domain->device)
 			break;
-	if (!other)
+	/* Another domain closes the device. */
+	if (other)
+		domain->device = NULL;
+	return domain;
+}
+
+void doorbell_gds_domain_end(struct doorbell_gds_domain *domain)
+{
+	int turn;
+	if (!domain)
+		return;
+	doorbell_domain_destroy(domain->domain);
+	if (domain->device)
 		doorbell_device_close(domain->device);
-	free(domain);
+	/* The program may destroy its protection domain as soon as this returns. Streams may still use queue pairs in it; 2 s
+	   are enough for those that go on. */
+	for (turn = 0; turn < 2000 && __atomic_load_n(&domain->unreleased, __ATOMIC_ACQUIRE) > 0; turn++)
+		usleep(1000);
+	/* Otherwise libdoorbell writes there later. */
+	if (__atomic_load_n(&domain->unreleased, __ATOMIC_ACQUIRE) == 0)
+		free(domain);
 }
 
 struct ibv_context *gds_open_device(const char *name)
@@ -177,6 +213,7 @@ struct ibv_context *gds_open_device(const char *name)
 	}
 	snprintf(made->device.name, sizeof(made->device.name), "%s", name);
 	made->context.device = &made->device;
+	doorbell_gds_context_init(&made->context);
 	return &made->context;
 }
 
@@ -226,20 +263,21 @@ struct ibv_pd *gds_alloc_pd(struct ibv_context *context)
 
 int gds_dealloc_pd(struct ibv_pd *pd)
 {
-	struct doorbell_gds_domain *domain;
+	struct doorbell_gds_domain *domain, *ended = NULL;
 	int error = EINVAL;
 	doorbell_gds_lock();
 	for (domain = doorbell_gds_state.domains; pd && domain; domain = domain->next) {
-		if (domain->pd != pd)
+		if (domain->pd != pd || domain->adopted)
 			continue;
 		error = domain->users > 1 ? EBUSY : 0;
 		if (!error) {
 			((struct doorbell_gds_context *)pd->context)->domains--;
-			doorbell_gds_domain_put(domain);
+			ended = doorbell_gds_domain_put(domain);
 		}
 		break;
 	}
 	doorbell_gds_unlock();
+	doorbell_gds_domain_end(ended);
 	if (!error)
 		free(pd);
 	return error;
@@ -291,7 +329,7 @@ static int doorbell_gds_enter(const struct ibv_pd *pd, void *start, size_t len_b
 		return error;
 	place = doorbell_gds_place_take(&number);
 	if (!place) {
-		doorbell_gds_domain_put(domain);
+		doorbell_gds_domain_end(doorbell_gds_domain_put(domain));
 		return ENOMEM;
 	}
 	if (!start) {
@@ -304,9 +342,11 @@ static int doorbell_gds_enter(const struct ibv_pd *pd, void *start, size_t len_b
 			code = doorbell_region_register(domain->domain, start, len_bytes, access, &region);
 	}
 	if (code < 0) {
-		doorbell_gds_domain_put(domain);
+		/* Nothing else uses the domain, so this does not wait. */
+		doorbell_gds_domain_end(doorbell_gds_domain_put(domain));
 		return doorbell_gds_errno(code);
 	}
+	place->mr = NULL;
 	place->kind = kind;
 	place->uses = (place->uses + 1) & 0xffff;
 	place->uses += place->uses == 0;
@@ -320,27 +360,35 @@ static int doorbell_gds_enter(const struct ibv_pd *pd, void *start, size_t len_b
 	return 0;
 }
 
-/* Removes memory from the table. Returns its region, for doorbell_gds_end_region. The caller holds the lock. */
-static doorbell_region *doorbell_gds_leave(struct doorbell_gds_memory *place)
+/* What is left of memory that was removed from the table. */
+struct doorbell_gds_left {
+	doorbell_region *region; /* NULL: nothing was removed */
+	struct doorbell_gds_domain *domain;
+};
+
+/* Removes memory from the table. The caller holds the lock. */
+static struct doorbell_gds_left doorbell_gds_leave(struct doorbell_gds_memory *place)
 {
-	doorbell_region *region = place->region;
+	struct doorbell_gds_left left = {place->region, NULL};
 	__atomic_store_n(&place->key, 0, __ATOMIC_RELEASE);
 	place->kind = DOORBELL_GDS_FREE;
 	place->region = NULL;
-	doorbell_gds_domain_put(place->domain);
-	return region;
+	place->mr = NULL;
+	left.domain = doorbell_gds_domain_put(place->domain);
+	return left;
 }
 
 /*
  * Deregisters memory. The caller must not hold the lock: the driver may wait for its GPU, which may wait for another
  * thread.
  */
-static void doorbell_gds_end_region(doorbell_region *region)
+static void doorbell_gds_end_region(struct doorbell_gds_left left)
 {
 	/* Destroying the handle would deregister it only when no work uses it, but the caller may free the memory
 	   now. */
-	doorbell_region_deregister(region);
-	doorbell_region_destroy(region);
+	doorbell_region_deregister(left.region);
+	doorbell_region_destroy(left.region);
+	doorbell_gds_domain_end(left.domain);
 }
 
 static int doorbell_gds_is_within(const struct doorbell_gds_memory *place, uint64_t start, uint64_t len_bytes)
@@ -361,9 +409,35 @@ static struct doorbell_gds_memory *doorbell_gds_find(uint64_t start, uint64_t le
 	return NULL;
 }
 
-int doorbell_gds_slice(const struct ibv_sge *sge, doorbell_slice *slice)
+/* Memory that libibverbs has registered, by its key. */
+static int doorbell_gds_adopted_slice(struct doorbell_gds_qp *qp, const struct ibv_sge *sge, doorbell_slice *slice)
 {
-	struct doorbell_gds_memory *place = doorbell_gds_place(sge->lkey & 0xffff);
+	const uint64_t start = sge->addr & ~(DOORBELL_GDS_WINDOW / 2 - 1);
+	struct doorbell_gds_key *key = &qp->keys[(sge->lkey * 0x9e3779b1u ^ (uint32_t)(start >> 39)) >> 7 & (DOORBELL_GDS_KEYS - 1)];
+	if (!key->region || key->lkey != sge->lkey || key->start != start) {
+		doorbell_memory_keys keys = {start, DOORBELL_GDS_WINDOW, sge->lkey, 0};
+		doorbell_region *region;
+		int error = doorbell_gds_errno(doorbell_region_adopt_keys(qp->domain->domain, &keys, DOORBELL_ACCESS_ALL,
+									  DOORBELL_REGION_PEERMEM, NULL, NULL, &region));
+		if (error)
+			return error;
+		doorbell_region_destroy(key->region);
+		key->region = region;
+		key->start = start;
+		key->lkey = sge->lkey;
+	}
+	slice->region = key->region;
+	slice->offset = sge->addr - start;
+	slice->len_bytes = sge->length;
+	return 0;
+}
+
+int doorbell_gds_slice(struct doorbell_gds_qp *qp, const struct ibv_sge *sge, doorbell_slice *slice)
+{
+	struct doorbell_gds_memory *place;
+	if (qp->domain->adopted)
+		return doorbell_gds_adopted_slice(qp, sge, slice);
+	place = doorbell_gds_place(sge->lkey & 0xffff);
 	if (!place || sge->lkey == 0 || __atomic_load_n(&place->key, __ATOMIC_ACQUIRE) != sge->lkey)
 		return EINVAL;
 	if (!doorbell_gds_is_within(place, sge->addr, sge->length))
@@ -417,11 +491,15 @@ struct ibv_mr *gds_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
 		error = doorbell_gds_enter(pd, addr, length, rights, DOORBELL_GDS_SLICES, &place);
 		if (!error) {
 			error = doorbell_gds_errno(doorbell_region_remote(place->region, &remote));
+			mr->lkey = place->key;
+			if (!error && place->domain->adopted)
+				error = doorbell_gds_errno(doorbell_region_lkey(place->region, &mr->lkey));
+			place->mr = mr;
+			mr->handle = place->key & 0xffff;
 			mr->context = pd->context;
 			mr->pd = pd;
 			mr->addr = addr;
 			mr->length = length;
-			mr->lkey = place->key;
 			mr->rkey = remote.rkey;
 		}
 		doorbell_gds_unlock();
@@ -434,21 +512,38 @@ struct ibv_mr *gds_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
 	return mr;
 }
 
+/* The place of memory of gds_reg_mr, or NULL. The caller holds the lock. */
+static struct doorbell_gds_memory *doorbell_gds_of_mr(const struct ibv_mr *mr)
+{
+	struct doorbell_gds_memory *place = doorbell_gds_place(mr->handle);
+	return place && place->mr == mr ? place : NULL;
+}
+
+int gds_owns_mr(const struct ibv_mr *mr)
+{
+	int owns;
+	if (!mr)
+		return 0;
+	doorbell_gds_lock();
+	owns = doorbell_gds_of_mr(mr) != NULL;
+	doorbell_gds_unlock();
+	return owns;
+}
+
 int gds_dereg_mr(struct ibv_mr *mr)
 {
+	struct doorbell_gds_left left = {NULL, NULL};
 	struct doorbell_gds_memory *place;
-	doorbell_region *region = NULL;
 	if (!mr)
 		return EINVAL;
 	doorbell_gds_lock();
-	place = doorbell_gds_place(mr->lkey & 0xffff);
-	if (place && mr->lkey != 0 && place->key == mr->lkey && place->kind == DOORBELL_GDS_SLICES) {
-		region = doorbell_gds_leave(place);
-	}
+	place = doorbell_gds_of_mr(mr);
+	if (place)
+		left = doorbell_gds_leave(place);
 	doorbell_gds_unlock();
-	if (!region)
+	if (!left.region)
 		return EINVAL;
-	doorbell_gds_end_region(region);
+	doorbell_gds_end_region(left);
 	free(mr);
 	return 0;
 }
@@ -482,17 +577,17 @@ int gds_register_mem(void *ptr, size_t size, gds_memory_type_t type, CUdeviceptr
 
 int gds_unregister_mem(void *ptr, size_t size)
 {
+	struct doorbell_gds_left left = {NULL, NULL};
 	struct doorbell_gds_memory *place;
-	doorbell_region *region = NULL;
 	if (!ptr || size == 0)
 		return EINVAL;
 	doorbell_gds_lock();
 	place = doorbell_gds_find((uint64_t)(uintptr_t)ptr, size, DOORBELL_GDS_WORDS, DOORBELL_GDS_WORDS);
 	if (place && --place->count == 0)
-		region = doorbell_gds_leave(place);
+		left = doorbell_gds_leave(place);
 	doorbell_gds_unlock();
-	if (region)
-		doorbell_gds_end_region(region);
+	if (left.region)
+		doorbell_gds_end_region(left);
 	return place ? 0 : EINVAL;
 }
 
@@ -523,18 +618,19 @@ int gds_alloc_mapped_memory(gds_mem_desc_t *desc, size_t size, int flags)
 
 int gds_free_mapped_memory(gds_mem_desc_t *desc)
 {
+	struct doorbell_gds_left left = {NULL, NULL};
 	struct doorbell_gds_memory *place = NULL;
-	doorbell_region *region = NULL;
 	if (!desc || !desc->h_ptr)
 		return EINVAL;
 	doorbell_gds_lock();
 	place = doorbell_gds_find((uint64_t)(uintptr_t)desc->h_ptr, desc->alloc_size, DOORBELL_GDS_OWN, DOORBELL_GDS_OWN);
 	if (place && place->start == (uint64_t)(uintptr_t)desc->h_ptr)
-		region = doorbell_gds_leave(place);
+		left = doorbell_gds_leave(place);
 	doorbell_gds_unlock();
-	if (!region)
+	if (!left.region)
 		return EINVAL;
-	doorbell_region_destroy(region);
+	doorbell_region_destroy(left.region);
+	doorbell_gds_domain_end(left.domain);
 	memset(desc, 0, sizeof(*desc));
 	return 0;
 }

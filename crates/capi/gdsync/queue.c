@@ -55,7 +55,7 @@ uint64_t doorbell_gds_push(struct doorbell_gds_cq *cq, uint64_t wr_id, uint32_t 
 
 /* --------------------------------------------------------------------------------------------------- work requests */
 
-static int doorbell_gds_slices(const struct ibv_sge *list, int count, doorbell_slice *slices, uint32_t *filled)
+static int doorbell_gds_slices(struct doorbell_gds_qp *qp, const struct ibv_sge *list, int count, doorbell_slice *slices, uint32_t *filled)
 {
 	int i, error;
 	*filled = 0;
@@ -64,7 +64,7 @@ static int doorbell_gds_slices(const struct ibv_sge *list, int count, doorbell_s
 	for (i = 0; i < count; i++) {
 		if (list[i].length == 0)
 			continue;
-		error = doorbell_gds_slice(&list[i], &slices[*filled]);
+		error = doorbell_gds_slice(qp, &list[i], &slices[*filled]);
 		if (error)
 			return error;
 		++*filled;
@@ -72,7 +72,7 @@ static int doorbell_gds_slices(const struct ibv_sge *list, int count, doorbell_s
 	return 0;
 }
 
-int doorbell_gds_translate(const gds_send_wr *wr, uint32_t signals_all, struct doorbell_gds_work *made)
+int doorbell_gds_translate(struct doorbell_gds_qp *qp, const gds_send_wr *wr, struct doorbell_gds_work *made)
 {
 	static const uint32_t known = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
 	uint32_t opcode, count = 0, bytes = 0, flags = 0;
@@ -118,7 +118,7 @@ int doorbell_gds_translate(const gds_send_wr *wr, uint32_t signals_all, struct d
 		}
 		flags |= DOORBELL_WORK_INLINE;
 	} else {
-		error = doorbell_gds_slices(wr->sg_list, wr->num_sge, made->slices, &count);
+		error = doorbell_gds_slices(qp, wr->sg_list, wr->num_sge, made->slices, &count);
 		if (error)
 			return error;
 	}
@@ -130,7 +130,7 @@ int doorbell_gds_translate(const gds_send_wr *wr, uint32_t signals_all, struct d
 		flags |= DOORBELL_WORK_IMM;
 		made->work.imm = ntohl(wr->imm_data);
 	}
-	if (!signals_all && !(wr->send_flags & IBV_SEND_SIGNALED))
+	if (!qp->signals_all && !(wr->send_flags & IBV_SEND_SIGNALED))
 		flags |= DOORBELL_WORK_UNSIGNALED;
 	/* As in verbs, the flag is for these only, and without effect for others. */
 	if ((wr->send_flags & IBV_SEND_SOLICITED) && (has_imm || opcode == DOORBELL_OP_SEND))
@@ -272,7 +272,7 @@ int gds_post_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr)
 	qp = doorbell_gds_of(gds);
 	pthread_mutex_lock(&qp->lock);
 	for (; wr; wr = wr->next) {
-		error = doorbell_gds_translate(wr, qp->signals_all, &made);
+		error = doorbell_gds_translate(qp, wr, &made);
 		if (!error)
 			error = doorbell_gds_make_room(&qp->cq[DOORBELL_QUEUE_SEND]);
 		if (error)
@@ -308,7 +308,7 @@ int gds_post_recv(struct gds_qp *gds, struct ibv_recv_wr *wr, struct ibv_recv_wr
 	qp = doorbell_gds_of(gds);
 	pthread_mutex_lock(&qp->lock);
 	for (; wr; wr = wr->next) {
-		error = doorbell_gds_slices(wr->sg_list, wr->num_sge, slices, &count);
+		error = doorbell_gds_slices(qp, wr->sg_list, wr->num_sge, slices, &count);
 		if (!error)
 			error = doorbell_gds_make_room(&qp->cq[DOORBELL_QUEUE_RECV]);
 		if (!error)
@@ -361,6 +361,8 @@ static void doorbell_gds_qp_free(struct doorbell_gds_qp *qp)
 		doorbell_gds_cq_clear(&qp->cq[side]);
 		free(qp->cq[side].entries);
 	}
+	for (side = 0; side < DOORBELL_GDS_KEYS; side++)
+		doorbell_region_destroy(qp->keys[side].region);
 	free(qp->attributes);
 	/* Kernels may still execute triggers that were taken before. */
 	for (side = 0; side < 3; side++)
@@ -375,6 +377,7 @@ struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds
 {
 	doorbell_endpoint_config config;
 	struct doorbell_gds_qp *qp = NULL;
+	struct doorbell_gds_domain *ended = NULL;
 	uint32_t side;
 	int error = pd && context && attr ? 0 : EINVAL;
 	(void)gpu_id;
@@ -388,8 +391,10 @@ struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds
 		config.recv_depth = cap->max_recv_wr ? cap->max_recv_wr : 1;
 		config.max_segments = cap->max_send_sge > cap->max_recv_sge ? cap->max_send_sge : cap->max_recv_sge;
 		config.max_segments += config.max_segments == 0;
+		/* Programs ask for what the device has. */
+		if (config.max_segments > DOORBELL_SLICES_MAX)
+			config.max_segments = DOORBELL_SLICES_MAX;
 		config.max_inline_bytes = cap->max_inline_data;
-		config.control = (uint32_t)__atomic_load_n(&doorbell_gds_state.control, __ATOMIC_RELAXED);
 		qp = (struct doorbell_gds_qp *)calloc(1, sizeof(*qp));
 		error = qp ? 0 : ENOMEM;
 	}
@@ -401,9 +406,10 @@ struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds
 		if (!error) {
 			error = doorbell_gds_errno(doorbell_endpoint_create(qp->domain->domain, &config, &qp->endpoint));
 			if (error)
-				doorbell_gds_domain_put(qp->domain);
+				ended = doorbell_gds_domain_put(qp->domain);
 		}
 		doorbell_gds_unlock();
+		doorbell_gds_domain_end(ended);
 		if (!error)
 			error = doorbell_gds_cq_make(qp, DOORBELL_QUEUE_SEND, config.send_depth);
 		if (!error)
@@ -440,6 +446,7 @@ struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds
 	qp->cap.max_recv_wr = config.recv_depth;
 	qp->cap.max_send_sge = qp->cap.max_recv_sge = config.max_segments;
 	qp->cap.max_inline_data = config.max_inline_bytes;
+	attr->cap = qp->cap;
 	for (side = 0; side < 2; side++) {
 		qp->cq_v3[side].ibcq = &qp->cq[side].cq;
 		qp->cq_v3[side].ctype = side == DOORBELL_QUEUE_SEND ? GDS_CQ_TYPE_SQ : GDS_CQ_TYPE_RQ;
@@ -478,6 +485,7 @@ int gds_poll_cq(struct gds_cq *cq, int num_entries, struct ibv_wc *wc)
 
 int gds_destroy_qp(struct gds_qp *gds)
 {
+	struct doorbell_gds_domain *domain;
 	struct doorbell_gds_qp *qp;
 	int code;
 	if (!gds)
@@ -486,10 +494,13 @@ int gds_destroy_qp(struct gds_qp *gds)
 	code = doorbell_endpoint_destroy(qp->endpoint);
 	if (code < 0)
 		return doorbell_gds_errno(code);
-	doorbell_gds_lock();
-	doorbell_gds_domain_put(qp->domain);
-	doorbell_gds_unlock();
+	domain = qp->domain;
+	/* What refers to the domain goes first. */
 	doorbell_gds_qp_free(qp);
+	doorbell_gds_lock();
+	domain = doorbell_gds_domain_put(domain);
+	doorbell_gds_unlock();
+	doorbell_gds_domain_end(domain);
 	return 0;
 }
 

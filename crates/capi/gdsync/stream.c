@@ -158,7 +158,7 @@ static int doorbell_gds_prepare_send(struct doorbell_gds_qp *qp, gds_send_wr *wr
 	pthread_mutex_lock(&qp->lock);
 	for (; wr; wr = wr->next) {
 		const uint32_t at = request->count;
-		error = at < GDS_SEND_INFO_MAX_OPS ? doorbell_gds_translate(wr, qp->signals_all, &made) : ENOMEM;
+		error = at < GDS_SEND_INFO_MAX_OPS ? doorbell_gds_translate(qp, wr, &made) : ENOMEM;
 		if (!error)
 			error = doorbell_gds_make_room(&qp->cq[DOORBELL_QUEUE_SEND]);
 		if (!error)
@@ -417,13 +417,17 @@ static int doorbell_gds_wait_word(const struct doorbell_gds_target *target, cons
 	const gds_wait_cond_flag_t cond = wait->cond_flags;
 	enum doorbell_gds_word_kind kind;
 	const doorbell_region *region;
-	uint64_t offset;
+	uint64_t offset, mapped;
 	uint32_t condition;
 	int error = doorbell_gds_word(wait->ptr, 4, wait->flags, target, &kind, &region, &offset);
 	if (error)
 		return error;
-	if (target->is_cuda && (kind == DOORBELL_GDS_WORD_GPU || cond == GDS_WAIT_COND_EQ))
-		return doorbell_gds_driver_wait(target->name, wait->ptr, wait->value, cond, wait->flags);
+	if (kind == DOORBELL_GDS_WORD_GPU)
+		return doorbell_gds_driver_wait(target->name, (CUdeviceptr)(uintptr_t)wait->ptr, wait->value, cond, wait->flags);
+	if (cond == GDS_WAIT_COND_EQ && target->is_cuda) {
+		error = doorbell_gds_errno(doorbell_region_device_pointer(region, &mapped));
+		return error ? error : doorbell_gds_driver_wait(target->name, mapped + offset, wait->value, cond, wait->flags);
+	}
 	if (cond == GDS_WAIT_COND_EQ)
 		return doorbell_gds_host_wait_equal(target->handle, wait->ptr, wait->value);
 	condition = cond == GDS_WAIT_COND_GEQ ? DOORBELL_WAIT_GEQ : cond == GDS_WAIT_COND_AND ? DOORBELL_WAIT_AND : DOORBELL_WAIT_NOR;

@@ -32,9 +32,19 @@ void doorbell_gds_verbs_init(struct doorbell_gds_qp *qp)
 	size_t i;
 	for (i = 0; i < DOORBELL_GDS_FRONT; i++)
 		qp->front[i] = (const void *)doorbell_gds_refusals;
+	doorbell_gds_context_init(&qp->context);
+}
+
+void doorbell_gds_context_init(struct ibv_context *context)
+{
 	/* `abi_compat` stays 0: for the inline calls of verbs.h, the context has no operations but those in `ops`. */
-	qp->context.cmd_fd = qp->context.async_fd = -1;
-	qp->context.ops.req_notify_cq = doorbell_gds_refuse_notification;
+	context->cmd_fd = context->async_fd = -1;
+	context->ops.req_notify_cq = doorbell_gds_refuse_notification;
+}
+
+int doorbell_gds_is_own_context(const struct ibv_context *context)
+{
+	return context->ops.req_notify_cq == doorbell_gds_refuse_notification;
 }
 
 int gds_owns_cq(const struct ibv_cq *cq)

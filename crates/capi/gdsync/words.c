@@ -59,18 +59,17 @@ int doorbell_gds_is_gpu_memory(const void *address)
 	       type == DOORBELL_GDS_MEMORY_TYPE_DEVICE;
 }
 
-int doorbell_gds_driver_wait(CUstream stream, const void *address, uint32_t value, gds_wait_cond_flag_t cond, int flags)
+int doorbell_gds_driver_wait(CUstream stream, CUdeviceptr address, uint32_t value, gds_wait_cond_flag_t cond, int flags)
 {
 	const struct doorbell_gds_driver *driver = doorbell_gds_get_driver();
-	/* The conditions have the driver's numbers. With unified addressing, host memory has the host's address. */
+	/* The conditions have the driver's numbers. */
 	const unsigned flush = flags & GDS_WAIT_POST_FLUSH_REMOTE ? DOORBELL_GDS_WAIT_FLUSH : 0;
-	const CUdeviceptr pointer = (CUdeviceptr)(uintptr_t)address;
 	if (!driver->wait_value32)
 		return EOPNOTSUPP;
-	if (driver->wait_value32(stream, pointer, value, (unsigned)cond | flush) == 0)
+	if (driver->wait_value32(stream, address, value, (unsigned)cond | flush) == 0)
 		return 0;
 	/* Not every GPU can flush. */
-	return flush && driver->wait_value32(stream, pointer, value, (unsigned)cond) == 0 ? 0 : EIO;
+	return flush && driver->wait_value32(stream, address, value, (unsigned)cond) == 0 ? 0 : EIO;
 }
 
 int doorbell_gds_driver_write(CUstream stream, void *address, uint32_t value)

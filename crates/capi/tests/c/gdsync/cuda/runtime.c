@@ -102,19 +102,17 @@ cudaError_t cudaDeviceSynchronize(void)
 	return told(cuCtxSynchronize());
 }
 
+/* Pinned memory of the host: no device behind the doors reaches the stand-in's GPU memory. */
 cudaError_t cudaMalloc(void **pointer, size_t size)
 {
-	CUdeviceptr made = 0;
 	ENTER();
-	cudaError_t error = told(cuMemAlloc(&made, size));
-	*pointer = (void *)made;
-	return error;
+	return told(cuMemAllocHost(pointer, size));
 }
 
 cudaError_t cudaFree(void *pointer)
 {
 	ENTER();
-	return told(pointer ? cuMemFree((CUdeviceptr)pointer) : CUDA_SUCCESS);
+	return told(pointer ? cuMemFreeHost(pointer) : CUDA_SUCCESS);
 }
 
 cudaError_t cudaMallocHost(void **pointer, size_t size)
@@ -217,6 +215,11 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 	return told(cuEventCreate(event, flags));
 }
 
+cudaError_t cudaEventCreate(cudaEvent_t *event)
+{
+	return cudaEventCreateWithFlags(event, 0);
+}
+
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
 	ENTER();
@@ -261,4 +264,29 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigne
 	(void)handle;
 	(void)flags;
 	return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+struct callback {
+	CUstreamCallback function;
+	CUstream stream;
+	void *data;
+};
+
+static void call(void *argument)
+{
+	struct callback callback = *(struct callback *)argument;
+	free(argument);
+	callback.function(callback.stream, CUDA_SUCCESS, callback.data);
+}
+
+CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback function, void *data, unsigned flags)
+{
+	struct callback *callback = (struct callback *)malloc(sizeof(*callback));
+	(void)flags;
+	if (!callback)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	callback->function = function;
+	callback->stream = stream;
+	callback->data = data;
+	return cuLaunchHostFunc(stream, call, callback);
 }
