@@ -172,7 +172,7 @@ struct ibv_send_wr {
 			uint32_t remote_qkey;
 		} ud;
 	} wr;
-	uint64_t private_fields[6];
+	uint64_t private_fields[7];
 };
 
 struct ibv_recv_wr {
