@@ -22,6 +22,9 @@
  *   header, these calls of libibverbs return EOPNOTSUPP for the objects of a gds_qp. The `context` of these objects is
  *   for nothing else; use `dev_context`.
  *
+ *   The library does not read the asynchronous events of the program's context, so a failure without a completion is found
+ *   by the timeout of a wait. With GDS_DEVICE_SETTINGS=events=library in the environment, the library reads them.
+ *
  *   A completion that a stream has waited for remains available to ibv_poll_cq after the stream has passed the wait. If
  *   a program never polls, the oldest completions are dropped when there are twice as many as the queue is deep.
  *
