@@ -23,14 +23,14 @@
  *   doorbell/device.cuh  GPU kernels that post or trigger work requests
  *   doorbell/queue.h     the part of it for posting; for threads of a CPU, too
  *   doorbell/trigger.h   the part of it for triggers; for threads of a CPU, too
- *   doorbell/gdsync.h    libgdsync's interface
+ *   gdsync.h             libgdsync's interface; in libgdsync.so
  *
  * Programs do not include files of doorbell/detail.
  *
  * `examples/first.c` and `examples/loop.c` are complete programs.
  *
  * Linking
- *   scripts/install-c PREFIX     installs headers, libdoorbell.so, libdoorbell.a and doorbell.pc
+ *   scripts/install-c PREFIX     installs headers, libdoorbell.so, libdoorbell.a, libgdsync.so and doorbell.pc
  *   shared:   cc program.c $(pkg-config --cflags --libs doorbell)
  *   static:   cc program.c $(pkg-config --cflags --libs --static doorbell | sed s/-ldoorbell/-l:libdoorbell.a/)
  *   CMake:    pkg_check_modules(DOORBELL REQUIRED IMPORTED_TARGET doorbell), then link PkgConfig::DOORBELL; see

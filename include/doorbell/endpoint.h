@@ -111,6 +111,17 @@ int doorbell_address_from_text(const char *text, doorbell_address *address);
 int doorbell_endpoint_connect(doorbell_endpoint *endpoint, const doorbell_address *peer);
 
 /*
+ * Brings the queue pair one step further, as ibv_modify_qp does, for programs that exchange queue pair numbers, LIDs or
+ * GIDs and PSNs themselves, and for peers that do not use this library: to INIT, from INIT to RTR, and from RTR to RTS,
+ * which does what doorbell_endpoint_connect does. A new endpoint is in INIT already. `attributes` is a struct ibv_qp_attr
+ * of the rdma-core that the library was built with, and `mask` an enum ibv_qp_attr_mask; the device gets both as they
+ * are. Returns DOORBELL_ESTATE for another step, if the endpoint is connected or has failed, and on a device that is not
+ * one of libibverbs; DOORBELL_ESYSTEM if ibv_modify_qp failed; DOORBELL_EFEATURE without the feature `verbs`.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_endpoint_modify_qp(doorbell_endpoint *endpoint, const void *attributes, int mask);
+
+/*
  * Returns 1 if the endpoint was connected and has not failed since, else 0.
  * Threads: one at a time for endpoint.
  */

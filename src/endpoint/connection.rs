@@ -3,6 +3,8 @@
 
 use std::collections::VecDeque;
 #[cfg(feature = "verbs")]
+use std::ptr::NonNull;
+#[cfg(feature = "verbs")]
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -11,9 +13,9 @@ use crate::bytecode::Program;
 use crate::endpoint::shared::{EndpointRef, EndpointShared};
 use crate::endpoint::{Address, Endpoint, EndpointConfig, PathReport};
 use crate::mlx5::{RecvQueue, RecvQueueConfig, SendQueue, SendQueueConfig};
-#[cfg(feature = "verbs")]
-use crate::nic::Steps;
 use crate::nic::{Attributes, Queues, State};
+#[cfg(feature = "verbs")]
+use crate::nic::{Step, Steps};
 use crate::region::ProtectionDomain;
 use crate::{Cause, Error, Result, StateKind, WorkError};
 
@@ -246,6 +248,34 @@ impl Endpoint {
             return Err(error);
         }
         Ok(generation)
+    }
+
+    /// Brings the queue pair one step further, as `ibv_modify_qp` does, for applications that exchange the number of the queue pair,
+    /// LIDs or GIDs and PSNs themselves, and for peers that do not use this library. The steps are those to INIT, from INIT to RTR, and from
+    /// RTR to RTS; the last one does what [`Endpoint::connect`] does. A new endpoint is in INIT already, and may be brought there
+    /// once more with other rights. The attributes are given to the device as they are: those of [`EndpointConfig`]
+    /// for the same purpose do not hold then.
+    ///
+    /// # Safety
+    /// `attributes` points to a `struct ibv_qp_attr` of the rdma-core that this library was built with, in which the fields that `mask`
+    /// (`enum ibv_qp_attr_mask`) names are set, and all others have a value.
+    ///
+    /// # Errors
+    /// [`Error::State`] for another step, if the endpoint is connected or has failed, and on a device that is not one of libibverbs;
+    /// [`Error::System`] of `ibv_modify_qp`. Nothing has changed then.
+    pub unsafe fn modify_qp(
+        &mut self,
+        attributes: NonNull<std::ffi::c_void>,
+        mask: i32,
+    ) -> Result<()> {
+        let _generation = self.shared.hold_generation();
+        self.check_unconnected()?;
+        let step = Step {
+            // SAFETY: the caller's promise.
+            attr: unsafe { attributes.cast().read() },
+            mask: rdma_sys::ibv_qp_attr_mask(mask.cast_unsigned()),
+        };
+        self.shared.qp.modify_by(step)
     }
 
     /// The name that the system has for its device, and the port: where it is one of the system's.

@@ -9,7 +9,7 @@ use std::sync::Weak;
 use super::peer::PeerQueuePair;
 use super::{Abilities, Attributes, Capacity, NicQueuePair, Pages, QueuePairMemory, Queues, State};
 use crate::Result;
-use crate::verbs::{self, Steps};
+use crate::verbs::{self, Step, Steps};
 use doorbell_wire::memory::QueuePairSizes;
 
 #[derive(Debug)]
@@ -114,6 +114,10 @@ impl NicQueuePair for Mlx5QueuePair {
 
     fn connect_by(&self, steps: &Steps<'_>) -> Result<()> {
         self.pair.states().connect_by(steps)
+    }
+
+    fn modify_by(&self, step: Step) -> Result<()> {
+        self.pair.states().modify_by(step)
     }
 
     fn reads_max(&self) -> (u8, u8) {

@@ -9,7 +9,7 @@ use std::sync::Weak;
 use super::{Abilities, Attributes, PeerQueuePair, QueuePairMemory, State};
 use crate::Result;
 #[cfg(feature = "verbs")]
-use crate::verbs::Steps;
+use crate::verbs::{Step, Steps};
 
 /// The queues of a queue pair as memory, in the format that its device consumes. Valid while the queue pair lives.
 pub(crate) enum Queues<'a> {
@@ -94,6 +94,19 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
             crate::StateKind::Unsupported,
             "connect",
             "the software NIC of this process has no connection manager",
+        ))
+    }
+
+    /// One step of the application's to INIT, RTR or RTS.
+    ///
+    /// # Errors
+    /// [`Error::State`](crate::Error::State) for another step; those of the device's call.
+    #[cfg(feature = "verbs")]
+    fn modify_by(&self, _step: Step) -> Result<()> {
+        Err(crate::Error::state(
+            crate::StateKind::Unsupported,
+            "modify",
+            "the software NIC of this process takes no attributes of verbs; connect its endpoints by their addresses",
         ))
     }
 

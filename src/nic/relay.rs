@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::peer::PeerQueuePair;
 use super::{Abilities, Attributes, Capacity, NicQueuePair, Queues, State};
 use crate::Result;
-use crate::verbs::{self, Relay, Steps};
+use crate::verbs::{self, Relay, Step, Steps};
 
 #[derive(Debug)]
 pub(super) struct RelayQueuePair(Relay);
@@ -91,6 +91,10 @@ impl NicQueuePair for RelayQueuePair {
 
     fn connect_by(&self, steps: &Steps<'_>) -> Result<()> {
         self.0.states().connect_by(steps)
+    }
+
+    fn modify_by(&self, step: Step) -> Result<()> {
+        self.0.states().modify_by(step)
     }
 
     fn reads_max(&self) -> (u8, u8) {

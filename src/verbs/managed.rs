@@ -51,6 +51,33 @@ impl States {
         Ok(())
     }
 
+    /// One step of the application's: to INIT, from INIT to RTR, or from RTR to RTS, with its attributes as they are.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the step is another one, [`Error::System`] of `ibv_modify_qp`. The state is as before then.
+    pub(crate) fn modify_by(&self, step: Step) -> Result<()> {
+        let _progress = self.progress();
+        let (from, to) = match (self.state(), step.attr.qp_state) {
+            (State::Init, ibv_qp_state::IBV_QPS_INIT) => (State::Init, State::Init),
+            (State::Init, ibv_qp_state::IBV_QPS_RTR) => (State::Init, State::ReadyToReceive),
+            (State::ReadyToReceive, ibv_qp_state::IBV_QPS_RTS) => {
+                (State::ReadyToReceive, State::ReadyToSend)
+            }
+            (state, to) => {
+                return Err(Error::state(
+                    StateKind::QueuePair,
+                    "modify",
+                    format!(
+                        "the queue pair is in state {state:?}, from which no step leads to `enum ibv_qp_state` {to}: they are INIT, RTR and RTS"
+                    ),
+                ));
+            }
+        };
+        self.modify("ibv_modify_qp", step.attr, step.mask)?;
+        self.step(from, to);
+        Ok(())
+    }
+
     /// The name that the system has for the device, and the port.
     pub(crate) fn place(&self) -> (String, u8) {
         let context = self.context();

@@ -2,8 +2,9 @@
 #![allow(unsafe_code)] // exports functions to C, and takes its pointers
 #![allow(non_camel_case_types)] // the names are the header's
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
@@ -333,6 +334,47 @@ pub unsafe extern "C" fn doorbell_endpoint_connect(
         endpoint.lock()?.connect(&peer)?;
         Ok(0)
     })
+}
+
+/// A step of the application's to INIT, RTR or RTS.
+///
+/// # Safety
+/// As the header says of pointers; `attributes` is a `struct ibv_qp_attr`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_endpoint_modify_qp(
+    endpoint: *mut doorbell_endpoint,
+    attributes: *const c_void,
+    mask: c_int,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles.
+        let endpoint = unsafe { get(endpoint, "endpoint") }?;
+        let attributes =
+            NonNull::new(attributes.cast_mut()).ok_or_else(|| Failure::null("attributes"))?;
+        let mut endpoint = endpoint.lock()?;
+        // SAFETY: the caller's promise about the attributes.
+        unsafe { modify_qp(&mut endpoint, attributes, mask) }?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+/// As [`Endpoint::modify_qp`].
+#[cfg(feature = "verbs")]
+unsafe fn modify_qp(
+    endpoint: &mut Endpoint,
+    attributes: NonNull<c_void>,
+    mask: c_int,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    Ok(unsafe { endpoint.modify_qp(attributes, mask) }?)
+}
+
+/// # Safety
+/// None is needed.
+#[cfg(not(feature = "verbs"))]
+unsafe fn modify_qp(_: &mut Endpoint, _: NonNull<c_void>, _: c_int) -> Result<(), Failure> {
+    Err(Failure::Feature { feature: "verbs" })
 }
 
 /// Whether an endpoint is connected.

@@ -1,4 +1,4 @@
-//! `include/doorbell/gdsync.h`: the names of libgdsync, used by programs in the style of its own, in C and in C++.
+//! libgdsync over the C library (`crates/capi/gdsync`, `include/gdsync.h`), used by programs in the style of its own, in C and in C++.
 //!
 //! Their streams are host streams, or with `DOORBELL_TEST_STREAM=cuda` those of a GPU; `scripts/test cuda` runs them over the stand-in for
 //! the driver.
@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::OnceLock;
 
 use c_toolchain::{NATIVE_LIBS, compiler, has, library, root, run, scratch, succeed};
 
@@ -24,6 +25,49 @@ fn is_of_libibverbs() -> bool {
         && device.is_ok_and(|name| name.starts_with("mlx5_") && !name.contains(','))
 }
 
+/// The program is linked with libibverbs, and makes calls of it.
+const WITH_LIBIBVERBS: &str = "-DGDSYNC_WITH_LIBIBVERBS";
+
+/// Flags that the library is compiled with, beside those of the build.
+fn library_compiler() -> Command {
+    let mut command = compiler("cc", "gnu11");
+    command.args(["-fPIC", "-O1"]);
+    command
+}
+
+/// The sources of libgdsync.
+fn library_sources() -> Vec<PathBuf> {
+    let mut sources: Vec<PathBuf> = fs::read_dir(root().join("crates/capi/gdsync"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "c"))
+        .collect();
+    sources.sort();
+    assert!(sources.len() > 4, "only {sources:?} were found");
+    sources
+}
+
+/// The objects of libgdsync, compiled once.
+fn library_objects() -> Vec<PathBuf> {
+    static OBJECTS: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    let compile = || {
+        let objects = library_sources().into_iter().map(|source| {
+            let name = source.file_stem().unwrap().to_string_lossy().into_owned();
+            let object = scratch(&format!("libgdsync_{name}_{}.o", std::process::id()));
+            succeed(
+                library_compiler()
+                    .arg("-c")
+                    .arg(source)
+                    .arg("-o")
+                    .arg(&object),
+            );
+            object
+        });
+        objects.collect()
+    };
+    OBJECTS.get_or_init(compile).clone()
+}
+
 fn source(name: &str) -> PathBuf {
     root().join("crates/capi/tests/c/gdsync").join(name)
 }
@@ -31,8 +75,12 @@ fn source(name: &str) -> PathBuf {
 /// Compiles a program of two sources: the first in that language, the other one in C.
 fn build(name: &str, language: &str, verbs: &str, flags: &[&str]) -> PathBuf {
     let stem = format!("gdsync_{name}_{language}_{verbs}");
-    let mut objects = Vec::new();
-    for (file, in_language) in [(format!("{name}.c"), language), ("elsewhere.c".into(), "c")] {
+    let mut objects = library_objects();
+    let mut files = vec![(format!("{name}.c"), language), ("elsewhere.c".into(), "c")];
+    if flags.contains(&WITH_LIBIBVERBS) {
+        files.push(("foreign.c".into(), "c"));
+    }
+    for (file, in_language) in files {
         let object = scratch(&format!("{stem}_{file}.o"));
         let mut command = match in_language {
             "c" => compiler("cc", "c11"),
@@ -73,7 +121,10 @@ fn builds_and_runs(test: &str, name: &str) {
             };
             for (verbs, flags) in VERBS.iter().chain(contexts) {
                 let mut flags = flags.to_vec();
-                flags.extend((name == "on_use").then_some("-DGDS_REGISTER_ON_USE=1"));
+                flags.extend(
+                    (cfg!(feature = "verbs") && verbs.is_empty() && name == "errors")
+                        .then_some(WITH_LIBIBVERBS),
+                );
                 let program = build(name, language, verbs, &flags);
                 scope.spawn(move || {
                     let output = run(&mut Command::new(program));
@@ -95,8 +146,28 @@ fn errors_are_errnos_or_error_completions() {
 }
 
 #[test]
-fn memory_is_registered_on_first_use_on_request() {
-    builds_and_runs("memory_is_registered_on_first_use_on_request", "on_use");
+fn memory_is_registered_on_first_use() {
+    builds_and_runs("memory_is_registered_on_first_use", "on_use");
+}
+
+#[test]
+fn programs_of_version_3_transfer() {
+    builds_and_runs("programs_of_version_3_transfer", "version3");
+}
+
+/// A protection domain, memory and a connection as a program of libibverbs makes them.
+#[test]
+fn programs_of_libibverbs_connect_and_register_themselves() {
+    let test = "programs_of_libibverbs_connect_and_register_themselves";
+    if !is_of_libibverbs() {
+        return waived::waived(test, "the device is not one of libibverbs");
+    }
+    let program = build("modify", "c", "", &[]);
+    // On every path that the device has, and by plain verbs.
+    for settings in ["", "path=proxy", "verbs"] {
+        let output = run(Command::new(&program).env("GDS_DEVICE_SETTINGS", settings));
+        assert_eq!(output, "done\n", "{settings}");
+    }
 }
 
 /// Operations that kernels execute. The kernel is a function of the stand-in for the driver; with a real driver only refused calls are tested.
@@ -109,39 +180,56 @@ fn kernels_ring_prepared_operations() {
     builds_and_runs(test, "kernels");
 }
 
-/// The text of the headers that `gdsync.h` includes: those that libgdsync has too, and those that they include.
-fn headers() -> Vec<(String, String)> {
-    let mut texts: Vec<_> = ["gdsync", "detail/gdsync"]
-        .iter()
-        .flat_map(|folder| fs::read_dir(root().join("include/doorbell").join(folder)).unwrap())
-        .map(|entry| {
-            let path = entry.unwrap().path();
-            let name = path.file_name().unwrap().to_string_lossy().into_owned();
-            (name, fs::read_to_string(path).unwrap())
-        })
+/// The text of libgdsync's headers.
+fn headers() -> String {
+    let mut paths: Vec<_> = fs::read_dir(root().join("include/gdsync"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
         .collect();
-    texts.sort();
-    texts
+    paths.sort();
+    paths
+        .iter()
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect()
 }
 
-/// The functions named `gds_` that a text defines.
-fn defined(text: &str) -> BTreeSet<String> {
-    text.lines()
-        .filter(|line| line.starts_with("static inline "))
+/// The functions named `gds_` that the headers declare.
+fn declared() -> BTreeSet<String> {
+    headers()
+        .lines()
+        .filter(|line| line.starts_with(|first: char| first.is_ascii_lowercase()))
+        .filter(|line| !line.starts_with("typedef") && !line.starts_with("static"))
         .filter_map(|line| {
-            let before = line.split('(').next()?;
+            let before = line.split_once('(')?.0;
             let name = before.rsplit([' ', '*']).next()?;
             name.starts_with("gds_").then(|| name.to_owned())
         })
         .collect()
 }
 
+/// What a shared library of the sources exports. `scripts/test-install` looks at the one that is installed.
+fn exported() -> BTreeSet<String> {
+    let library = scratch("libgdsync.so");
+    let mut link = library_compiler();
+    link.args(library_objects())
+        .args(["-shared", "-o"])
+        .arg(&library);
+    succeed(&mut link);
+    succeed(
+        Command::new("nm")
+            .args(["-D", "--defined-only", "--format=posix"])
+            .arg(&library),
+    )
+    .lines()
+    .filter_map(|line| line.split(' ').next())
+    .filter(|name| name.starts_with("gds_"))
+    .map(str::to_owned)
+    .collect()
+}
+
 #[test]
 fn every_function_is_called_by_a_program() {
-    let functions: BTreeSet<String> = headers()
-        .iter()
-        .flat_map(|(_, text)| defined(text))
-        .collect();
+    let functions = declared();
     assert!(functions.len() > 40, "only {} were read", functions.len());
     let programs: String = [
         "transfers.c",
@@ -150,6 +238,8 @@ fn every_function_is_called_by_a_program() {
         "elsewhere.c",
         "kernels.c",
         "on_use.c",
+        "version3.c",
+        "modify.c",
     ]
     .iter()
     .filter_map(|name| fs::read_to_string(source(name)).ok())
@@ -161,7 +251,8 @@ fn every_function_is_called_by_a_program() {
     assert!(uncalled.is_empty(), "{uncalled:?}");
 }
 
-/// The calls of libgdsync's headers of version 2.2, `core.h`, `tools.h` and `mlx5.h`, and those of its inside that its programs name.
+/// The calls of libgdsync's headers of version 2.2, `core.h`, `tools.h` and `mlx5.h`, those of its inside that its programs name, and the
+/// calls that versions 3.0 and later have in addition.
 const LIBGDSYNC: &[&str] = &[
     "gds_query_param",
     "gds_create_qp",
@@ -199,16 +290,26 @@ const LIBGDSYNC: &[&str] = &[
     "gds_mlx5_get_send_info",
     "gds_mlx5_get_wait_info",
     "gds_mlx5_get_dword_wait_info",
+    "gds_poll_cq",
+    "gds_destroy_cq",
+    "gds_modify_qp",
 ];
 
+/// Of a version 3.0 program, where a struct or a result differs from 2.2.
+const LIBGDSYNC_3: &[&str] = &["gds_create_qp_v3", "gds_query_param_v3", "gds_qp_of_v3"];
+
 #[test]
-fn no_name_of_libgdsync_is_missing() {
-    let functions: BTreeSet<String> = headers()
-        .iter()
-        .flat_map(|(_, text)| defined(text))
-        .collect();
+fn the_library_exports_what_the_headers_declare_and_no_name_of_libgdsync_is_missing() {
+    let test = "the_library_exports_what_the_headers_declare_and_no_name_of_libgdsync_is_missing";
+    if !has("nm") {
+        return waived::waived(test, "nm is not installed");
+    }
+    let mut expected = declared();
+    expected.extend(LIBGDSYNC_3.iter().map(|&name| name.to_owned()));
+    let exported = exported();
+    assert_eq!(exported, expected);
     for name in LIBGDSYNC {
-        assert!(functions.contains(*name), "{name}");
+        assert!(exported.contains(*name), "{name}");
     }
 }
 
@@ -228,9 +329,10 @@ fn gdsync_headers_compile_in_every_include_order() {
             "#include <doorbell/gdsync.h>\n#include <gdsync.h>\n#include <doorbell.h>\n",
         ),
         (
-            "register_on_use",
-            "#define GDS_REGISTER_ON_USE 1\n#define GDS_WAIT_TIMEOUT_MS DOORBELL_NO_TIMEOUT\n#include <gdsync.h>\n",
+            "ofed",
+            "#include <infiniband/verbs_exp.h>\n#include <infiniband/peer_ops.h>\n#include <gdsync.h>\n",
         ),
+        ("version_3", "#define GDSYNC_API 3\n#include <gdsync.h>\n"),
     ];
     for (name, standard, extension) in [
         ("cc", "c11", "c"),
@@ -247,7 +349,6 @@ fn gdsync_headers_compile_in_every_include_order() {
                 fs::write(&path, format!("{text}int main(void) {{ int value; return gds_query_param(GDS_PARAM_VERSION, &value); }}\n"))
                     .unwrap();
                 let mut command = compiler(name, standard);
-                command.arg("-I").arg(root().join("include/doorbell"));
                 command.args(["-Wshadow", "-fsyntax-only"]).args(*flags);
                 succeed(command.arg(&path));
             }
@@ -266,7 +367,10 @@ fn gdsync_h_compiles_in_cuda_programs() {
         );
     }
     let path = scratch("gdsync.cu");
-    let text = "#include <cuda.h>\n#include <doorbell/gdsync.h>\n#include <doorbell/device.cuh>\n\
+    let text = "#include <cuda.h>\n#include <gdsync.h>\n#include <gdsync/device.cuh>\n#include <doorbell/device.cuh>\n\
+        __global__ void wait(gdsync::isem32_t word, gdsync::isem64_t db, gdsync::sem32_t own, int *status)\n\
+        { using namespace gdsync::device;\n\
+          *status = wait(word, GDS_WAIT_COND_EQ) + wait_geq(word) + wait_nor(own) + wait_and(own); release(word); release(db); }\n\
         __global__ void ring(const __grid_constant__ gds_mlx5_send_info_t info, int *status)\n\
         { *status = doorbell_trigger_thread(&info.trigger, 1000); }\n\
         int send(CUstream stream, gds_send_request_t *request, CUdeviceptr *address)\n\
@@ -293,6 +397,46 @@ fn gdsync_h_compiles_in_cuda_programs() {
     }
 }
 
+const STRUCTS: &[&str] = &[
+    "ibv_device",
+    "ibv_context_ops",
+    "ibv_context",
+    "ibv_pd",
+    "ibv_mr",
+    "ibv_sge",
+    "ibv_send_wr",
+    "ibv_recv_wr",
+    "ibv_wc",
+    "ibv_cq",
+    "ibv_qp",
+    "ibv_qp_cap",
+    "ibv_qp_init_attr",
+];
+
+const FIELDS: &[(&str, &str)] = &[
+    ("ibv_device", "name"),
+    ("ibv_context", "ops.poll_cq"),
+    ("ibv_context", "ops.req_notify_cq"),
+    ("ibv_context", "ops.post_send"),
+    ("ibv_context", "ops.post_recv"),
+    ("ibv_context", "cmd_fd"),
+    ("ibv_context", "abi_compat"),
+    ("ibv_mr", "lkey"),
+    ("ibv_mr", "rkey"),
+    ("ibv_send_wr", "opcode"),
+    ("ibv_send_wr", "send_flags"),
+    ("ibv_send_wr", "imm_data"),
+    ("ibv_send_wr", "wr.ud.remote_qkey"),
+    ("ibv_recv_wr", "num_sge"),
+    ("ibv_wc", "imm_data"),
+    ("ibv_wc", "wc_flags"),
+    ("ibv_cq", "cqe"),
+    ("ibv_qp", "qp_num"),
+    ("ibv_qp", "qp_type"),
+    ("ibv_qp_init_attr", "cap"),
+    ("ibv_qp_init_attr", "sq_sig_all"),
+];
+
 /// The replacements for types of libibverbs have the same names and values: a program compiles with both and gets the same numbers.
 #[test]
 fn own_types_have_the_values_of_libibverbs() {
@@ -300,7 +444,8 @@ fn own_types_have_the_values_of_libibverbs() {
     if !std::path::Path::new("/usr/include/infiniband/verbs.h").exists() {
         return waived::waived(test, "libibverbs' headers are not installed");
     }
-    let own = fs::read_to_string(root().join("include/doorbell/detail/gdsync/verbs.h")).unwrap();
+    let own = fs::read_to_string(root().join("include/gdsync/verbs.h")).unwrap();
+    let own = own.split("names of MLNX_OFED").next().unwrap();
     let constants: Vec<&str> = own
         .split(|c: char| !c.is_alphanumeric() && c != '_')
         .filter(|word| word.starts_with("IBV_"))
@@ -311,9 +456,20 @@ fn own_types_have_the_values_of_libibverbs() {
     let mut outputs = Vec::new();
     for (verbs, flags) in VERBS {
         let path = scratch("gdsync_values.c");
-        let mut text = String::from("#include <doorbell/gdsync.h>\nint main(void) {\n");
+        let mut text = String::from("#include <gdsync.h>\nint main(void) {\n");
         for name in &constants {
             text.push_str(&format!("printf(\"{name} %d\\n\", (int){name});\n"));
+        }
+        // And the same layouts: the library was compiled with one of them.
+        for name in STRUCTS {
+            text.push_str(&format!(
+                "printf(\"{name} %zu\\n\", sizeof(struct {name}));\n"
+            ));
+        }
+        for (name, field) in FIELDS {
+            text.push_str(&format!(
+                "printf(\"{name}.{field} %zu\\n\", offsetof(struct {name}, {field}));\n"
+            ));
         }
         text.push_str("return 0; }\n");
         fs::write(&path, text).unwrap();

@@ -37,6 +37,7 @@ static void null_pointers(struct rig *rig)
 	EXPECT(doorbell_region_pointer(NULL) == NULL && strstr(doorbell_last_error(), "`region`"));
 	EXPECT(doorbell_region_len_bytes(NULL) == 0);
 	FAILS(DOORBELL_EINVAL, "`peer`", doorbell_endpoint_connect(rig->a, NULL));
+	FAILS(DOORBELL_EINVAL, "`attributes`", doorbell_endpoint_modify_qp(rig->a, NULL, 1));
 	FAILS(DOORBELL_EINVAL, "`text`", doorbell_endpoint_path(rig->a, NULL, NULL, 8));
 	FAILS(DOORBELL_EINVAL, "`function`", doorbell_stream_launch(rig->stream, NULL, NULL));
 	FAILS(DOORBELL_EINVAL, "`endpoint`", doorbell_stream_queue_send(rig->stream, NULL, &work, NULL));

@@ -3,6 +3,21 @@
 
 #include "rig.h"
 
+#ifdef GDSYNC_WITH_LIBIBVERBS
+#ifdef __cplusplus
+extern "C" {
+#endif
+int foreign_modify_qp(struct ibv_qp *qp);
+int foreign_query_qp(struct ibv_qp *qp);
+int foreign_destroy_qp(struct ibv_qp *qp);
+int foreign_destroy_cq(struct ibv_cq *cq);
+int foreign_resize_cq(struct ibv_cq *cq);
+int foreign_notify(struct ibv_cq *cq);
+#ifdef __cplusplus
+}
+#endif
+#endif
+
 static void queue_pairs(struct side *side)
 {
 	gds_qp_init_attr_t attr;
@@ -270,10 +285,6 @@ static void requests_and_descriptors(struct side *a, struct side *b)
 	/* Stores are of words. */
 	WORKS(gds_prepare_write_memory(&descs[2].writemem, (uint8_t *)page + 2, (const uint8_t *)page, 8, GDS_MEMORY_HOST));
 	GIVES(EINVAL, gds_stream_post_descriptors(stream, 3, descs, 0));
-	descs[2].tag = GDS_TAG_WAIT_VALUE32;
-	WORKS(gds_prepare_wait_value32(&descs[2].wait32, page, 0, GDS_WAIT_COND_GEQ, GDS_MEMORY_HOST));
-	descs[2].wait32.cond_flags = GDS_WAIT_COND_EQ;
-	GIVES(EOPNOTSUPP, gds_stream_post_descriptors(stream, 3, descs, 0));
 	EXPECT(send.count == 1 && wait.prepared && has_none(a->qp->send_cq.cq));
 	WORKS(gds_stream_post_descriptors(stream, 2, descs, 0));
 	sync_stream(stream);
@@ -298,7 +309,6 @@ static void requests_and_descriptors(struct side *a, struct side *b)
 	expect_wc(a->qp->send_cq.cq, 2, IBV_WC_RDMA_WRITE, 0);
 
 	/* Flags, conditions and kinds of memory. */
-	GIVES(EOPNOTSUPP, gds_prepare_wait_value32(&descs[2].wait32, page, 0, GDS_WAIT_COND_EQ, GDS_MEMORY_HOST));
 	GIVES(EINVAL, gds_prepare_wait_value32(&descs[2].wait32, page, 0, (gds_wait_cond_flag_t)4, GDS_MEMORY_HOST));
 	GIVES(EINVAL, gds_prepare_wait_value32(&descs[2].wait32, page, 0, GDS_WAIT_COND_GEQ, 0));
 	GIVES(EINVAL, gds_prepare_wait_value32(&descs[2].wait32, page, 0, GDS_WAIT_COND_GEQ, GDS_MEMORY_HOST | GDS_WRITE_PRE_BARRIER));
@@ -371,7 +381,7 @@ static void beside_a_stream(struct side *a, struct side *b)
 		wr.wr_id = 2;
 		GIVES(EBUSY, gds_post_send(a->qp, &wr, &bad));
 		EXPECT(bad == &wr);
-		GIVES(EBUSY, ibv_post_send(a->qp->qp, &wr, &bad));
+		GIVES(EBUSY, ibv_post_send(a->qp->qp, (struct ibv_send_wr *)(void *)&wr, (struct ibv_send_wr **)(void *)&bad));
 		EXPECT(has_none(a->qp->send_cq.cq));
 		/* Of the other queue nothing is overtaken. */
 		WORKS(gds_post_recv(a->qp, &recv, &bad_recv));
@@ -385,17 +395,20 @@ static void beside_a_stream(struct side *a, struct side *b)
 	end_stream(stream);
 }
 
-/* Memory of a GPU is for slices, and its words are no words of this layer's: CUDA waits for them, and stores them. */
+/* Words of GPU memory are the driver's, on its streams; not those of a stream of this library. */
 static void words_of_a_gpu(struct side *a)
 {
 	int (*alloc)(CUdeviceptr *pointer, size_t len_bytes);
 	int (*release)(CUdeviceptr pointer);
+	int (*read)(void *to, CUdeviceptr from, size_t len_bytes);
+	int (*write)(CUdeviceptr to, const void *from, size_t len_bytes);
 	CUstream stream;
 	CUdeviceptr memory = 0, device = 0;
 	static uint32_t page[1024] __attribute__((aligned(4096)));
-	gds_descriptor_t descs[2];
+	const uint32_t bytes[2] = {1, 2};
+	gds_descriptor_t desc;
+	uint32_t seen[4], *word;
 	struct ibv_mr *mr;
-	uint32_t *word, bytes[2] = {1, 2};
 	void *library;
 	int i;
 	if (!by_cuda() || strncmp(device_name(), "softcx", 6) != 0)
@@ -405,37 +418,80 @@ static void words_of_a_gpu(struct side *a)
 	EXPECT(library);
 	find(library, "cuMemAlloc_v2", &alloc);
 	find(library, "cuMemFree_v2", &release);
+	find(library, "cuMemcpyDtoH_v2", &read);
+	find(library, "cuMemcpyHtoD_v2", &write);
 	WORKS(alloc(&memory, 65536));
 	word = (uint32_t *)(uintptr_t)memory;
-	GIVES(EFAULT, gds_stream_post_poke_dword(stream, word, 1, GDS_MEMORY_GPU));
 	WORKS(gds_register_mem(page, sizeof(page), GDS_MEMORY_HOST, NULL));
-	descs[0].tag = GDS_TAG_WRITE_VALUE32;
-	WORKS(gds_prepare_write_value32(&descs[0].write32, page, 1, GDS_MEMORY_HOST));
-	descs[1].tag = GDS_TAG_WRITE_VALUE32;
-	WORKS(gds_prepare_write_value32(&descs[1].write32, word, 1, GDS_MEMORY_GPU));
-	for (i = 0; i < 2; i++) {
-		/* Registered for words, and for slices. */
+	for (i = 0; i < 3; i++) {
+		const uint32_t zeros[4] = {0, 0, 0, 0}, turn = 1 + (uint32_t)i;
+		/* Not registered; registered for words; and for slices. */
 		mr = NULL;
-		if (i == 0)
+		if (i == 1)
 			WORKS(gds_register_mem(word, 4096, GDS_MEMORY_GPU, &device));
-		else
+		if (i == 2)
 			EXPECT((mr = gds_reg_mr(a->pd, word, 4096, IBV_ACCESS_LOCAL_WRITE)) != NULL);
-		GIVES(EINVAL, gds_stream_post_poke_dword(stream, word, 1, GDS_MEMORY_GPU));
-		GIVES(EINVAL, gds_stream_post_poll_dword(stream, word, 0, GDS_WAIT_COND_GEQ, GDS_MEMORY_GPU));
-		GIVES(EINVAL, gds_stream_post_inline_copy(stream, word, bytes, sizeof(bytes), GDS_MEMORY_GPU));
-		/* What is before it is not given either. */
-		GIVES(EINVAL, gds_stream_post_descriptors(stream, 2, descs, 0));
+		WORKS(write(memory, zeros, sizeof(zeros)));
+		/* A store that the CPU waits for is behind waits and stores of the GPU's words. */
+		WORKS(gds_stream_post_poll_dword(stream, word, turn, GDS_WAIT_COND_EQ, GDS_MEMORY_GPU));
+		WORKS(gds_stream_post_poke_dword(stream, word + 1, 7, GDS_MEMORY_GPU));
+		WORKS(gds_stream_post_poll_dword(stream, word + 1, 7, GDS_WAIT_COND_GEQ, GDS_MEMORY_GPU));
+		WORKS(gds_stream_post_inline_copy(stream, word + 2, (void *)(uintptr_t)bytes, sizeof(bytes), GDS_MEMORY_GPU));
+		WORKS(gds_stream_post_poke_dword(stream, page, turn, GDS_MEMORY_HOST));
+		EXPECT(is_idle(stream) == 0 && load(page) == (uint32_t)i);
+		WORKS(write(memory, &turn, 4));
 		sync_stream(stream);
-		EXPECT(load(page) == 0);
-		if (i == 0)
+		EXPECT(load(page) == turn);
+		WORKS(read(seen, memory, sizeof(seen)));
+		EXPECT(seen[0] == turn && seen[1] == 7 && seen[2] == 1 && seen[3] == 2);
+		desc.tag = GDS_TAG_WRITE_VALUE32;
+		WORKS(gds_prepare_write_value32(&desc.write32, word, 1, GDS_MEMORY_GPU));
+		GIVES(EINVAL, gds_post_descriptors(1, &desc, 0));
+		if (i == 1)
 			WORKS(gds_unregister_mem(word, 4096));
-		else
+		if (i == 2)
 			WORKS(gds_dereg_mr(mr));
 	}
 	EXPECT(device == memory);
 	WORKS(gds_unregister_mem(page, sizeof(page)));
 	WORKS(release(memory));
 	end_stream(stream);
+}
+
+/* Calls of libibverbs that would access fields which the objects do not have. */
+static void objects_of_verbs(struct side *a)
+{
+	struct ibv_qp *qp = a->qp->qp;
+	struct ibv_cq *cq = a->qp->send_cq.cq;
+	EXPECT(gds_qp_of(qp) == a->qp && gds_qp_of(NULL) == NULL && gds_owns_cq(cq) && !gds_owns_cq(NULL));
+	EXPECT(gds_owns_mr(a->mr) && !gds_owns_mr(NULL));
+	GIVES(EOPNOTSUPP, ibv_req_notify_cq(cq, 0));
+	GIVES(EINVAL, gds_modify_qp(NULL, NULL, 0));
+	GIVES(EINVAL, gds_query_qp(a->qp, NULL, 0, NULL));
+	errno = 0;
+	gds_destroy_cq(&a->qp->send_cq);
+	GIVES(EBUSY, errno);
+#ifndef DOORBELL_GDSYNC_OWN_VERBS
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+	memset(&attr, 0, sizeof(attr));
+	attr.qp_state = IBV_QPS_SQD;
+	EXPECT(ibv_modify_qp(qp, &attr, IBV_QP_STATE) != 0);
+	WORKS(ibv_query_qp(qp, &attr, IBV_QP_STATE, &init));
+	EXPECT(attr.qp_state == IBV_QPS_RTS && init.cap.max_send_wr == DEPTH && init.send_cq == cq && init.qp_type == IBV_QPT_RC);
+#ifdef GDSYNC_WITH_LIBIBVERBS
+	GIVES(EBUSY, ibv_destroy_cq(cq));
+	GIVES(EOPNOTSUPP, ibv_destroy_qp(qp));
+	GIVES(EOPNOTSUPP, ibv_resize_cq(cq, 8));
+	/* In a source without the header: libibverbs' own functions. */
+	GIVES(EOPNOTSUPP, foreign_modify_qp(qp));
+	GIVES(EOPNOTSUPP, foreign_query_qp(qp));
+	GIVES(EOPNOTSUPP, foreign_destroy_qp(qp));
+	GIVES(EOPNOTSUPP, foreign_destroy_cq(cq));
+	GIVES(EOPNOTSUPP, foreign_resize_cq(cq));
+	GIVES(EOPNOTSUPP, foreign_notify(cq));
+#endif
+#endif
 }
 
 static void expect_error(struct ibv_cq *cq, uint64_t wr_id, enum ibv_wc_status status)
@@ -547,7 +603,7 @@ static void dead_peer(void)
 	end_stream(stream);
 }
 
-/* A completion that never comes: the wait is released within GDS_WAIT_TIMEOUT_MS. */
+/* A completion that never comes: the wait is released within WAIT_TIMEOUT_MS. */
 static void wait_without_completion(void)
 {
 	struct side a, b;
@@ -561,7 +617,7 @@ static void wait_without_completion(void)
 	else
 		WORKS(gds_stream_wait_cq(stream, &a.qp->recv_cq, 0));
 	settle(stream);
-	EXPECT(now_ms() - start_ms >= GDS_WAIT_TIMEOUT_MS - 100 && now_ms() - start_ms < 5 * GDS_WAIT_TIMEOUT_MS);
+	EXPECT(now_ms() - start_ms >= WAIT_TIMEOUT_MS - 100 && now_ms() - start_ms < 5 * WAIT_TIMEOUT_MS);
 	expect_error(a.qp->recv_cq.cq, 6, IBV_WC_WR_FLUSH_ERR);
 	end_side(&a);
 	end_side(&b);
@@ -587,11 +643,23 @@ static void ends_while_queued(void)
 	end_stream(stream);
 }
 
+static void settings(void)
+{
+	GIVES(EINVAL, gds_set_option(GDS_OPTION_WAIT_TIMEOUT_MS, 0));
+	GIVES(EINVAL, gds_set_option(GDS_OPTION_REGISTER_ON_USE, 2));
+	GIVES(EINVAL, gds_set_option((enum gds_option)77, 0));
+	WORKS(gds_set_option(GDS_OPTION_WAIT_TIMEOUT_MS, WAIT_TIMEOUT_MS));
+	/* What is not registered is refused. */
+	WORKS(gds_set_option(GDS_OPTION_REGISTER_ON_USE, 0));
+}
+
 int main(void)
 {
 	struct side a, b;
+	settings();
 	make_pair(&a, &b);
 	queue_pairs(&a);
+	objects_of_verbs(&a);
 	keys_and_slices(&a, &b);
 	requests_and_descriptors(&a, &b);
 	beside_a_stream(&a, &b);

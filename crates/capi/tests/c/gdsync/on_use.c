@@ -1,11 +1,7 @@
-/* GDS_REGISTER_ON_USE, as the build has it: the first wait or store registers memory that was not registered. */
+/* GDS_OPTION_REGISTER_ON_USE, as it is at first: the first wait or store registers memory that was not registered. */
 #define _POSIX_C_SOURCE 200809L
 
 #include "rig.h"
-
-#if !GDS_REGISTER_ON_USE
-#error "to be built with GDS_REGISTER_ON_USE=1"
-#endif
 
 int main(void)
 {

@@ -2,9 +2,6 @@
 #ifndef GDSYNC_RIG_H
 #define GDSYNC_RIG_H
 
-/* Short enough for a test of a wait that does not end, and long for everything else. */
-#define GDS_WAIT_TIMEOUT_MS 12000
-
 #include <doorbell/gdsync.h>
 
 #include <dlfcn.h>
@@ -12,6 +9,8 @@
 #include <time.h>
 
 #define SOON_MS 30000
+/* Short enough for a test of a wait that does not end, and long for everything else. */
+#define WAIT_TIMEOUT_MS 12000
 
 #define EXPECT(condition)                                                                                    \
 	do {                                                                                                 \

@@ -95,7 +95,7 @@ static void work_requests(struct side *a, struct side *b)
 	wr = request(4, IBV_WR_SEND_WITH_IMM, &in_line);
 	wr.send_flags |= IBV_SEND_INLINE;
 	wr.imm_data = htonl(5);
-	WORKS(ibv_post_send(a->qp->qp, &wr, &bad));
+	WORKS(ibv_post_send(a->qp->qp, (struct ibv_send_wr *)(void *)&wr, (struct ibv_send_wr **)(void *)&bad));
 	expect_wc(a->qp->send_cq.cq, 4, IBV_WC_SEND, 0);
 	wc = poll_one(b->qp->recv_cq.cq);
 	EXPECT(wc.wr_id == 8 && wc.byte_len == 12 && wc.imm_data == htonl(5) && memcmp(b->buffer + 4096, "inline bytes", 12) == 0);
@@ -332,6 +332,15 @@ static void words(void)
 	WORKS(gds_register_mem(page, sizeof(page), GDS_MEMORY_HOST, NULL));
 	WORKS(gds_mlx5_get_dword_wait_info(page + 9, 77, GDS_MEMORY_HOST, &info));
 	EXPECT(info.ptr == page + 9 && info.value == 77);
+	/* Equality: a larger word does not do. */
+	store(page + 12, 9);
+	WORKS(gds_stream_post_poll_dword(stream, page + 12, 8, GDS_WAIT_COND_EQ, GDS_MEMORY_HOST));
+	WORKS(gds_stream_post_poke_dword(stream, page + 13, 1, GDS_MEMORY_HOST));
+	for (const int64_t end_ms = now_ms() + 20; now_ms() < end_ms;)
+		EXPECT(load(page + 13) == 0);
+	store(page + 12, 8);
+	sync_stream(stream);
+	EXPECT(load(page + 13) == 1);
 	GIVES(EFAULT, gds_mlx5_get_dword_wait_info(page + 1024, 77, GDS_MEMORY_HOST, &info));
 	store(page + 1, 0xff);
 	polls[0] = page;
@@ -563,6 +572,8 @@ int main(void)
 	WORKS(gds_query_param(GDS_PARAM_VERSION, &version));
 	EXPECT(GDS_API_VERSION_COMPATIBLE(version) && !GDS_API_VERSION_COMPATIBLE(0x10002));
 	GIVES(EINVAL, gds_query_param(GDS_NUM_PARAMS, &version));
+	WORKS(gds_set_option(GDS_OPTION_WAIT_TIMEOUT_MS, WAIT_TIMEOUT_MS));
+	WORKS(gds_set_option(GDS_OPTION_REGISTER_ON_USE, 0));
 	make_pair(&a, &b);
 	EXPECT(gds_qp_endpoint(a.qp) != NULL);
 	ping_pong(&a, &b);

@@ -1,83 +1,16 @@
 /*
- * Queue pairs and completions behind libgdsync's names.
+ * Queue pairs and completions.
  *
  * In libgdsync, a wait of a stream looks at a completion without consuming it; the program takes it by ibv_poll_cq
- * afterwards. In this library each completion is consumed once. So a queue pair of this layer keeps a list of the work
+ * afterwards. In libdoorbell each completion is consumed once. So a queue pair keeps a list of the work
  * requests that make completions, in order, which is also the order of the completions. A wait claims the first
  * unclaimed entry. ibv_poll_cq reports the oldest entry, from its completion or, if a wait has consumed that, from its
  * ticket.
  */
-#ifndef DOORBELL_GDSYNC_QUEUE_H
-#define DOORBELL_GDSYNC_QUEUE_H
-
-#ifndef DOORBELL_GDSYNC_H
-#error "include <doorbell/gdsync.h>, which includes this"
-#endif
-
-/* The entry number of a work request that makes no completion. */
-#define DOORBELL_GDS_NO_ENTRY UINT64_MAX
-
-/* What consumes the completion of an entry. */
-enum doorbell_gds_claim {
-	DOORBELL_GDS_UNCLAIMED = 0,
-	DOORBELL_GDS_WAITED = 1, /* a wait of a stream, prepared or queued */
-	DOORBELL_GDS_LEFT = 2	 /* a wait that was taken back; the ticket of the work request has the result */
-};
-
-struct doorbell_gds_entry {
-	uint64_t wr_id;
-	uint32_t opcode; /* enum ibv_wc_opcode */
-	uint32_t claim;
-	doorbell_ticket *work; /* NULL until it is posted */
-	doorbell_ticket *wait; /* NULL until it is queued */
-};
-
-/* Running numbers of entries: `head` is the oldest, `next` the first unclaimed one, `tail` the next one to be added. */
-struct doorbell_gds_cq {
-	struct ibv_cq cq; /* first field: the program has a pointer to it */
-	struct doorbell_gds_qp *owner;
-	struct doorbell_gds_entry *entries;
-	uint64_t head;
-	uint64_t next;
-	uint64_t tail;
-	uint64_t capacity;
-	uint32_t side;
-};
-
-struct doorbell_gds_qp {
-	struct gds_qp qp; /* first field: the program has a pointer to it */
-	struct ibv_qp ib;
-	struct ibv_context context;
-	struct doorbell_gds_cq cq[2]; /* by DOORBELL_QUEUE_* */
-	doorbell_endpoint *endpoint;
-	struct doorbell_gds_domain *domain;
-	pthread_mutex_t lock;
-	pthread_mutex_t posting; /* taken before `lock`; held while one call prepares and posts, so that nothing else
-				    is prepared between */
-	doorbell_stream *kernels[3]; /* streams of triggers: sends, waits for sends, waits for receives; NULL until
-					needed */
-	uint64_t serial;	     /* number of work requests so far */
-	uint32_t signals_all;
-	uint32_t told; /* 1: a failure that belongs to no entry was polled */
-};
-
-static inline struct doorbell_gds_qp *doorbell_gds_of(struct gds_qp *qp)
-{
-	return (struct doorbell_gds_qp *)qp;
-}
-
-static inline struct gds_qp *doorbell_gds_of_verbs(struct ibv_qp *ib)
-{
-	return (struct gds_qp *)(void *)((char *)ib - offsetof(struct doorbell_gds_qp, ib));
-}
-
-static inline struct doorbell_gds_entry *doorbell_gds_at(const struct doorbell_gds_cq *cq, uint64_t number)
-{
-	return cq->entries + number % cq->capacity;
-}
+#include "internal.h"
 
 /* Removes the oldest entry. */
-static inline void doorbell_gds_drop_head(struct doorbell_gds_cq *cq)
+static void doorbell_gds_drop_head(struct doorbell_gds_cq *cq)
 {
 	struct doorbell_gds_entry *entry = doorbell_gds_at(cq, cq->head);
 	doorbell_ticket_destroy(entry->work);
@@ -88,7 +21,7 @@ static inline void doorbell_gds_drop_head(struct doorbell_gds_cq *cq)
 		cq->next = cq->head;
 }
 
-static inline int doorbell_gds_is_over(const doorbell_ticket *ticket)
+static int doorbell_gds_is_over(const doorbell_ticket *ticket)
 {
 	return ticket && doorbell_ticket_status(ticket, NULL) >= DOORBELL_STATUS_COMPLETE;
 }
@@ -97,7 +30,7 @@ static inline int doorbell_gds_is_over(const doorbell_ticket *ticket)
  * Makes room for one more entry. If the list is full, drops the oldest one if a wait has consumed it, for programs
  * that never poll.
  */
-static inline int doorbell_gds_make_room(struct doorbell_gds_cq *cq)
+int doorbell_gds_make_room(struct doorbell_gds_cq *cq)
 {
 	const struct doorbell_gds_entry *oldest;
 	if (cq->tail - cq->head < cq->capacity)
@@ -109,7 +42,7 @@ static inline int doorbell_gds_make_room(struct doorbell_gds_cq *cq)
 	return 0;
 }
 
-static inline uint64_t doorbell_gds_push(struct doorbell_gds_cq *cq, uint64_t wr_id, uint32_t opcode, doorbell_ticket *work)
+uint64_t doorbell_gds_push(struct doorbell_gds_cq *cq, uint64_t wr_id, uint32_t opcode, doorbell_ticket *work)
 {
 	struct doorbell_gds_entry *entry = doorbell_gds_at(cq, cq->tail);
 	entry->wr_id = wr_id;
@@ -120,23 +53,9 @@ static inline uint64_t doorbell_gds_push(struct doorbell_gds_cq *cq, uint64_t wr
 	return cq->tail++;
 }
 
-/* Returns an entry, or NULL if it was dropped. */
-static inline struct doorbell_gds_entry *doorbell_gds_entry_of(const struct doorbell_gds_cq *cq, uint64_t number)
-{
-	return number >= cq->head && number < cq->tail ? doorbell_gds_at(cq, number) : NULL;
-}
-
 /* --------------------------------------------------------------------------------------------------- work requests */
 
-/* A work request in the form of this library. Its pointers point into this struct. */
-struct doorbell_gds_work {
-	doorbell_work work;
-	doorbell_slice slices[DOORBELL_SLICES_MAX];
-	uint8_t inline_bytes[512];
-	uint32_t opcode; /* opcode of its completion */
-};
-
-static inline int doorbell_gds_slices(const struct ibv_sge *list, int count, doorbell_slice *slices, uint32_t *filled)
+static int doorbell_gds_slices(struct doorbell_gds_qp *qp, const struct ibv_sge *list, int count, doorbell_slice *slices, uint32_t *filled)
 {
 	int i, error;
 	*filled = 0;
@@ -145,7 +64,7 @@ static inline int doorbell_gds_slices(const struct ibv_sge *list, int count, doo
 	for (i = 0; i < count; i++) {
 		if (list[i].length == 0)
 			continue;
-		error = doorbell_gds_slice(&list[i], &slices[*filled]);
+		error = doorbell_gds_slice(qp, &list[i], &slices[*filled]);
 		if (error)
 			return error;
 		++*filled;
@@ -153,7 +72,7 @@ static inline int doorbell_gds_slices(const struct ibv_sge *list, int count, doo
 	return 0;
 }
 
-static inline int doorbell_gds_translate(const gds_send_wr *wr, uint32_t signals_all, struct doorbell_gds_work *made)
+int doorbell_gds_translate(struct doorbell_gds_qp *qp, const gds_send_wr *wr, struct doorbell_gds_work *made)
 {
 	static const uint32_t known = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
 	uint32_t opcode, count = 0, bytes = 0, flags = 0;
@@ -199,7 +118,7 @@ static inline int doorbell_gds_translate(const gds_send_wr *wr, uint32_t signals
 		}
 		flags |= DOORBELL_WORK_INLINE;
 	} else {
-		error = doorbell_gds_slices(wr->sg_list, wr->num_sge, made->slices, &count);
+		error = doorbell_gds_slices(qp, wr->sg_list, wr->num_sge, made->slices, &count);
 		if (error)
 			return error;
 	}
@@ -211,7 +130,7 @@ static inline int doorbell_gds_translate(const gds_send_wr *wr, uint32_t signals
 		flags |= DOORBELL_WORK_IMM;
 		made->work.imm = ntohl(wr->imm_data);
 	}
-	if (!signals_all && !(wr->send_flags & IBV_SEND_SIGNALED))
+	if (!qp->signals_all && !(wr->send_flags & IBV_SEND_SIGNALED))
 		flags |= DOORBELL_WORK_UNSIGNALED;
 	/* As in verbs, the flag is for these only, and without effect for others. */
 	if ((wr->send_flags & IBV_SEND_SOLICITED) && (has_imm || opcode == DOORBELL_OP_SEND))
@@ -235,7 +154,7 @@ static inline int doorbell_gds_translate(const gds_send_wr *wr, uint32_t signals
 
 /* ------------------------------------------------------------------------------------------------- completions */
 
-static inline void doorbell_gds_complete(const struct doorbell_gds_cq *cq, const struct doorbell_gds_entry *entry,
+static void doorbell_gds_complete(const struct doorbell_gds_cq *cq, const struct doorbell_gds_entry *entry,
 					 uint32_t len_bytes, uint32_t has_imm, uint32_t imm, struct ibv_wc *wc)
 {
 	memset(wc, 0, sizeof(*wc));
@@ -251,7 +170,7 @@ static inline void doorbell_gds_complete(const struct doorbell_gds_cq *cq, const
 }
 
 /* A failed work request: it has failed itself, or was flushed because another one has failed. */
-static inline void doorbell_gds_fail(const struct doorbell_gds_cq *cq, uint64_t wr_id, const doorbell_failure *failure,
+static void doorbell_gds_fail(const struct doorbell_gds_cq *cq, uint64_t wr_id, const doorbell_failure *failure,
 				     struct ibv_wc *wc)
 {
 	const int own = failure->cause == DOORBELL_CAUSE_COMPLETION && failure->has_wr_id && failure->wr_id == wr_id;
@@ -263,7 +182,7 @@ static inline void doorbell_gds_fail(const struct doorbell_gds_cq *cq, uint64_t 
 }
 
 /* An unsignaled work request makes a completion if it fails. Returns 1 once if such a work request has failed. */
-static inline int doorbell_gds_poll_unsignaled(struct doorbell_gds_cq *cq, struct ibv_wc *wc)
+static int doorbell_gds_poll_unsignaled(struct doorbell_gds_cq *cq, struct ibv_wc *wc)
 {
 	struct doorbell_gds_qp *qp = cq->owner;
 	doorbell_failure failure;
@@ -283,7 +202,7 @@ static inline int doorbell_gds_poll_unsignaled(struct doorbell_gds_cq *cq, struc
 }
 
 /* Reports the oldest entry. Returns 1 and removes the entry if it is done, else 0. */
-static inline int doorbell_gds_poll_head(struct doorbell_gds_cq *cq, struct ibv_wc *wc)
+static int doorbell_gds_poll_head(struct doorbell_gds_cq *cq, struct ibv_wc *wc)
 {
 	struct doorbell_gds_entry *entry;
 	doorbell_completion completion;
@@ -327,7 +246,7 @@ static inline int doorbell_gds_poll_head(struct doorbell_gds_cq *cq, struct ibv_
 	return 1;
 }
 
-static inline int doorbell_gds_poll_cq(struct ibv_cq *ibcq, int num_entries, struct ibv_wc *wc)
+int doorbell_gds_poll_cq(struct ibv_cq *ibcq, int num_entries, struct ibv_wc *wc)
 {
 	struct doorbell_gds_cq *cq = (struct doorbell_gds_cq *)ibcq;
 	struct doorbell_gds_qp *qp = cq->owner;
@@ -342,17 +261,18 @@ static inline int doorbell_gds_poll_cq(struct ibv_cq *ibcq, int num_entries, str
 
 /* -------------------------------------------------------------------------------------------------- posting at once */
 
-static inline int gds_post_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr)
+int gds_post_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr)
 {
-	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	struct doorbell_gds_qp *qp;
 	struct doorbell_gds_work made;
 	doorbell_ticket *ticket;
-	int code, error = gds && wr ? 0 : EINVAL;
-	if (error)
-		return error;
+	int code, error = 0;
+	if (!gds || !wr)
+		return EINVAL;
+	qp = doorbell_gds_of(gds);
 	pthread_mutex_lock(&qp->lock);
 	for (; wr; wr = wr->next) {
-		error = doorbell_gds_translate(wr, qp->signals_all, &made);
+		error = doorbell_gds_translate(qp, wr, &made);
 		if (!error)
 			error = doorbell_gds_make_room(&qp->cq[DOORBELL_QUEUE_SEND]);
 		if (error)
@@ -376,18 +296,19 @@ static inline int gds_post_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr
 	return error;
 }
 
-static inline int gds_post_recv(struct gds_qp *gds, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
+int gds_post_recv(struct gds_qp *gds, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
 {
-	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	struct doorbell_gds_qp *qp;
 	doorbell_slice slices[DOORBELL_SLICES_MAX];
 	doorbell_ticket *ticket;
 	uint32_t count;
-	int error = gds && wr ? 0 : EINVAL;
-	if (error)
-		return error;
+	int error = 0;
+	if (!gds || !wr)
+		return EINVAL;
+	qp = doorbell_gds_of(gds);
 	pthread_mutex_lock(&qp->lock);
 	for (; wr; wr = wr->next) {
-		error = doorbell_gds_slices(wr->sg_list, wr->num_sge, slices, &count);
+		error = doorbell_gds_slices(qp, wr->sg_list, wr->num_sge, slices, &count);
 		if (!error)
 			error = doorbell_gds_make_room(&qp->cq[DOORBELL_QUEUE_RECV]);
 		if (!error)
@@ -402,19 +323,19 @@ static inline int gds_post_recv(struct gds_qp *gds, struct ibv_recv_wr *wr, stru
 	return error;
 }
 
-static inline int doorbell_gds_ibv_post_send(struct ibv_qp *ib, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
+static int doorbell_gds_ibv_post_send(struct ibv_qp *ib, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
 {
-	return gds_post_send(doorbell_gds_of_verbs(ib), wr, bad_wr);
+	return gds_post_send(&doorbell_gds_of_verbs(ib)->qp, (gds_send_wr *)(void *)wr, (gds_send_wr **)(void *)bad_wr);
 }
 
-static inline int doorbell_gds_ibv_post_recv(struct ibv_qp *ib, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
+static int doorbell_gds_ibv_post_recv(struct ibv_qp *ib, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
 {
-	return gds_post_recv(doorbell_gds_of_verbs(ib), wr, bad_wr);
+	return gds_post_recv(&doorbell_gds_of_verbs(ib)->qp, wr, bad_wr);
 }
 
 /* --------------------------------------------------------------------------------------------------- queue pairs */
 
-static inline int doorbell_gds_cq_make(struct doorbell_gds_qp *qp, uint32_t side, uint32_t depth)
+static int doorbell_gds_cq_make(struct doorbell_gds_qp *qp, uint32_t side, uint32_t depth)
 {
 	struct doorbell_gds_cq *cq = &qp->cq[side];
 	/* As many entries as the queue has, and as many that a stream has waited for and nobody has polled. */
@@ -427,19 +348,22 @@ static inline int doorbell_gds_cq_make(struct doorbell_gds_qp *qp, uint32_t side
 	return cq->entries ? 0 : ENOMEM;
 }
 
-static inline void doorbell_gds_cq_clear(struct doorbell_gds_cq *cq)
+static void doorbell_gds_cq_clear(struct doorbell_gds_cq *cq)
 {
 	while (cq->head < cq->tail)
 		doorbell_gds_drop_head(cq);
 }
 
-static inline void doorbell_gds_qp_free(struct doorbell_gds_qp *qp)
+static void doorbell_gds_qp_free(struct doorbell_gds_qp *qp)
 {
 	uint32_t side;
 	for (side = 0; side < 2; side++) {
 		doorbell_gds_cq_clear(&qp->cq[side]);
 		free(qp->cq[side].entries);
 	}
+	for (side = 0; side < DOORBELL_GDS_KEYS; side++)
+		doorbell_region_destroy(qp->keys[side].region);
+	free(qp->attributes);
 	/* Kernels may still execute triggers that were taken before. */
 	for (side = 0; side < 3; side++)
 		doorbell_stream_destroy(qp->kernels[side]);
@@ -448,11 +372,13 @@ static inline void doorbell_gds_qp_free(struct doorbell_gds_qp *qp)
 	free(qp);
 }
 
-static inline struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds_qp_init_attr_t *attr, int gpu_id,
+struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds_qp_init_attr_t *attr, int gpu_id,
 					   int flags)
 {
 	doorbell_endpoint_config config;
 	struct doorbell_gds_qp *qp = NULL;
+	struct doorbell_gds_domain *ended = NULL;
+	uint32_t side;
 	int error = pd && context && attr ? 0 : EINVAL;
 	(void)gpu_id;
 	if (!error && (flags != GDS_CREATE_QP_DEFAULT || attr->qp_type != IBV_QPT_RC || attr->srq))
@@ -465,6 +391,9 @@ static inline struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context
 		config.recv_depth = cap->max_recv_wr ? cap->max_recv_wr : 1;
 		config.max_segments = cap->max_send_sge > cap->max_recv_sge ? cap->max_send_sge : cap->max_recv_sge;
 		config.max_segments += config.max_segments == 0;
+		/* Programs ask for what the device has. */
+		if (config.max_segments > DOORBELL_SLICES_MAX)
+			config.max_segments = DOORBELL_SLICES_MAX;
 		config.max_inline_bytes = cap->max_inline_data;
 		qp = (struct doorbell_gds_qp *)calloc(1, sizeof(*qp));
 		error = qp ? 0 : ENOMEM;
@@ -477,13 +406,16 @@ static inline struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context
 		if (!error) {
 			error = doorbell_gds_errno(doorbell_endpoint_create(qp->domain->domain, &config, &qp->endpoint));
 			if (error)
-				doorbell_gds_domain_put(qp->domain);
+				ended = doorbell_gds_domain_put(qp->domain);
 		}
 		doorbell_gds_unlock();
+		doorbell_gds_domain_end(ended);
 		if (!error)
 			error = doorbell_gds_cq_make(qp, DOORBELL_QUEUE_SEND, config.send_depth);
 		if (!error)
 			error = doorbell_gds_cq_make(qp, DOORBELL_QUEUE_RECV, config.recv_depth);
+		/* gds_destroy_qp finds the queue pair by its object of verbs. */
+		qp->qp.qp = &qp->ib;
 		if (error && qp->endpoint)
 			gds_destroy_qp(&qp->qp);
 		else if (error)
@@ -495,6 +427,7 @@ static inline struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context
 	}
 	qp->signals_all = attr->sq_sig_all != 0;
 	qp->context.device = context->device;
+	doorbell_gds_verbs_init(qp);
 	qp->context.ops.poll_cq = doorbell_gds_poll_cq;
 	qp->context.ops.post_send = doorbell_gds_ibv_post_send;
 	qp->context.ops.post_recv = doorbell_gds_ibv_post_recv;
@@ -509,61 +442,108 @@ static inline struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context
 	qp->qp.send_cq.cq = attr->send_cq = qp->ib.send_cq;
 	qp->qp.recv_cq.cq = attr->recv_cq = qp->ib.recv_cq;
 	qp->qp.dev_context = context;
+	qp->cap.max_send_wr = config.send_depth;
+	qp->cap.max_recv_wr = config.recv_depth;
+	qp->cap.max_send_sge = qp->cap.max_recv_sge = config.max_segments;
+	qp->cap.max_inline_data = config.max_inline_bytes;
+	attr->cap = qp->cap;
+	for (side = 0; side < 2; side++) {
+		qp->cq_v3[side].ibcq = &qp->cq[side].cq;
+		qp->cq_v3[side].ctype = side == DOORBELL_QUEUE_SEND ? GDS_CQ_TYPE_SQ : GDS_CQ_TYPE_RQ;
+		qp->cq_v3[side].dtype = GDS_DRIVER_TYPE_MLX5;
+	}
+	qp->qp_v3.ibqp = &qp->ib;
+	qp->qp_v3.send_cq = &qp->cq_v3[DOORBELL_QUEUE_SEND];
+	qp->qp_v3.recv_cq = &qp->cq_v3[DOORBELL_QUEUE_RECV];
+	qp->qp_v3.dtype = GDS_DRIVER_TYPE_MLX5;
+	qp->qp_v3.dev_context = context;
 	return &qp->qp;
 }
 
-static inline int gds_destroy_qp(struct gds_qp *gds)
+struct doorbell_gds_qp_v3 *gds_create_qp_v3(struct ibv_pd *pd, struct ibv_context *context, gds_qp_init_attr_t *attr, int gpu_id,
+					    int flags);
+
+struct doorbell_gds_qp_v3 *gds_create_qp_v3(struct ibv_pd *pd, struct ibv_context *context, gds_qp_init_attr_t *attr, int gpu_id,
+					    int flags)
 {
-	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	struct gds_qp *made = gds_create_qp(pd, context, attr, gpu_id, flags);
+	return made ? &doorbell_gds_of(made)->qp_v3 : NULL;
+}
+
+void gds_destroy_cq(struct gds_cq *cq)
+{
+	(void)cq;
+	errno = EBUSY;
+}
+
+int gds_poll_cq(struct gds_cq *cq, int num_entries, struct ibv_wc *wc)
+{
+	if (!cq || !cq->cq || !wc || num_entries < 0)
+		return -EINVAL;
+	return doorbell_gds_poll_cq(cq->cq, num_entries, wc);
+}
+
+int gds_destroy_qp(struct gds_qp *gds)
+{
+	struct doorbell_gds_domain *domain;
+	struct doorbell_gds_qp *qp;
 	int code;
 	if (!gds)
 		return EINVAL;
+	qp = doorbell_gds_of(gds);
 	code = doorbell_endpoint_destroy(qp->endpoint);
 	if (code < 0)
 		return doorbell_gds_errno(code);
-	doorbell_gds_lock();
-	doorbell_gds_domain_put(qp->domain);
-	doorbell_gds_unlock();
+	domain = qp->domain;
+	/* What refers to the domain goes first. */
 	doorbell_gds_qp_free(qp);
+	doorbell_gds_lock();
+	domain = doorbell_gds_domain_put(domain);
+	doorbell_gds_unlock();
+	doorbell_gds_domain_end(domain);
 	return 0;
 }
 
-static inline int gds_qp_address(struct gds_qp *gds, doorbell_address *address)
+int gds_qp_address(struct gds_qp *gds, doorbell_address *address)
 {
-	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	struct doorbell_gds_qp *qp;
 	int code;
 	if (!gds)
 		return EINVAL;
+	qp = doorbell_gds_of(gds);
 	pthread_mutex_lock(&qp->lock);
 	code = doorbell_endpoint_address(qp->endpoint, address);
 	pthread_mutex_unlock(&qp->lock);
 	return doorbell_gds_errno(code);
 }
 
-static inline int gds_qp_connect(struct gds_qp *gds, const doorbell_address *peer)
+int gds_qp_connect(struct gds_qp *gds, const doorbell_address *peer)
 {
-	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	struct doorbell_gds_qp *qp;
 	int code;
 	if (!gds)
 		return EINVAL;
+	qp = doorbell_gds_of(gds);
 	pthread_mutex_lock(&qp->lock);
 	code = doorbell_endpoint_connect(qp->endpoint, peer);
 	pthread_mutex_unlock(&qp->lock);
 	return doorbell_gds_errno(code);
 }
 
-static inline int gds_qp_reset(struct gds_qp *gds)
+int gds_qp_reset(struct gds_qp *gds)
 {
-	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	struct doorbell_gds_qp *qp;
 	int code;
 	if (!gds)
 		return EINVAL;
+	qp = doorbell_gds_of(gds);
 	pthread_mutex_lock(&qp->lock);
 	code = doorbell_endpoint_reset(qp->endpoint);
 	if (code >= 0) {
 		doorbell_gds_cq_clear(&qp->cq[DOORBELL_QUEUE_SEND]);
 		doorbell_gds_cq_clear(&qp->cq[DOORBELL_QUEUE_RECV]);
 		qp->qp.send_cq.curr_offset = qp->qp.recv_cq.curr_offset = 0;
+		qp->cq_v3[0].curr_offset = qp->cq_v3[1].curr_offset = 0;
 		qp->told = 0;
 		qp->ib.qp_num = (uint32_t)doorbell_endpoint_qpn(qp->endpoint);
 	}
@@ -571,9 +551,7 @@ static inline int gds_qp_reset(struct gds_qp *gds)
 	return doorbell_gds_errno(code);
 }
 
-static inline doorbell_endpoint *gds_qp_endpoint(struct gds_qp *gds)
+doorbell_endpoint *gds_qp_endpoint(struct gds_qp *gds)
 {
 	return gds ? doorbell_gds_of(gds)->endpoint : NULL;
 }
-
-#endif /* DOORBELL_GDSYNC_QUEUE_H */

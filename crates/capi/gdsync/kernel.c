@@ -1,29 +1,11 @@
 /*
- * The declarations of libgdsync's gdsync/mlx5.h: what kernels need to ring and to wait themselves.
- *
- * With libgdsync a kernel makes the stores of an mlx5_send_info itself. With this library it calls
- * doorbell_trigger_thread() of doorbell/device.cuh with the `trigger` of the info. That makes the same stores, and
- * those that notify the host. The addresses and values in the info are for inspection only. The infos of a queue
- * pair's sends, and of the waits of each of its CQs, must be executed in the order in which they were obtained, once
- * each, by kernels of the GPU whose context is current when the first of them is obtained.
+ * The calls of gdsync/mlx5.h: what kernels need to ring and to wait themselves.
  */
-#ifndef DOORBELL_GDSYNC_MLX5_H
-#define DOORBELL_GDSYNC_MLX5_H
+#include "internal.h"
 
-#ifndef DOORBELL_GDSYNC_H
-#include "../gdsync.h"
-#endif
+#include <doorbell/detail/execute.h>
 
-#include "../detail/execute.h"
-
-/* The device address of a word, and the value it is compared with. */
-typedef struct gds_mlx5_dword_wait_info {
-	uint32_t *ptr;
-	uint32_t value;
-} gds_mlx5_dword_wait_info_t;
-
-/* Writes the device address of a word of registered memory, and `value`. `flags` is gds_memory_type_t. */
-static inline int gds_mlx5_get_dword_wait_info(uint32_t *ptr, uint32_t value, int flags, gds_mlx5_dword_wait_info_t *mlx5_info)
+int gds_mlx5_get_dword_wait_info(uint32_t *ptr, uint32_t value, int flags, gds_mlx5_dword_wait_info_t *mlx5_info)
 {
 	const doorbell_region *region;
 	uint64_t offset;
@@ -38,35 +20,10 @@ static inline int gds_mlx5_get_dword_wait_info(uint32_t *ptr, uint32_t value, in
 	return 0;
 }
 
-/*
- * A send request: the doorbell record and the doorbell of its last work request. On the proxy path there is no
- * doorbell, and the record is the proxy's trigger word. If the calling thread rings (DOORBELL_CONTROL_SYNC), it has
- * done so, and all fields are 0.
- */
-typedef struct gds_mlx5_send_info {
-	unsigned membar : 1;
-	unsigned membar_full : 1; /* 1: a fence of system scope is between the two stores */
-	uint32_t *dbrec_ptr;
-	uint32_t dbrec_value;
-	uint64_t *db_ptr;
-	uint64_t db_value;
-	doorbell_trigger trigger; /* for doorbell_trigger_thread() and similar calls */
-} gds_mlx5_send_info_t;
-
-/* A wait request: the word of the completion, its condition, and the word that is stored afterwards. */
-typedef struct gds_mlx5_wait_info {
-	gds_wait_cond_flag_t cond;
-	uint32_t *cqe_ptr;
-	uint32_t cqe_value;
-	uint32_t *flag_ptr;
-	uint32_t flag_value;
-	doorbell_trigger trigger; /* for doorbell_trigger_thread() and similar calls */
-} gds_mlx5_wait_info_t;
-
 /* A callback for one unit of a trigger's program and the address that it names. */
 typedef void (*doorbell_gds_look)(void *info, const struct dbl_unit *unit, void *address);
 
-static inline void doorbell_gds_look_at(const doorbell_trigger *trigger, doorbell_gds_look look, void *info)
+static void doorbell_gds_look_at(const doorbell_trigger *trigger, doorbell_gds_look look, void *info)
 {
 	const uint64_t *table = trigger->words;
 	struct dbl_item_head head;
@@ -90,7 +47,7 @@ static inline void doorbell_gds_look_at(const doorbell_trigger *trigger, doorbel
 	}
 }
 
-static inline void doorbell_gds_look_at_send(void *info, const struct dbl_unit *unit, void *address)
+static void doorbell_gds_look_at_send(void *info, const struct dbl_unit *unit, void *address)
 {
 	gds_mlx5_send_info_t *found = (gds_mlx5_send_info_t *)info;
 	if (unit->kind == DBL_FENCE) {
@@ -104,7 +61,7 @@ static inline void doorbell_gds_look_at_send(void *info, const struct dbl_unit *
 	}
 }
 
-static inline void doorbell_gds_look_at_wait(void *info, const struct dbl_unit *unit, void *address)
+static void doorbell_gds_look_at_wait(void *info, const struct dbl_unit *unit, void *address)
 {
 	gds_mlx5_wait_info_t *found = (gds_mlx5_wait_info_t *)info;
 	if (unit->kind == DBL_STORE_DWORD) {
@@ -120,18 +77,20 @@ static inline void doorbell_gds_look_at_wait(void *info, const struct dbl_unit *
 }
 
 /* Posts a request to the kernel stream of its queue, which it creates if needed, and takes it from there as a trigger. */
-static inline int doorbell_gds_take(struct doorbell_gds_qp *qp, uint32_t queue, gds_descriptor_t *desc, doorbell_trigger *trigger)
+static int doorbell_gds_take(struct doorbell_gds_qp *qp, uint32_t queue, gds_descriptor_t *desc, doorbell_trigger *trigger)
 {
 	doorbell_stream **stream = &qp->kernels[queue];
-	int code, error = doorbell_gds_check(desc);
+	struct doorbell_gds_target target = {NULL, NULL, 0};
+	int code, error = doorbell_gds_check(desc, &target);
 	if (error)
 		return error;
 	/* Locked, so that the trigger is of this request if another thread uses the same queue. */
 	pthread_mutex_lock(&qp->posting);
 	if (!*stream)
 		error = doorbell_gds_errno(doorbell_stream_create_kernel("gdsync", stream));
+	target.handle = *stream;
 	if (!error)
-		error = doorbell_gds_give_all(*stream, 1, desc);
+		error = doorbell_gds_give_all(&target, 1, desc);
 	if (!error) {
 		/* The callers limit the size, so that one trigger is enough. */
 		code = doorbell_stream_take_trigger(*stream, trigger);
@@ -142,16 +101,7 @@ static inline int doorbell_gds_take(struct doorbell_gds_qp *qp, uint32_t queue, 
 	return error;
 }
 
-/* Most work requests of a chain that fit in a trigger. */
-enum { GDS_MLX5_SEND_INFO_MAX_WRS = 2 };
-
-/*
- * Makes the infos of `count` send requests. This posts the requests, although the list is const, as in libgdsync;
- * kernels must execute the triggers. Returns ENOMEM for a chain of more than GDS_MLX5_SEND_INFO_MAX_WRS work requests,
- * EOPNOTSUPP without the feature `cuda`, EINVAL without a current context. On failure, the requests before the failed
- * one have their infos.
- */
-static inline int gds_mlx5_get_send_info(int count, const gds_send_request_t *requests, gds_mlx5_send_info_t *mlx5_infos)
+int gds_mlx5_get_send_info(int count, const gds_send_request_t *requests, gds_mlx5_send_info_t *mlx5_infos)
 {
 	int i, error = count >= 0 && (count == 0 || (requests && mlx5_infos)) ? 0 : EINVAL;
 	for (i = 0; i < count && !error; i++) {
@@ -171,11 +121,7 @@ static inline int gds_mlx5_get_send_info(int count, const gds_send_request_t *re
 	return error;
 }
 
-/*
- * Makes the infos of `count` wait requests, like gds_mlx5_get_send_info. Returns ENOMEM for a request with stores
- * after the wait (gds_append_wait_cq).
- */
-static inline int gds_mlx5_get_wait_info(int count, const gds_wait_request_t *requests, gds_mlx5_wait_info_t *mlx5_infos)
+int gds_mlx5_get_wait_info(int count, const gds_wait_request_t *requests, gds_mlx5_wait_info_t *mlx5_infos)
 {
 	int i, error = count >= 0 && (count == 0 || (requests && mlx5_infos)) ? 0 : EINVAL;
 	for (i = 0; i < count && !error; i++) {
@@ -195,4 +141,3 @@ static inline int gds_mlx5_get_wait_info(int count, const gds_wait_request_t *re
 	return error;
 }
 
-#endif /* DOORBELL_GDSYNC_MLX5_H */

@@ -1,17 +1,12 @@
 /*
- * Streams, prepared requests and descriptors behind libgdsync's names.
+ * Streams, prepared requests and descriptors.
  */
-#ifndef DOORBELL_GDSYNC_STREAM_H
-#define DOORBELL_GDSYNC_STREAM_H
-
-#ifndef DOORBELL_GDSYNC_H
-#error "include <doorbell/gdsync.h>, which includes this"
-#endif
+#include "internal.h"
 
 /* ------------------------------------------------------------------------------------------------------- streams */
 
 /* A stream of libgdsync goes on behind an error, which completions report. */
-static inline int doorbell_gds_goes_on(int created, doorbell_stream **handle)
+static int doorbell_gds_goes_on(int created, doorbell_stream **handle)
 {
 	if (created == 0)
 		created = doorbell_stream_continue_on_error(*handle, 1);
@@ -19,66 +14,76 @@ static inline int doorbell_gds_goes_on(int created, doorbell_stream **handle)
 }
 
 /* Adds a stream to a list. The caller holds the lock. */
-static inline int doorbell_gds_stream_enter(CUstream name, doorbell_stream *handle, struct doorbell_gds_stream **list)
+static int doorbell_gds_stream_enter(const struct doorbell_gds_target *target, struct doorbell_gds_stream **list)
 {
 	struct doorbell_gds_stream *entry = (struct doorbell_gds_stream *)calloc(1, sizeof(*entry));
 	if (!entry)
 		return ENOMEM;
-	entry->name = name;
-	entry->handle = handle;
+	entry->target = *target;
 	entry->next = *list;
 	*list = entry;
 	return 0;
 }
 
-static inline int gds_stream_handle(CUstream stream, doorbell_stream **handle)
+/* Finds the stream of that name, or creates libdoorbell's for a stream of the driver. */
+static int doorbell_gds_target(CUstream stream, struct doorbell_gds_target *target)
 {
 	struct doorbell_gds_stream *entry;
-	int error = handle ? 0 : EINVAL;
-	if (error)
-		return error;
+	int error = 0;
 	doorbell_gds_lock();
-	for (entry = doorbell_gds_state_here.streams; entry; entry = entry->next)
-		if (entry->name == stream)
+	for (entry = doorbell_gds_state.streams; entry; entry = entry->next)
+		if (entry->target.name == stream)
 			break;
 	if (entry) {
-		*handle = entry->handle;
+		*target = entry->target;
 	} else {
-		error = doorbell_gds_goes_on(doorbell_stream_create_cuda(stream, NULL, handle), handle);
+		target->name = stream;
+		target->is_cuda = 1;
+		error = doorbell_gds_goes_on(doorbell_stream_create_cuda(stream, NULL, &target->handle), &target->handle);
 		if (!error) {
-			error = doorbell_gds_stream_enter(stream, *handle, &doorbell_gds_state_here.streams);
+			error = doorbell_gds_stream_enter(target, &doorbell_gds_state.streams);
 			if (error)
-				doorbell_stream_destroy(*handle);
+				doorbell_stream_destroy(target->handle);
 		}
 	}
 	doorbell_gds_unlock();
 	return error;
 }
 
-static inline int gds_create_host_stream(CUstream *stream)
+int gds_stream_handle(CUstream stream, doorbell_stream **handle)
 {
-	doorbell_stream *handle;
-	int error = stream ? 0 : EINVAL;
+	struct doorbell_gds_target target;
+	int error = handle ? doorbell_gds_target(stream, &target) : EINVAL;
 	if (!error)
-		error = doorbell_gds_goes_on(doorbell_stream_create_host("gdsync", 0, &handle), &handle);
-	if (error)
-		return error;
-	/* The address of the handle is a name that no CUDA stream has. */
-	*stream = (CUstream)(void *)handle;
-	doorbell_gds_lock();
-	error = doorbell_gds_stream_enter(*stream, handle, &doorbell_gds_state_here.streams);
-	doorbell_gds_unlock();
-	if (error)
-		doorbell_stream_destroy(handle);
+		*handle = target.handle;
 	return error;
 }
 
-static inline int gds_release_stream(CUstream stream)
+int gds_create_host_stream(CUstream *stream)
+{
+	struct doorbell_gds_target target;
+	int error = stream ? 0 : EINVAL;
+	if (!error)
+		error = doorbell_gds_goes_on(doorbell_stream_create_host("gdsync", 0, &target.handle), &target.handle);
+	if (error)
+		return error;
+	/* The address of the handle is a name that no CUDA stream has. */
+	*stream = target.name = (CUstream)(void *)target.handle;
+	target.is_cuda = 0;
+	doorbell_gds_lock();
+	error = doorbell_gds_stream_enter(&target, &doorbell_gds_state.streams);
+	doorbell_gds_unlock();
+	if (error)
+		doorbell_stream_destroy(target.handle);
+	return error;
+}
+
+int gds_release_stream(CUstream stream)
 {
 	struct doorbell_gds_stream **at, *entry = NULL;
 	doorbell_gds_lock();
-	for (at = &doorbell_gds_state_here.streams; *at; at = &(*at)->next) {
-		if ((*at)->name == stream) {
+	for (at = &doorbell_gds_state.streams; *at; at = &(*at)->next) {
+		if ((*at)->target.name == stream) {
 			entry = *at;
 			*at = entry->next;
 			break;
@@ -87,7 +92,7 @@ static inline int gds_release_stream(CUstream stream)
 	doorbell_gds_unlock();
 	if (!entry)
 		return EINVAL;
-	doorbell_stream_destroy(entry->handle);
+	doorbell_stream_destroy(entry->target.handle);
 	free(entry);
 	return 0;
 }
@@ -96,35 +101,36 @@ static inline int gds_release_stream(CUstream stream)
  * Takes an idle host stream. Each call that executes descriptors at once uses a separate one, so that none waits for
  * another.
  */
-static inline int doorbell_gds_idle_take(doorbell_stream **handle)
+static int doorbell_gds_idle_take(struct doorbell_gds_target *target)
 {
 	struct doorbell_gds_stream *entry;
 	doorbell_gds_lock();
-	entry = doorbell_gds_state_here.idle;
+	entry = doorbell_gds_state.idle;
 	if (entry)
-		doorbell_gds_state_here.idle = entry->next;
+		doorbell_gds_state.idle = entry->next;
 	doorbell_gds_unlock();
+	memset(target, 0, sizeof(*target));
 	if (!entry)
-		return doorbell_gds_goes_on(doorbell_stream_create_host("gdsync-cpu", 0, handle), handle);
-	*handle = entry->handle;
+		return doorbell_gds_goes_on(doorbell_stream_create_host("gdsync-cpu", 0, &target->handle), &target->handle);
+	*target = entry->target;
 	free(entry);
 	return 0;
 }
 
-static inline void doorbell_gds_idle_give(doorbell_stream *handle)
+static void doorbell_gds_idle_give(const struct doorbell_gds_target *target)
 {
 	int error;
 	doorbell_gds_lock();
-	error = doorbell_gds_stream_enter(NULL, handle, &doorbell_gds_state_here.idle);
+	error = doorbell_gds_stream_enter(target, &doorbell_gds_state.idle);
 	doorbell_gds_unlock();
 	if (error)
-		doorbell_stream_destroy(handle);
+		doorbell_stream_destroy(target->handle);
 }
 
 /* ------------------------------------------------------------------------------------------------------ requests */
 
 /* Takes back the operations of a request, newest first. The caller holds the queue pair's lock. */
-static inline int doorbell_gds_take_back(struct doorbell_gds_qp *qp, gds_send_request_t *request)
+static int doorbell_gds_take_back(struct doorbell_gds_qp *qp, gds_send_request_t *request)
 {
 	struct doorbell_gds_cq *cq = &qp->cq[DOORBELL_QUEUE_SEND];
 	int code;
@@ -142,7 +148,7 @@ static inline int doorbell_gds_take_back(struct doorbell_gds_qp *qp, gds_send_re
 }
 
 /* The caller holds `posting`. */
-static inline int doorbell_gds_prepare_send(struct doorbell_gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr,
+static int doorbell_gds_prepare_send(struct doorbell_gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr,
 					    gds_send_request_t *request)
 {
 	struct doorbell_gds_work made;
@@ -152,7 +158,7 @@ static inline int doorbell_gds_prepare_send(struct doorbell_gds_qp *qp, gds_send
 	pthread_mutex_lock(&qp->lock);
 	for (; wr; wr = wr->next) {
 		const uint32_t at = request->count;
-		error = at < GDS_SEND_INFO_MAX_OPS ? doorbell_gds_translate(wr, qp->signals_all, &made) : ENOMEM;
+		error = at < GDS_SEND_INFO_MAX_OPS ? doorbell_gds_translate(qp, wr, &made) : ENOMEM;
 		if (!error)
 			error = doorbell_gds_make_room(&qp->cq[DOORBELL_QUEUE_SEND]);
 		if (!error)
@@ -173,25 +179,29 @@ static inline int doorbell_gds_prepare_send(struct doorbell_gds_qp *qp, gds_send
 	return error;
 }
 
-static inline int gds_prepare_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr, gds_send_request_t *request)
+int gds_prepare_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr, gds_send_request_t *request)
 {
-	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	struct doorbell_gds_qp *qp;
 	int error;
 	if (!gds || !wr || !request)
 		return EINVAL;
+	qp = doorbell_gds_of(gds);
 	pthread_mutex_lock(&qp->posting);
 	error = doorbell_gds_prepare_send(qp, wr, bad_wr, request);
 	pthread_mutex_unlock(&qp->posting);
 	return error;
 }
 
-static inline int gds_rollback_send(struct gds_qp *gds, gds_send_request_t *request)
+int gds_rollback_send(struct gds_qp *gds, gds_send_request_t *request)
 {
-	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	struct doorbell_gds_qp *qp;
 	const struct doorbell_gds_cq *cq;
 	uint32_t i;
 	int error = 0;
-	if (!gds || !request || request->owner != qp || request->count == 0)
+	if (!gds || !request)
+		return EINVAL;
+	qp = doorbell_gds_of(gds);
+	if (request->owner != qp || request->count == 0)
 		return EINVAL;
 	cq = &qp->cq[DOORBELL_QUEUE_SEND];
 	pthread_mutex_lock(&qp->lock);
@@ -207,7 +217,7 @@ static inline int gds_rollback_send(struct gds_qp *gds, gds_send_request_t *requ
 	return error;
 }
 
-static inline int gds_prepare_wait_cq(struct gds_cq *gds, gds_wait_request_t *request, int flags)
+int gds_prepare_wait_cq(struct gds_cq *gds, gds_wait_request_t *request, int flags)
 {
 	struct doorbell_gds_cq *cq;
 	int error;
@@ -221,7 +231,7 @@ static inline int gds_prepare_wait_cq(struct gds_cq *gds, gds_wait_request_t *re
 	error = cq->next < cq->tail ? 0 : EINVAL;
 	if (!error)
 		error = doorbell_gds_errno(
-			doorbell_prepare_wait_cq(cq->owner->endpoint, cq->side, GDS_WAIT_TIMEOUT_MS, &request->prepared));
+			doorbell_prepare_wait_cq(cq->owner->endpoint, cq->side, doorbell_gds_wait_timeout_ms(), &request->prepared));
 	if (!error) {
 		request->entry = cq->next++;
 		doorbell_gds_at(cq, request->entry)->claim = DOORBELL_GDS_WAITED;
@@ -231,7 +241,7 @@ static inline int gds_prepare_wait_cq(struct gds_cq *gds, gds_wait_request_t *re
 	return error;
 }
 
-static inline int gds_append_wait_cq(gds_wait_request_t *request, uint32_t *dw, uint32_t val)
+int gds_append_wait_cq(gds_wait_request_t *request, uint32_t *dw, uint32_t val)
 {
 	if (!request || !request->prepared || !dw)
 		return EINVAL;
@@ -243,7 +253,7 @@ static inline int gds_append_wait_cq(gds_wait_request_t *request, uint32_t *dw, 
 	return 0;
 }
 
-static inline int gds_abort_wait_cq(struct gds_cq *gds, gds_wait_request_t *request)
+int gds_abort_wait_cq(struct gds_cq *gds, gds_wait_request_t *request)
 {
 	struct doorbell_gds_cq *cq;
 	struct doorbell_gds_entry *entry;
@@ -262,14 +272,14 @@ static inline int gds_abort_wait_cq(struct gds_cq *gds, gds_wait_request_t *requ
 	return error;
 }
 
-static inline int gds_post_wait_cq(struct gds_cq *cq, gds_wait_request_t *request, int flags)
+int gds_post_wait_cq(struct gds_cq *cq, gds_wait_request_t *request, int flags)
 {
 	return flags == 0 ? gds_abort_wait_cq(cq, request) : EINVAL;
 }
 
 /* -------------------------------------------------------------------------------------------- making descriptors */
 
-static inline int doorbell_gds_check_flags(int flags, int allowed)
+int doorbell_gds_check_flags(int flags, int allowed)
 {
 	const int type = flags & GDS_MEMORY_MASK;
 	if (flags & ~(allowed | GDS_MEMORY_MASK))
@@ -279,14 +289,12 @@ static inline int doorbell_gds_check_flags(int flags, int allowed)
 	return type == GDS_MEMORY_GPU || type == GDS_MEMORY_HOST ? 0 : EINVAL;
 }
 
-static inline int gds_prepare_wait_value32(gds_wait_value32_t *desc, uint32_t *ptr, uint32_t value,
+int gds_prepare_wait_value32(gds_wait_value32_t *desc, uint32_t *ptr, uint32_t value,
 					   gds_wait_cond_flag_t cond_flags, int flags)
 {
 	int error = desc ? doorbell_gds_check_flags(flags, GDS_WAIT_POST_FLUSH_REMOTE) : EINVAL;
 	if (!error && (unsigned)cond_flags > GDS_WAIT_COND_NOR)
 		error = EINVAL;
-	if (!error && cond_flags == GDS_WAIT_COND_EQ)
-		error = EOPNOTSUPP;
 	if (error)
 		return error;
 	desc->ptr = ptr;
@@ -296,7 +304,7 @@ static inline int gds_prepare_wait_value32(gds_wait_value32_t *desc, uint32_t *p
 	return 0;
 }
 
-static inline int gds_prepare_write_value32(gds_write_value32_t *desc, uint32_t *ptr, uint32_t value, int flags)
+int gds_prepare_write_value32(gds_write_value32_t *desc, uint32_t *ptr, uint32_t value, int flags)
 {
 	int error = desc ? doorbell_gds_check_flags(flags, GDS_WRITE_PRE_BARRIER_SYS) : EINVAL;
 	if (error)
@@ -307,7 +315,7 @@ static inline int gds_prepare_write_value32(gds_write_value32_t *desc, uint32_t 
 	return 0;
 }
 
-static inline int gds_prepare_write_memory(gds_write_memory_t *desc, uint8_t *dest, const uint8_t *src, size_t count, int flags)
+int gds_prepare_write_memory(gds_write_memory_t *desc, uint8_t *dest, const uint8_t *src, size_t count, int flags)
 {
 	int error = desc ? doorbell_gds_check_flags(flags, GDS_WRITE_MEMORY_POST_BARRIER_SYS | GDS_WRITE_MEMORY_PRE_BARRIER_SYS)
 			 : EINVAL;
@@ -322,19 +330,44 @@ static inline int gds_prepare_write_memory(gds_write_memory_t *desc, uint8_t *de
 
 /* ---------------------------------------------------------------------------------------------- posting descriptors */
 
-/* Whether a stream can wait for these words and store them. Words of GPU memory are left to CUDA. */
-static inline int doorbell_gds_host_words(const void *start, size_t len_bytes)
+/* Which component waits for words and stores them. */
+enum doorbell_gds_word_kind {
+	DOORBELL_GDS_WORD_REGION, /* libdoorbell, in a region of host memory */
+	DOORBELL_GDS_WORD_GPU	  /* the driver, in memory of a GPU */
+};
+
+/*
+ * Finds words. Those of GPU memory are the driver's: it needs no registration for them, and executes them in the order
+ * of the stream.
+ */
+static int doorbell_gds_word(const void *start, size_t len_bytes, int flags, const struct doorbell_gds_target *target,
+			     enum doorbell_gds_word_kind *kind, const doorbell_region **region, uint64_t *offset)
 {
-	const doorbell_region *region;
-	uint64_t offset;
-	int error = doorbell_gds_words(start, len_bytes, &region, &offset);
-	if (error)
-		return error;
-	return doorbell_region_kind(region) == DOORBELL_REGION_HOST ? 0 : EINVAL;
+	int error;
+	*kind = DOORBELL_GDS_WORD_REGION;
+	if (!start || (uintptr_t)start % 4 != 0)
+		return EINVAL;
+	if ((flags & GDS_MEMORY_MASK) == GDS_MEMORY_GPU && doorbell_gds_is_gpu_memory(start))
+		*kind = DOORBELL_GDS_WORD_GPU;
+	if (*kind == DOORBELL_GDS_WORD_REGION) {
+		error = doorbell_gds_words(start, len_bytes, region, offset);
+		if (error)
+			return error;
+		if (doorbell_region_kind(*region) != DOORBELL_REGION_HOST)
+			*kind = DOORBELL_GDS_WORD_GPU;
+	}
+	return *kind == DOORBELL_GDS_WORD_GPU && !target->is_cuda ? EINVAL : 0;
 }
 
-/* Checks what can be checked of a descriptor before it is posted. */
-static inline int doorbell_gds_check(const gds_descriptor_t *desc)
+static int doorbell_gds_check_word(const void *start, size_t len_bytes, int flags, const struct doorbell_gds_target *target)
+{
+	enum doorbell_gds_word_kind kind;
+	const doorbell_region *region;
+	uint64_t offset;
+	return doorbell_gds_word(start, len_bytes, flags, target, &kind, &region, &offset);
+}
+
+int doorbell_gds_check(const gds_descriptor_t *desc, const struct doorbell_gds_target *target)
 {
 	uint32_t i;
 	int error = 0;
@@ -345,56 +378,70 @@ static inline int doorbell_gds_check(const gds_descriptor_t *desc)
 		if (!desc->wait || !desc->wait->prepared)
 			return EINVAL;
 		for (i = 0; i < desc->wait->appended && !error; i++)
-			error = doorbell_gds_host_words(desc->wait->append[i].ptr, 4);
+			error = doorbell_gds_check_word(desc->wait->append[i].ptr, 4, GDS_MEMORY_GPU, target);
 		return error;
 	case GDS_TAG_WAIT_VALUE32:
-		if (desc->wait32.cond_flags == GDS_WAIT_COND_EQ)
-			return EOPNOTSUPP;
-		return doorbell_gds_host_words(desc->wait32.ptr, 4);
+		return doorbell_gds_check_word(desc->wait32.ptr, 4, desc->wait32.flags, target);
 	case GDS_TAG_WRITE_VALUE32:
-		return doorbell_gds_host_words(desc->write32.ptr, 4);
+		return doorbell_gds_check_word(desc->write32.ptr, 4, desc->write32.flags, target);
 	case GDS_TAG_WRITE_MEMORY:
 		if (!desc->writemem.src || desc->writemem.count % 4 != 0 || desc->writemem.count > GDS_WRITE_MEMORY_MAX_BYTES)
 			return EINVAL;
-		return doorbell_gds_host_words(desc->writemem.dest, desc->writemem.count);
+		return doorbell_gds_check_word(desc->writemem.dest, desc->writemem.count, desc->writemem.flags, target);
 	default:
 		return EINVAL;
 	}
 }
 
-static inline int doorbell_gds_store(doorbell_stream *stream, uint32_t *ptr, uint32_t value)
+/* Stores `count` bytes, a multiple of 4. */
+static int doorbell_gds_store(const struct doorbell_gds_target *target, void *dest, const uint8_t *src, size_t count, int flags)
 {
+	enum doorbell_gds_word_kind kind;
 	const doorbell_region *region;
 	uint64_t offset;
-	int error = doorbell_gds_words(ptr, 4, &region, &offset);
-	if (error)
-		return error;
-	return doorbell_gds_errno(doorbell_stream_write_value32(stream, region, offset, value, NULL));
-}
-
-static inline int doorbell_gds_give_words(doorbell_stream *stream, const gds_descriptor_t *desc)
-{
-	const doorbell_region *region;
-	uint64_t offset, at;
-	uint32_t condition, word;
-	int error;
-	if (desc->tag == GDS_TAG_WRITE_VALUE32)
-		return doorbell_gds_store(stream, desc->write32.ptr, desc->write32.value);
-	if (desc->tag == GDS_TAG_WAIT_VALUE32) {
-		const gds_wait_cond_flag_t cond = desc->wait32.cond_flags;
-		error = doorbell_gds_words(desc->wait32.ptr, 4, &region, &offset);
-		if (error)
-			return error;
-		condition = cond == GDS_WAIT_COND_GEQ ? DOORBELL_WAIT_GEQ : cond == GDS_WAIT_COND_AND ? DOORBELL_WAIT_AND : DOORBELL_WAIT_NOR;
-		return doorbell_gds_errno(doorbell_stream_wait_value32(stream, region, offset, condition, desc->wait32.value,
-								       GDS_WAIT_TIMEOUT_MS, NULL));
-	}
-	error = doorbell_gds_words(desc->writemem.dest, desc->writemem.count, &region, &offset);
-	for (at = 0; at < desc->writemem.count && !error; at += 4) {
-		memcpy(&word, desc->writemem.src + at, 4);
-		error = doorbell_gds_errno(doorbell_stream_write_value32(stream, region, offset + at, word, NULL));
+	uint32_t word;
+	size_t at;
+	int error = doorbell_gds_word(dest, count, flags, target, &kind, &region, &offset);
+	for (at = 0; at < count && !error; at += 4) {
+		memcpy(&word, src + at, 4);
+		if (kind == DOORBELL_GDS_WORD_GPU)
+			error = doorbell_gds_driver_write(target->name, (uint8_t *)dest + at, word);
+		else
+			error = doorbell_gds_errno(doorbell_stream_write_value32(target->handle, region, offset + at, word, NULL));
 	}
 	return error;
+}
+
+static int doorbell_gds_wait_word(const struct doorbell_gds_target *target, const gds_wait_value32_t *wait)
+{
+	const gds_wait_cond_flag_t cond = wait->cond_flags;
+	enum doorbell_gds_word_kind kind;
+	const doorbell_region *region;
+	uint64_t offset, mapped;
+	uint32_t condition;
+	int error = doorbell_gds_word(wait->ptr, 4, wait->flags, target, &kind, &region, &offset);
+	if (error)
+		return error;
+	if (kind == DOORBELL_GDS_WORD_GPU)
+		return doorbell_gds_driver_wait(target->name, (CUdeviceptr)(uintptr_t)wait->ptr, wait->value, cond, wait->flags);
+	if (cond == GDS_WAIT_COND_EQ && target->is_cuda) {
+		error = doorbell_gds_errno(doorbell_region_device_pointer(region, &mapped));
+		return error ? error : doorbell_gds_driver_wait(target->name, mapped + offset, wait->value, cond, wait->flags);
+	}
+	if (cond == GDS_WAIT_COND_EQ)
+		return doorbell_gds_host_wait_equal(target->handle, wait->ptr, wait->value);
+	condition = cond == GDS_WAIT_COND_GEQ ? DOORBELL_WAIT_GEQ : cond == GDS_WAIT_COND_AND ? DOORBELL_WAIT_AND : DOORBELL_WAIT_NOR;
+	return doorbell_gds_errno(doorbell_stream_wait_value32(target->handle, region, offset, condition, wait->value,
+							       doorbell_gds_wait_timeout_ms(), NULL));
+}
+
+static int doorbell_gds_give_words(const struct doorbell_gds_target *target, const gds_descriptor_t *desc)
+{
+	if (desc->tag == GDS_TAG_WAIT_VALUE32)
+		return doorbell_gds_wait_word(target, &desc->wait32);
+	if (desc->tag == GDS_TAG_WRITE_VALUE32)
+		return doorbell_gds_store(target, desc->write32.ptr, (const uint8_t *)&desc->write32.value, 4, desc->write32.flags);
+	return doorbell_gds_store(target, desc->writemem.dest, desc->writemem.src, desc->writemem.count, desc->writemem.flags);
 }
 
 /* Operations of requests that are posted in one batch, each with the entry of its ticket. */
@@ -413,7 +460,7 @@ struct doorbell_gds_batch {
 };
 
 /* Posts the batch to the stream, and stores its tickets in the entries. */
-static inline int doorbell_gds_give_batch(doorbell_stream *stream, struct doorbell_gds_batch *batch)
+static int doorbell_gds_give_batch(doorbell_stream *stream, struct doorbell_gds_batch *batch)
 {
 	struct doorbell_gds_entry *entry;
 	uint32_t i;
@@ -442,7 +489,7 @@ static inline int doorbell_gds_give_batch(doorbell_stream *stream, struct doorbe
 	return error;
 }
 
-static inline void doorbell_gds_batch_add(struct doorbell_gds_batch *batch, doorbell_prepared *prepared, struct doorbell_gds_cq *cq,
+static void doorbell_gds_batch_add(struct doorbell_gds_batch *batch, doorbell_prepared *prepared, struct doorbell_gds_cq *cq,
 					  uint64_t entry, uint32_t *spent, doorbell_prepared **waited)
 {
 	const uint32_t at = batch->count++;
@@ -454,8 +501,9 @@ static inline void doorbell_gds_batch_add(struct doorbell_gds_batch *batch, door
 }
 
 /* Posts one descriptor to the stream, through the batch if possible. */
-static inline int doorbell_gds_give(doorbell_stream *stream, struct doorbell_gds_batch *batch, gds_descriptor_t *desc)
+static int doorbell_gds_give(const struct doorbell_gds_target *target, struct doorbell_gds_batch *batch, gds_descriptor_t *desc)
 {
+	doorbell_stream *stream = target->handle;
 	const uint32_t room = DOORBELL_GDS_BATCH - batch->count;
 	uint32_t i;
 	int error = 0;
@@ -478,56 +526,57 @@ static inline int doorbell_gds_give(doorbell_stream *stream, struct doorbell_gds
 		if (!error && wait->appended > 0)
 			error = doorbell_gds_give_batch(stream, batch);
 		for (i = 0; i < wait->appended && !error; i++)
-			error = doorbell_gds_store(stream, wait->append[i].ptr, wait->append[i].value);
+			error = doorbell_gds_store(target, wait->append[i].ptr, (const uint8_t *)&wait->append[i].value, 4,
+						   GDS_MEMORY_GPU);
 		return error;
 	}
 	error = doorbell_gds_give_batch(stream, batch);
-	return error ? error : doorbell_gds_give_words(stream, desc);
+	return error ? error : doorbell_gds_give_words(target, desc);
 }
 
-static inline int doorbell_gds_give_all(doorbell_stream *stream, size_t n_descs, gds_descriptor_t *descs)
+int doorbell_gds_give_all(const struct doorbell_gds_target *target, size_t n_descs, gds_descriptor_t *descs)
 {
 	struct doorbell_gds_batch batch;
 	size_t i;
 	int error = n_descs == 0 || descs ? 0 : EINVAL;
 	batch.count = 0;
 	for (i = 0; i < n_descs && !error; i++)
-		error = doorbell_gds_check(&descs[i]);
+		error = doorbell_gds_check(&descs[i], target);
 	for (i = 0; i < n_descs && !error; i++)
-		error = doorbell_gds_give(stream, &batch, &descs[i]);
-	return error ? error : doorbell_gds_give_batch(stream, &batch);
+		error = doorbell_gds_give(target, &batch, &descs[i]);
+	return error ? error : doorbell_gds_give_batch(target->handle, &batch);
 }
 
-static inline int gds_stream_post_descriptors(CUstream stream, size_t n_descs, gds_descriptor_t *descs, int flags)
+int gds_stream_post_descriptors(CUstream stream, size_t n_descs, gds_descriptor_t *descs, int flags)
 {
-	doorbell_stream *handle;
-	int error = flags == 0 ? gds_stream_handle(stream, &handle) : EINVAL;
-	return error ? error : doorbell_gds_give_all(handle, n_descs, descs);
+	struct doorbell_gds_target target;
+	int error = flags == 0 ? doorbell_gds_target(stream, &target) : EINVAL;
+	return error ? error : doorbell_gds_give_all(&target, n_descs, descs);
 }
 
-static inline int gds_post_descriptors(size_t n_descs, gds_descriptor_t *descs, int flags)
+int gds_post_descriptors(size_t n_descs, gds_descriptor_t *descs, int flags)
 {
-	doorbell_stream *handle;
-	int ended, error = flags == 0 ? doorbell_gds_idle_take(&handle) : EINVAL;
+	struct doorbell_gds_target target;
+	int ended, error = flags == 0 ? doorbell_gds_idle_take(&target) : EINVAL;
 	if (error)
 		return error;
-	error = doorbell_gds_give_all(handle, n_descs, descs);
+	error = doorbell_gds_give_all(&target, n_descs, descs);
 	/* No timeout here: each wait of the descriptors has its own. */
-	ended = doorbell_gds_errno(doorbell_stream_synchronize(handle, DOORBELL_NO_TIMEOUT));
+	ended = doorbell_gds_errno(doorbell_stream_synchronize(target.handle, DOORBELL_NO_TIMEOUT));
 	if (ended)
-		doorbell_stream_destroy(handle);
+		doorbell_stream_destroy(target.handle);
 	else
-		doorbell_gds_idle_give(handle);
+		doorbell_gds_idle_give(&target);
 	return error ? error : ended;
 }
 
 /* ---------------------------------------------------------------------------------------- calls made of descriptors */
 
 /*
- * Posts `count` requests, followed by a store of a word if `dw` is not NULL, to a stream or, if `handle` is NULL,
+ * Posts `count` requests, followed by a store of a word if `dw` is not NULL, to a stream or, if `target` is NULL,
  * executes them at once.
  */
-static inline int doorbell_gds_post_requests(doorbell_stream *handle, int count, gds_send_request_t *sends, gds_wait_request_t *waits,
+static int doorbell_gds_post_requests(const struct doorbell_gds_target *target, int count, gds_send_request_t *sends, gds_wait_request_t *waits,
 					     uint32_t *dw, uint32_t val)
 {
 	const size_t n_descs = (size_t)count + (dw ? 1 : 0);
@@ -549,59 +598,60 @@ static inline int doorbell_gds_post_requests(doorbell_stream *handle, int count,
 		descs[count].tag = GDS_TAG_WRITE_VALUE32;
 		descs[count].write32.ptr = dw;
 		descs[count].write32.value = val;
-		descs[count].write32.flags = GDS_MEMORY_HOST;
+		descs[count].write32.flags = GDS_MEMORY_GPU;
 	}
-	error = handle ? doorbell_gds_give_all(handle, n_descs, descs) : gds_post_descriptors(n_descs, descs, 0);
+	error = target ? doorbell_gds_give_all(target, n_descs, descs) : gds_post_descriptors(n_descs, descs, 0);
 	free(descs);
 	return error;
 }
 
-static inline int gds_post_pokes(CUstream stream, int count, gds_send_request_t *info, uint32_t *dw, uint32_t val)
+int gds_post_pokes(CUstream stream, int count, gds_send_request_t *info, uint32_t *dw, uint32_t val)
 {
-	doorbell_stream *handle;
-	int error = gds_stream_handle(stream, &handle);
-	return error ? error : doorbell_gds_post_requests(handle, count, info, NULL, dw, val);
+	struct doorbell_gds_target target;
+	int error = doorbell_gds_target(stream, &target);
+	return error ? error : doorbell_gds_post_requests(&target, count, info, NULL, dw, val);
 }
 
-static inline int gds_post_pokes_on_cpu(int count, gds_send_request_t *info, uint32_t *dw, uint32_t val)
+int gds_post_pokes_on_cpu(int count, gds_send_request_t *info, uint32_t *dw, uint32_t val)
 {
 	return doorbell_gds_post_requests(NULL, count, info, NULL, dw, val);
 }
 
-static inline int gds_stream_post_wait_cq_multi(CUstream stream, int count, gds_wait_request_t *request, uint32_t *dw, uint32_t val)
+int gds_stream_post_wait_cq_multi(CUstream stream, int count, gds_wait_request_t *request, uint32_t *dw, uint32_t val)
 {
-	doorbell_stream *handle;
-	int error = gds_stream_handle(stream, &handle);
-	return error ? error : doorbell_gds_post_requests(handle, count, NULL, request, dw, val);
+	struct doorbell_gds_target target;
+	int error = doorbell_gds_target(stream, &target);
+	return error ? error : doorbell_gds_post_requests(&target, count, NULL, request, dw, val);
 }
 
-static inline int gds_stream_post_send_all(CUstream stream, int count, gds_send_request_t *request)
+int gds_stream_post_send_all(CUstream stream, int count, gds_send_request_t *request)
 {
 	return gds_post_pokes(stream, count, request, NULL, 0);
 }
 
-static inline int gds_stream_post_send(CUstream stream, gds_send_request_t *request)
+int gds_stream_post_send(CUstream stream, gds_send_request_t *request)
 {
 	return gds_stream_post_send_all(stream, 1, request);
 }
 
-static inline int gds_stream_post_wait_cq_all(CUstream stream, int count, gds_wait_request_t *request)
+int gds_stream_post_wait_cq_all(CUstream stream, int count, gds_wait_request_t *request)
 {
 	return gds_stream_post_wait_cq_multi(stream, count, request, NULL, 0);
 }
 
-static inline int gds_stream_post_wait_cq(CUstream stream, gds_wait_request_t *request)
+int gds_stream_post_wait_cq(CUstream stream, gds_wait_request_t *request)
 {
 	return gds_stream_post_wait_cq_all(stream, 1, request);
 }
 
-static inline int gds_stream_queue_send(CUstream stream, struct gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr)
+int gds_stream_queue_send(CUstream stream, struct gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr)
 {
-	struct doorbell_gds_qp *own = doorbell_gds_of(qp);
+	struct doorbell_gds_qp *own;
 	gds_send_request_t request;
 	int error;
 	if (!qp || !wr)
 		return EINVAL;
+	own = doorbell_gds_of(qp);
 	/* So that no other thread prepares between this prepare and its post. */
 	pthread_mutex_lock(&own->posting);
 	error = doorbell_gds_prepare_send(own, wr, bad_wr, &request);
@@ -617,7 +667,7 @@ static inline int gds_stream_queue_send(CUstream stream, struct gds_qp *qp, gds_
 	return error;
 }
 
-static inline int gds_stream_wait_cq(CUstream stream, struct gds_cq *cq, int flags)
+int gds_stream_wait_cq(CUstream stream, struct gds_cq *cq, int flags)
 {
 	gds_wait_request_t request;
 	int error = gds_prepare_wait_cq(cq, &request, flags);
@@ -629,7 +679,7 @@ static inline int gds_stream_wait_cq(CUstream stream, struct gds_cq *cq, int fla
 	return error;
 }
 
-static inline int gds_stream_post_poll_dword(CUstream stream, uint32_t *ptr, uint32_t magic, gds_wait_cond_flag_t cond_flag, int flags)
+int gds_stream_post_poll_dword(CUstream stream, uint32_t *ptr, uint32_t magic, gds_wait_cond_flag_t cond_flag, int flags)
 {
 	gds_descriptor_t desc;
 	int error;
@@ -638,7 +688,7 @@ static inline int gds_stream_post_poll_dword(CUstream stream, uint32_t *ptr, uin
 	return error ? error : gds_stream_post_descriptors(stream, 1, &desc, 0);
 }
 
-static inline int gds_stream_post_poke_dword(CUstream stream, uint32_t *ptr, uint32_t value, int flags)
+int gds_stream_post_poke_dword(CUstream stream, uint32_t *ptr, uint32_t value, int flags)
 {
 	gds_descriptor_t desc;
 	int error;
@@ -647,7 +697,7 @@ static inline int gds_stream_post_poke_dword(CUstream stream, uint32_t *ptr, uin
 	return error ? error : gds_stream_post_descriptors(stream, 1, &desc, 0);
 }
 
-static inline int gds_stream_post_inline_copy(CUstream stream, void *ptr, void *src, size_t nbytes, int flags)
+int gds_stream_post_inline_copy(CUstream stream, void *ptr, void *src, size_t nbytes, int flags)
 {
 	gds_descriptor_t desc;
 	int error;
@@ -657,7 +707,7 @@ static inline int gds_stream_post_inline_copy(CUstream stream, void *ptr, void *
 }
 
 /* Waits for words, then stores or copies. */
-static inline int doorbell_gds_polls_and(CUstream stream, size_t n_polls, uint32_t *ptrs[], uint32_t magics[],
+static int doorbell_gds_polls_and(CUstream stream, size_t n_polls, uint32_t *ptrs[], uint32_t magics[],
 					 gds_wait_cond_flag_t cond_flags[], int poll_flags[], size_t n_pokes,
 					 uint32_t *poke_ptrs[], uint32_t poke_values[], void *imm_ptrs[], void *imm_datas[],
 					 size_t imm_bytes[], int flags[])
@@ -691,7 +741,7 @@ static inline int doorbell_gds_polls_and(CUstream stream, size_t n_polls, uint32
 	return error;
 }
 
-static inline int gds_stream_post_polls_and_pokes(CUstream stream, size_t n_polls, uint32_t *ptrs[], uint32_t magics[],
+int gds_stream_post_polls_and_pokes(CUstream stream, size_t n_polls, uint32_t *ptrs[], uint32_t magics[],
 						  gds_wait_cond_flag_t cond_flags[], int poll_flags[], size_t n_pokes,
 						  uint32_t *poke_ptrs[], uint32_t poke_values[], int poke_flags[])
 {
@@ -699,7 +749,7 @@ static inline int gds_stream_post_polls_and_pokes(CUstream stream, size_t n_poll
 				      NULL, poke_flags);
 }
 
-static inline int gds_stream_post_polls_and_immediate_copies(CUstream stream, size_t n_polls, uint32_t *ptrs[], uint32_t magics[],
+int gds_stream_post_polls_and_immediate_copies(CUstream stream, size_t n_polls, uint32_t *ptrs[], uint32_t magics[],
 							     gds_wait_cond_flag_t cond_flags[], int poll_flags[], size_t n_imms,
 							     void *imm_ptrs[], void *imm_datas[], size_t imm_bytes[],
 							     int imm_flags[])
@@ -708,7 +758,7 @@ static inline int gds_stream_post_polls_and_immediate_copies(CUstream stream, si
 				      imm_bytes, imm_flags);
 }
 
-static inline int gds_query_param(gds_param_t param, int *value)
+int gds_query_param(gds_param_t param, int *value)
 {
 	if (param != GDS_PARAM_VERSION || !value)
 		return EINVAL;
@@ -716,4 +766,12 @@ static inline int gds_query_param(gds_param_t param, int *value)
 	return 0;
 }
 
-#endif /* DOORBELL_GDSYNC_STREAM_H */
+int gds_query_param_v3(gds_param_t param, int *value);
+
+int gds_query_param_v3(gds_param_t param, int *value)
+{
+	if (param != GDS_PARAM_VERSION || !value)
+		return EINVAL;
+	*value = 3 << 16;
+	return 0;
+}

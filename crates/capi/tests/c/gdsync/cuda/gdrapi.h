@@ -1,0 +1,1 @@
+/* Nothing of this header is used by the programs that include it. */
