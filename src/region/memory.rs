@@ -829,17 +829,23 @@ mod tests {
 
     #[test]
     fn the_owner_of_memory_goes_after_the_registration_and_every_handle() {
-        struct Buffer(Box<[u64]>, Arc<AtomicBool>);
+        struct Buffer {
+            _memory: Box<[u64]>,
+            is_gone: Arc<AtomicBool>,
+        }
         impl Drop for Buffer {
             fn drop(&mut self) {
-                self.1.store(true, Ordering::Release);
+                self.is_gone.store(true, Ordering::Release);
             }
         }
         let domain = Device::open("softcx").unwrap().protection_domain();
         let register = |len_bytes, is_gone: &Arc<AtomicBool>| {
             let mut memory = vec![0u64; 8].into_boxed_slice();
             let start = NonNull::from(&mut memory[0]).cast();
-            let owner = Box::new(Buffer(memory, Arc::clone(is_gone)));
+            let owner = Box::new(Buffer {
+                _memory: memory,
+                is_gone: Arc::clone(is_gone),
+            });
             // SAFETY: the owner has the memory, and nothing else refers to it.
             unsafe { Region::register_from_owner(&domain, start, len_bytes, Access::ALL, owner) }
         };
