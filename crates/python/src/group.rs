@@ -21,7 +21,7 @@ type Member = Mutex<Option<Arc<Group>>>;
 #[pyclass(frozen, module = "doorbell", name = "Group")]
 pub struct PyGroup {
     inner: Detached<Member>,
-    endpoints: Mutex<BTreeMap<u32, Arc<Py<PyEndpoint>>>>,
+    endpoints: Mutex<BTreeMap<u32, Py<PyEndpoint>>>,
     rank: u32,
     size: u32,
     timeout: Duration,
@@ -120,7 +120,7 @@ impl PyGroup {
         match self.with(py, |group| group.take_endpoint(peer)) {
             Ok(endpoint) => {
                 let endpoint = Py::new(py, PyEndpoint::new(endpoint))?;
-                lock(&self.endpoints).insert(peer, Arc::new(endpoint.clone_ref(py)));
+                lock(&self.endpoints).insert(peer, endpoint.clone_ref(py));
                 Ok(endpoint)
             }
             // Another thread has taken it meanwhile.
