@@ -58,9 +58,13 @@ def test_a_failed_wait_is_a_fault_of_the_stream_until_it_is_taken(stream: doorbe
     region = pair.domain.register(bytearray(8))
     ran = []
     pair.b.post_recv(region)
+    # The time of a wait begins when the stream comes to it.
+    gate = threading.Event()
+    stream.launch(lambda: gate.wait(10))
     wait = stream.wait_recv(pair.b, timeout=0.05)
     stream.launch(lambda: ran.append(1))
     behind = stream.queue_send(pair.a, region)
+    gate.set()
     with pytest.raises(doorbell.AsynchronousError) as caught:
         stream.synchronize(10)
     assert caught.value.stream == "test" and caught.value.reason

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -14,10 +15,15 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def free_port() -> int:
-    """A port whose successor, which the group takes, is likely free as well."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1]) - 1
+    """A port whose successor, which the group takes, is free: below those that systems give to outgoing connections."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+        return port
 
 
 def start(size: int, program: list[str]) -> list[subprocess.Popen[str]]:
