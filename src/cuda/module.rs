@@ -20,7 +20,7 @@ use crate::{Error, Result, StateKind};
 #[repr(C, align(64))]
 struct Aligned<T: ?Sized>(T);
 
-/// `cuda/kernels.cu` as build.rs has compiled it: a fatbin; or, without nvcc, a text, which every driver refuses.
+/// `cuda/kernels.cu` as build.rs has compiled it: a fatbin of nvcc, or PTX of clang; or, without both, a text, which every driver refuses.
 static IMAGE: &Aligned<[u8]> =
     &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.image")));
 
@@ -37,6 +37,8 @@ const CODES: &str = match option_env!("DOORBELL_KERNELS") {
     Some(codes) => codes,
     None => "",
 };
+/// Whether clang has made [`IMAGE`].
+const BY_CLANG: bool = option_env!("DOORBELL_KERNELS_BY_CLANG").is_some();
 /// The same of [`OLDER_IMAGE`].
 const OLDER_CODES: Option<&str> = option_env!("DOORBELL_KERNELS_12");
 
@@ -262,8 +264,12 @@ fn explain(error: Error, version: i32) -> Error {
                 Some(codes) => format!("for {codes} with drivers of CUDA 12.1 or newer, and "),
                 None => String::new(),
             };
+            let drivers = match BY_CLANG {
+                true => "CUDA 12.2 or newer",
+                false => "the 580 series (CUDA 13.0) or newer",
+            };
             format!(
-                "this library's kernels are {older}for {CODES} with drivers of the 580 series (CUDA 13.0) or newer, and this driver has {driver}: {error}"
+                "this library's kernels are {older}for {CODES} with drivers of {drivers}, and this driver has {driver}: {error}"
             )
         }
     };
@@ -367,6 +373,26 @@ mod tests {
         assert_eq!(parts(image), expected);
     }
 
+    /// PTX with each kernel, whose parameters stay where they are.
+    fn check_ptx(text: &str) {
+        assert!(text.ends_with('\0') && text.contains(&CODES.replace("compute", ".target sm")));
+        let bodies: Vec<&str> = text.split(".visible .entry ").skip(1).collect();
+        for kernel in [
+            "spin",
+            "step",
+            "put_step",
+            "execute_short",
+            "execute_long",
+            "reduce",
+        ] {
+            let start = format!("doorbell_{kernel}(");
+            let body = bodies.iter().find(|body| body.starts_with(&start)).unwrap();
+            // A measurement's kernel has room for a number there.
+            let has_stack = body.contains("__local_depot") && kernel != "put_step";
+            assert!(!has_stack, "{kernel} copies its parameter to the stack");
+        }
+    }
+
     #[test]
     fn the_images_have_code_for_each_architecture_or_say_why_not() {
         match OLDER_CODES {
@@ -374,6 +400,7 @@ mod tests {
             None => assert!(OLDER_IMAGE.0.is_empty()),
         }
         match MISSING {
+            None if BY_CLANG => check_ptx(std::str::from_utf8(&IMAGE.0).unwrap()),
             None => check_parts(&IMAGE.0, CODES),
             Some(reason) => {
                 assert!(!reason.is_empty());

@@ -1,6 +1,7 @@
 //! Registered memory.
 #![allow(unsafe_code)] // memory that a device writes while Rust code holds handles of it
 
+use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -39,6 +40,10 @@ pub(super) enum OwnedMemory {
     /// None, and the registration belongs to the application, too. Its owner may do anything when it is dropped.
     #[cfg(feature = "verbs")]
     Adopted,
+    /// Dropping this frees the memory.
+    Kept {
+        _owner: Box<dyn Any + Send + Sync>,
+    },
     /// Of a GPU.
     #[cfg(feature = "cuda")]
     Device {
@@ -55,7 +60,7 @@ impl OwnedMemory {
             // There is nothing to deregister.
             #[cfg(feature = "verbs")]
             OwnedMemory::Adopted => true,
-            OwnedMemory::Pages { .. } | OwnedMemory::Huge(_) => true,
+            OwnedMemory::Pages { .. } | OwnedMemory::Huge(_) | OwnedMemory::Kept { .. } => true,
             #[cfg(feature = "cuda")]
             OwnedMemory::Device { held } => held.is_of_library(),
         }
@@ -162,7 +167,7 @@ impl Region {
     /// The kind of pages that the memory is in. It is not known for memory that this library did not allocate.
     pub fn page_size(&self) -> PageSize {
         match &self.inner.own {
-            OwnedMemory::Nothing => PageSize::Unknown,
+            OwnedMemory::Nothing | OwnedMemory::Kept { .. } => PageSize::Unknown,
             #[cfg(feature = "verbs")]
             OwnedMemory::Adopted => PageSize::Unknown,
             #[cfg(feature = "cuda")]
@@ -195,6 +200,27 @@ impl Region {
         Region::look(start, len_bytes, access)?;
         // SAFETY: the caller's promise.
         unsafe { Region::register_looked_at(domain, start, len_bytes, access) }
+    }
+
+    /// As [`Region::register`], for memory that dropping `owner` frees: a handle of another library's array, for instance. `owner` is dropped after the
+    /// memory is deregistered, when the last handle is gone, those of work in flight and of streams included. Any thread may drop it, also one of this library.
+    /// If the call fails, `owner` is dropped as well.
+    ///
+    /// # Safety
+    /// The memory is valid for reads and writes as long as `owner`. No Rust reference to it is alive while a transfer or a call of this region uses it.
+    ///
+    /// # Errors
+    /// As [`Region::register`].
+    pub unsafe fn register_from_owner(
+        domain: &ProtectionDomain,
+        start: NonNull<u8>,
+        len_bytes: u64,
+        access: Access,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Region> {
+        Region::look(start, len_bytes, access)?;
+        let own = OwnedMemory::Kept { _owner: owner };
+        Region::new(domain, start, len_bytes, access, own)
     }
 
     /// [`Region::register`] of memory that [`Region::look`] finds nothing wrong with.
@@ -833,6 +859,45 @@ mod tests {
             let refused = Region::alloc_huge(&domain, len_bytes, Access::ALL).map(drop);
             assert!(matches!(refused, Err(Error::Range { .. })), "{refused:?}");
         }
+    }
+
+    #[test]
+    fn the_owner_of_memory_goes_after_the_registration_and_every_handle() {
+        struct Buffer {
+            _memory: Box<[u64]>,
+            is_gone: Arc<AtomicBool>,
+        }
+        impl Drop for Buffer {
+            fn drop(&mut self) {
+                self.is_gone.store(true, Ordering::Release);
+            }
+        }
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let register = |len_bytes, is_gone: &Arc<AtomicBool>| {
+            let mut memory = vec![0u64; 8].into_boxed_slice();
+            let start = NonNull::from(&mut memory[0]).cast();
+            let owner = Box::new(Buffer {
+                _memory: memory,
+                is_gone: Arc::clone(is_gone),
+            });
+            // SAFETY: the owner has the memory, and nothing else refers to it.
+            unsafe { Region::register_from_owner(&domain, start, len_bytes, Access::ALL, owner) }
+        };
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let region = register(64, &is_gone).unwrap();
+        region.fill(0, 64, 3).unwrap();
+        let again = region.clone();
+        assert!(region.deregister());
+        drop(region);
+        assert!(!is_gone.load(Ordering::Acquire));
+        assert!(again.is_filled_with(0, 64, 3).unwrap());
+        assert_eq!(again.page_size(), PageSize::Unknown);
+        drop(again);
+        assert!(is_gone.load(Ordering::Acquire));
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let refused = register(0, &is_gone).map(drop);
+        assert!(matches!(refused, Err(Error::Range { .. })), "{refused:?}");
+        assert!(is_gone.load(Ordering::Acquire));
     }
 
     #[test]

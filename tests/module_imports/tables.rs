@@ -18,7 +18,7 @@ pub const SOFTCX: &str = "doorbell_softcx";
 
 /// All packages.
 pub const CRATES: &[Package] = &[
-    LIBRARY, WIRE, DEVICE, PRELOAD, CAPI, CLI, GPU_CHECK, STANDIN,
+    LIBRARY, WIRE, DEVICE, PRELOAD, CAPI, CLI, PYTHON, GPU_CHECK, STANDIN,
 ];
 
 const LIBRARY: Package = Package {
@@ -182,6 +182,29 @@ const CAPI: Package = Package {
             ],
         ),
         ("cm", &["endpoint"]),
+    ],
+};
+
+// The classes over what each of them needs.
+const PYTHON: Package = Package {
+    folder: "crates/python/src",
+    common: &["error", "detached"],
+    modules: &[
+        ("error", &[]),
+        ("detached", &["error"]),
+        ("exit", &[]),
+        ("arguments", &[]),
+        ("array", &[]),
+        ("region", &["arguments"]),
+        ("parts", &["arguments", "region"]),
+        ("ticket", &["arguments"]),
+        ("endpoint", &["arguments", "parts", "ticket"]),
+        ("device", &["arguments", "array", "endpoint", "region"]),
+        ("group", &["arguments", "device", "endpoint"]),
+        (
+            "stream",
+            &["arguments", "endpoint", "exit", "region", "parts", "ticket"],
+        ),
     ],
 };
 

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -68,7 +68,7 @@ pub struct RunOptions {
     /// Commands: hang=reset:5000 (answered 5,000 ms later), eio=error+reset (fail with EIO).
     #[arg(long, value_name = "FAULTS", verbatim_doc_comment, value_parser = faults)]
     fault: Option<String>,
-    /// Library of the preload door [default: libdoorbell_softcx.so beside this executable]
+    /// Library of the preload door [default: libdoorbell_softcx.so beside this executable, or where scripts/install-c puts it]
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
     /// The program and its arguments
@@ -89,6 +89,12 @@ impl RunOptions {
         }
         let own = std::env::current_exe().context("the path of this executable")?;
         let found = own.with_file_name("libdoorbell_softcx.so");
+        // PREFIX/bin/doorbell, with PREFIX/libexec/doorbell/.
+        let prefix = own.parent().and_then(Path::parent);
+        let installed = prefix.map(|prefix| prefix.join("libexec/doorbell/libdoorbell_softcx.so"));
+        if let Some(installed) = installed.filter(|it| it.is_file() && !found.is_file()) {
+            return Ok(installed);
+        }
         if !found.is_file() {
             bail!(
                 "{} does not exist; build it with `cargo build --workspace`, or name its path with --library",

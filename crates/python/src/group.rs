@@ -1,0 +1,211 @@
+//! The processes of a job.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use doorbell::{Device, EndpointConfig, Group, GroupConfig, LaunchEnvironment, StateKind};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::arguments::{Configuration, timeout};
+use crate::detached::{Detached, call};
+use crate::device::PyDomain;
+use crate::endpoint::PyEndpoint;
+use crate::error::{is_gone, state_exception};
+
+/// What is there until the rank leaves.
+type Member = Mutex<Option<Arc<Group>>>;
+
+/// The processes of a job, including this one.
+#[pyclass(frozen, module = "doorbell", name = "Group")]
+pub struct PyGroup {
+    inner: Detached<Member>,
+    endpoints: Mutex<BTreeMap<u32, Py<PyEndpoint>>>,
+    rank: u32,
+    size: u32,
+    timeout: Duration,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl PyGroup {
+    /// The group, unless this rank has left it. The lock is not held for longer than this.
+    fn group(&self, py: Python<'_>) -> PyResult<Arc<Group>> {
+        let group = lock(self.inner.get().ok_or_else(is_gone)?).clone();
+        group.ok_or_else(|| {
+            state_exception(
+                py,
+                StateKind::Disconnected,
+                "use of the group",
+                "this rank has left it",
+            )
+        })
+    }
+
+    /// Calls without the interpreter's lock. The last handle is not dropped with it either.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        function: impl FnOnce(&Group) -> doorbell::Result<T> + Send,
+    ) -> PyResult<T> {
+        let group = self.group(py)?;
+        call(py, move || function(&group))
+    }
+}
+
+#[pymethods]
+impl PyGroup {
+    /// Joins the group that the launcher has started this process for.
+    #[staticmethod]
+    #[pyo3(signature = (device = None, *, config = None, timeout = 60.0))]
+    fn from_environment(
+        py: Python<'_>,
+        device: Option<&str>,
+        config: Option<Configuration>,
+        timeout: f64,
+    ) -> PyResult<PyGroup> {
+        let timeout = self::timeout(Some(timeout))?.unwrap_or(Duration::MAX);
+        let config = GroupConfig::default()
+            .endpoint(config.map_or_else(EndpointConfig::default, |config| config.0))
+            .timeout(timeout);
+        let group = call(py, || {
+            let named = std::env::var("DOORBELL_DEVICE")
+                .ok()
+                .filter(|name| !name.is_empty());
+            let device = Device::open(device.or(named.as_deref()).unwrap_or("softcx"))?;
+            Group::join(
+                &LaunchEnvironment::from_env()?,
+                &device.protection_domain(),
+                &config,
+            )
+        })?;
+        Ok(PyGroup {
+            rank: group.rank(),
+            size: group.size(),
+            timeout,
+            inner: Detached::new(Mutex::new(Some(Arc::new(group)))),
+            endpoints: Mutex::default(),
+        })
+    }
+
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    #[getter]
+    fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// The domain in which regions for the group's endpoints are registered.
+    #[getter]
+    fn domain(&self, py: Python<'_>) -> PyResult<PyDomain> {
+        Ok(PyDomain::new(self.group(py)?.domain().clone()))
+    }
+
+    /// The endpoint that is connected with another rank. The first call for a rank waits until it is connected.
+    fn endpoint(&self, py: Python<'_>, peer: u32) -> PyResult<Py<PyEndpoint>> {
+        let known = || {
+            lock(&self.endpoints)
+                .get(&peer)
+                .map(|endpoint| endpoint.clone_ref(py))
+        };
+        if let Some(endpoint) = known() {
+            return Ok(endpoint);
+        }
+        match self.with(py, |group| group.take_endpoint(peer)) {
+            Ok(endpoint) => {
+                let endpoint = Py::new(py, PyEndpoint::new(endpoint))?;
+                lock(&self.endpoints).insert(peer, endpoint.clone_ref(py));
+                Ok(endpoint)
+            }
+            // Another thread has taken it meanwhile.
+            Err(error) => known().ok_or(error),
+        }
+    }
+
+    /// Waits until every rank has called this.
+    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, Group::barrier)
+    }
+
+    /// Stores a value for all ranks.
+    fn set(&self, py: Python<'_>, key: &str, value: &[u8]) -> PyResult<()> {
+        self.with(py, |group| {
+            group.store().set(key.as_bytes(), value, self.timeout)
+        })
+    }
+
+    /// The value of a key, once a rank has stored it.
+    fn get<'py>(&self, py: Python<'py>, key: &str) -> PyResult<Bound<'py, PyBytes>> {
+        let value = self.with(py, |group| group.store().get(key.as_bytes(), self.timeout))?;
+        Ok(PyBytes::new(py, &value))
+    }
+
+    /// The values of all ranks, once each has called this.
+    fn gather<'py>(&self, py: Python<'py>, value: &[u8]) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let values = self.with(py, |group| group.store().gather(value, self.timeout))?;
+        Ok(values.iter().map(|value| PyBytes::new(py, value)).collect())
+    }
+
+    /// Fails if a rank has ended.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, Group::check)
+    }
+
+    /// Leaves the group: the end of this process is no failure of the group then. The endpoints stay.
+    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        let member = self.inner.get().ok_or_else(is_gone)?;
+        let taken = lock(member).take();
+        let group = taken.ok_or_else(|| {
+            state_exception(
+                py,
+                StateKind::Disconnected,
+                "leave of the group",
+                "this rank has left it",
+            )
+        })?;
+        match Arc::try_unwrap(group) {
+            Ok(group) => call(py, || group.leave()),
+            Err(group) => {
+                *lock(member) = Some(group);
+                Err(state_exception(
+                    py,
+                    StateKind::Busy,
+                    "leave of the group",
+                    "another thread is in a call of the group",
+                ))
+            }
+        }
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Leaves the group. After an exception it drops it instead, so that the other ranks learn of the failure at once.
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        error: &Bound<'_, PyAny>,
+        traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let _ = (error, traceback);
+        let member = self.inner.get().ok_or_else(is_gone)?;
+        let is_member = lock(member).is_some();
+        if !is_member {
+            return Ok(());
+        }
+        if kind.is_none() {
+            return self.leave(py);
+        }
+        let group = lock(member).take();
+        py.detach(|| drop(group));
+        Ok(())
+    }
+}

@@ -1,0 +1,437 @@
+//! Streams: what they execute is queued, and none of these calls waits for it but those that say so.
+#![allow(unsafe_code)] // takes streams of other libraries by their handles
+
+use std::os::fd::BorrowedFd;
+use std::panic::resume_unwind;
+use std::time::Duration;
+
+use doorbell::{
+    Condition, Event, Executor, HostStream, QueueKind, StateKind, stream_wait_value32,
+    stream_write_value32,
+};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+
+use crate::arguments::{deadline, timeout};
+use crate::detached::{Detached, call, wait};
+use crate::endpoint::{Options, PyEndpoint, WorkKind};
+use crate::error::{is_gone, state_exception, to_exception};
+use crate::exit;
+use crate::parts::{RegionParts, RemotePart};
+use crate::region::PyRegion;
+use crate::ticket::PyTicket;
+
+/// The stream of the library.
+enum AnyStream {
+    Host(HostStream),
+    #[cfg(feature = "cuda")]
+    Cuda(doorbell::CudaStream),
+}
+
+impl AnyStream {
+    fn executor(&self) -> &dyn Executor {
+        match self {
+            AnyStream::Host(stream) => stream,
+            #[cfg(feature = "cuda")]
+            AnyStream::Cuda(stream) => stream,
+        }
+    }
+
+    fn launch(&self, function: impl FnOnce() + Send + 'static) -> doorbell::Result<()> {
+        match self {
+            AnyStream::Host(stream) => stream.launch(function),
+            #[cfg(feature = "cuda")]
+            AnyStream::Cuda(stream) => stream.launch_host(function),
+        }
+    }
+}
+
+/// A stream of any kind.
+#[pyclass(frozen, subclass, module = "doorbell", name = "Stream")]
+pub struct PyStream(Detached<AnyStream>);
+
+impl PyStream {
+    fn inner(&self) -> PyResult<&AnyStream> {
+        self.0.get().ok_or_else(is_gone)
+    }
+
+    fn queue(
+        &self,
+        endpoint: &Bound<'_, PyEndpoint>,
+        slices: &RegionParts,
+        work_kind: WorkKind,
+        options: Options,
+    ) -> PyResult<PyTicket> {
+        let stream = self.inner()?;
+        let ticket = endpoint.get().with(endpoint.py(), |inner| {
+            slices.with(|slices| {
+                inner.stream_queue_send(stream.executor(), &options.of(work_kind.work(slices)))
+            })
+        })?;
+        Ok(PyTicket::new(ticket, Some(endpoint.as_any())))
+    }
+
+    fn wait_cq(
+        &self,
+        endpoint: &Bound<'_, PyEndpoint>,
+        kind: QueueKind,
+        seconds: Option<f64>,
+    ) -> PyResult<PyTicket> {
+        let stream = self.inner()?;
+        let deadline = deadline(seconds)?;
+        let ticket = endpoint.get().with(endpoint.py(), |inner| match deadline {
+            Some(deadline) => inner.stream_wait_cq_for(stream.executor(), kind, deadline),
+            None => inner.stream_wait_cq(stream.executor(), kind),
+        })?;
+        Ok(PyTicket::new(ticket, Some(endpoint.as_any())))
+    }
+}
+
+/// Calls a function of a stream. Its exception is the stream's fault, as a panic is: what is queued behind it is not executed.
+fn call_function(function: Py<PyAny>) {
+    let failure = exit::attach(|py| {
+        let result = function.call0(py);
+        drop(function);
+        result.err().map(|error| error.to_string())
+    });
+    match failure {
+        Some(None) => {}
+        Some(Some(text)) => resume_unwind(Box::new(text)),
+        None => resume_unwind(Box::new("the Python interpreter has ended".to_owned())),
+    }
+}
+
+#[pymethods]
+impl PyStream {
+    #[getter]
+    fn name(&self) -> PyResult<&str> {
+        Ok(self.inner()?.executor().name())
+    }
+
+    #[pyo3(signature = (endpoint, slices, *, wr_id = 0, immediate = None, signaled = true))]
+    fn queue_send(
+        &self,
+        endpoint: &Bound<'_, PyEndpoint>,
+        slices: RegionParts,
+        wr_id: u64,
+        immediate: Option<u32>,
+        signaled: bool,
+    ) -> PyResult<PyTicket> {
+        self.queue(
+            endpoint,
+            &slices,
+            WorkKind::Send,
+            Options {
+                wr_id,
+                immediate,
+                signaled,
+            },
+        )
+    }
+
+    #[pyo3(signature = (endpoint, slices, *, wr_id = 0))]
+    fn queue_recv(
+        &self,
+        endpoint: &Bound<'_, PyEndpoint>,
+        slices: RegionParts,
+        wr_id: u64,
+    ) -> PyResult<PyTicket> {
+        let stream = self.inner()?;
+        let ticket = endpoint.get().with(endpoint.py(), |inner| {
+            slices.with(|slices| inner.stream_queue_recv(stream.executor(), wr_id, slices))
+        })?;
+        Ok(PyTicket::new(ticket, Some(endpoint.as_any())))
+    }
+
+    #[pyo3(signature = (endpoint, slices, remote, *, wr_id = 0, immediate = None, signaled = true))]
+    fn queue_write(
+        &self,
+        endpoint: &Bound<'_, PyEndpoint>,
+        slices: RegionParts,
+        remote: RemotePart,
+        wr_id: u64,
+        immediate: Option<u32>,
+        signaled: bool,
+    ) -> PyResult<PyTicket> {
+        self.queue(
+            endpoint,
+            &slices,
+            WorkKind::Write(remote.0),
+            Options {
+                wr_id,
+                immediate,
+                signaled,
+            },
+        )
+    }
+
+    #[pyo3(signature = (endpoint, slices, remote, *, wr_id = 0, signaled = true))]
+    fn queue_read(
+        &self,
+        endpoint: &Bound<'_, PyEndpoint>,
+        slices: RegionParts,
+        remote: RemotePart,
+        wr_id: u64,
+        signaled: bool,
+    ) -> PyResult<PyTicket> {
+        let immediate = None;
+        self.queue(
+            endpoint,
+            &slices,
+            WorkKind::Read(remote.0),
+            Options {
+                wr_id,
+                immediate,
+                signaled,
+            },
+        )
+    }
+
+    /// Makes work that is queued later wait for the next completion of the send queue.
+    #[pyo3(signature = (endpoint, timeout = None))]
+    fn wait_send(
+        &self,
+        endpoint: &Bound<'_, PyEndpoint>,
+        timeout: Option<f64>,
+    ) -> PyResult<PyTicket> {
+        self.wait_cq(endpoint, QueueKind::Send, timeout)
+    }
+
+    /// Makes work that is queued later wait for the next completion of the receive queue.
+    #[pyo3(signature = (endpoint, timeout = None))]
+    fn wait_recv(
+        &self,
+        endpoint: &Bound<'_, PyEndpoint>,
+        timeout: Option<f64>,
+    ) -> PyResult<PyTicket> {
+        self.wait_cq(endpoint, QueueKind::Recv, timeout)
+    }
+
+    /// Stores a 32-bit number into a region.
+    fn write_value(
+        &self,
+        py: Python<'_>,
+        region: &Bound<'_, PyRegion>,
+        offset: u64,
+        value: u32,
+    ) -> PyResult<PyTicket> {
+        let (stream, region) = (self.inner()?, region.get().inner()?);
+        let ticket = call(py, || {
+            stream_write_value32(stream.executor(), region, offset, value)
+        })?;
+        Ok(PyTicket::new(ticket, None))
+    }
+
+    /// Makes work that is queued later wait until a 32-bit number in a region is not below `value`.
+    #[pyo3(signature = (region, offset, value, timeout = None))]
+    fn wait_value(
+        &self,
+        py: Python<'_>,
+        region: &Bound<'_, PyRegion>,
+        offset: u64,
+        value: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<PyTicket> {
+        let (stream, region) = (self.inner()?, region.get().inner()?);
+        let deadline = self::timeout(timeout)?;
+        let condition = Condition::GreaterOrEqual(value);
+        let ticket = call(py, || {
+            stream_wait_value32(stream.executor(), region, offset, condition, deadline)
+        })?;
+        Ok(PyTicket::new(ticket, None))
+    }
+
+    /// Calls a function in the stream's turn, from another thread. Its exception is a fault of the stream.
+    fn launch(&self, function: &Bound<'_, PyAny>) -> PyResult<()> {
+        if !function.is_callable() {
+            return Err(PyTypeError::new_err("the function cannot be called"));
+        }
+        let stream = self.inner()?;
+        let kept = function.clone().unbind();
+        call(function.py(), || stream.launch(move || call_function(kept)))
+    }
+
+    /// An event that stands for the work that is queued so far.
+    fn record(&self, py: Python<'_>) -> PyResult<PyEvent> {
+        let stream = self.inner()?;
+        let event = Event::blocking();
+        call(py, || stream.executor().record(&event))?;
+        Ok(PyEvent(Detached::new(event)))
+    }
+
+    /// Makes work that is queued later wait for an event.
+    fn wait_event(&self, py: Python<'_>, event: &Bound<'_, PyEvent>) -> PyResult<()> {
+        let (stream, event) = (self.inner()?, event.get().inner()?);
+        call(py, || stream.executor().wait_event(event))
+    }
+
+    /// Whether all work that is queued so far is done.
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        let stream = self.inner()?;
+        call(py, || stream.executor().query())
+    }
+
+    /// Waits until all work that is queued now is done.
+    #[pyo3(signature = (timeout = None))]
+    fn synchronize(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let stream = self.inner()?;
+        wait(py, self::timeout(timeout)?, |slice| {
+            stream.executor().synchronize(slice)
+        })
+    }
+
+    /// Discards what is queued, and breaks the wait that the stream is in.
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        let stream = self.inner()?;
+        py.detach(|| match stream {
+            AnyStream::Host(stream) => stream.abort(),
+            #[cfg(feature = "cuda")]
+            AnyStream::Cuda(stream) => stream.abort(),
+        });
+        Ok(())
+    }
+
+    /// Clears the fault of the stream and returns it.
+    fn take_fault(&self, py: Python<'_>) -> PyResult<Option<PyErr>> {
+        let stream = self.inner()?;
+        let fault = py.detach(|| stream.executor().take_fault());
+        Ok(fault.map(|fault| to_exception(py, fault)))
+    }
+}
+
+/// A stream that a thread of the host executes.
+#[pyclass(frozen, extends = PyStream, module = "doorbell", name = "HostStream")]
+pub struct PyHostStream;
+
+#[pymethods]
+impl PyHostStream {
+    #[new]
+    #[pyo3(signature = (name = "python"))]
+    fn new(py: Python<'_>, name: &str) -> PyResult<PyClassInitializer<PyHostStream>> {
+        let stream = call(py, || HostStream::new(name))?;
+        let base = PyStream(Detached::new(AnyStream::Host(stream)));
+        Ok(PyClassInitializer::from(base).add_subclass(PyHostStream))
+    }
+}
+
+/// A stream of CUDA that the application has created. It keeps the object that has it.
+#[pyclass(frozen, extends = PyStream, module = "doorbell", name = "CudaStream")]
+pub struct PyCudaStream {
+    handle: usize,
+    _owner: Py<PyAny>,
+}
+
+/// The `cudaStream_t` of an object.
+fn handle_of(object: &Bound<'_, PyAny>) -> PyResult<usize> {
+    // torch; cuda.core; cupy.
+    if let Some(handle) = object.getattr_opt("cuda_stream")? {
+        return handle.extract();
+    }
+    if let Some(protocol) = object.getattr_opt("__cuda_stream__")? {
+        let (_version, handle): (u32, usize) = protocol.call0()?.extract()?;
+        return Ok(handle);
+    }
+    if let Some(handle) = object.getattr_opt("ptr")? {
+        return handle.extract();
+    }
+    object.extract().map_err(|_| {
+        PyTypeError::new_err(
+            "a CUDA stream has `cuda_stream`, `__cuda_stream__` or `ptr`, or is a number",
+        )
+    })
+}
+
+#[pymethods]
+impl PyCudaStream {
+    #[new]
+    #[pyo3(signature = (stream, name = "python"))]
+    fn new(stream: &Bound<'_, PyAny>, name: &str) -> PyResult<PyClassInitializer<PyCudaStream>> {
+        let handle = handle_of(stream)?;
+        let inner = open(stream.py(), handle, name)?;
+        let class = PyCudaStream {
+            handle,
+            _owner: stream.clone().unbind(),
+        };
+        let base = PyStream(Detached::new(inner));
+        Ok(PyClassInitializer::from(base).add_subclass(class))
+    }
+
+    #[getter]
+    fn handle(&self) -> usize {
+        self.handle
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn open(py: Python<'_>, handle: usize, name: &str) -> PyResult<AnyStream> {
+    use doorbell::{CudaContext, CudaStream};
+
+    let stream = call(py, || {
+        let raw = std::ptr::with_exposed_provenance_mut(handle);
+        // SAFETY: a stream that the caller names; docs/python.md has it stay until its work is done.
+        let context = unsafe { CudaContext::of_stream(raw) }?;
+        // SAFETY: as above.
+        unsafe { CudaStream::from_raw(&context, raw, name) }
+    })?;
+    Ok(AnyStream::Cuda(stream))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open(py: Python<'_>, _handle: usize, _name: &str) -> PyResult<AnyStream> {
+    Err(state_exception(
+        py,
+        StateKind::Unsupported,
+        "CudaStream",
+        "this package was built without the feature `cuda`",
+    ))
+}
+
+/// A mark in the work of a stream.
+#[pyclass(frozen, module = "doorbell", name = "Event")]
+pub struct PyEvent(Detached<Event>);
+
+impl PyEvent {
+    fn inner(&self) -> PyResult<&Event> {
+        self.0.get().ok_or_else(is_gone)
+    }
+}
+
+#[pymethods]
+impl PyEvent {
+    /// Whether the stream has passed it.
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        let event = self.inner()?;
+        call(py, || event.query())
+    }
+
+    /// Waits until the stream has passed it.
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let event = self.inner()?;
+        wait(py, self::timeout(timeout)?, |slice: Option<Duration>| {
+            event.synchronize(slice)
+        })
+    }
+
+    /// Adds 1 to an eventfd when the stream has passed it.
+    fn notify(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
+        if descriptor < 0 {
+            return Err(state_exception(
+                py,
+                StateKind::NotFound,
+                "notify",
+                "a descriptor is not negative",
+            ));
+        }
+        let event = self.inner()?;
+        // SAFETY: a descriptor of the caller's, which this call duplicates before it returns; a closed one is an error of that.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        call(py, || event.notify(descriptor))
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let wait = slf.py().import("doorbell._await")?;
+        wait.call_method1("event_done", (slf,))?
+            .call_method0("__await__")
+    }
+}

@@ -1,0 +1,249 @@
+"""Memory and streams of a GPU, over the stand-in for the CUDA driver. Its memory is none that the program can touch."""
+
+import ctypes
+import os
+from typing import Any
+
+import doorbell
+import pytest
+from conftest import Pair
+
+if "DOORBELL_CUDA_STANDIN" not in os.environ:
+    pytest.skip("there is no stand-in for the CUDA driver: eval $(scripts/cuda-standin)", allow_module_level=True)
+if "cuda" not in doorbell.features():
+    pytest.skip("the package was built without the feature cuda", allow_module_level=True)
+
+
+class Driver:
+    """The calls of the driver that these tests make themselves, as torch or cupy would."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libcuda.so.1")
+        self.call("cuInit", 0)
+        self.context = ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
+        self.call("cuCtxSetCurrent", self.context)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self.library, name)(*arguments)
+        assert code == 0, f"{name}: {code}"
+
+    def stream(self) -> int:
+        stream = ctypes.c_void_p()
+        # CU_STREAM_NON_BLOCKING
+        self.call("cuStreamCreate", ctypes.byref(stream), 1)
+        assert stream.value
+        return stream.value
+
+
+@pytest.fixture(scope="module")
+def driver() -> Driver:
+    return Driver()
+
+
+class CudaArray:
+    """Memory of a GPU, as `__cuda_array_interface__` describes it."""
+
+    freed: list[int] = []
+
+    def __init__(self, driver: Driver, data: bytes, typestr: str = "|u1", strides: tuple[int, ...] | None = None) -> None:
+        self.driver, self.nbytes = driver, len(data)
+        pointer = ctypes.c_uint64()
+        driver.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(len(data)))
+        self.pointer = pointer.value
+        driver.call("cuMemcpyHtoD_v2", ctypes.c_uint64(self.pointer), data, ctypes.c_size_t(len(data)))
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "shape": (len(data) // int(typestr[2:]),),
+            "typestr": typestr,
+            "data": (self.pointer, False),
+            "strides": strides,
+            "version": 3,
+        }
+
+    def __bytes__(self) -> bytes:
+        data = ctypes.create_string_buffer(self.nbytes)
+        self.driver.call("cuMemcpyDtoH_v2", data, ctypes.c_uint64(self.pointer), ctypes.c_size_t(self.nbytes))
+        return data.raw
+
+    def __del__(self) -> None:
+        CudaArray.freed.append(self.pointer)
+        self.driver.call("cuMemFree_v2", ctypes.c_uint64(self.pointer))
+
+
+class OfDevice(CudaArray):
+    """One that names its device, as torch and cupy do."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+
+class DlTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class DlpackArray:
+    """Memory of a GPU, as DLPack describes it."""
+
+    def __init__(self, array: CudaArray, device_type: int = 2, strides: tuple[int, ...] | None = None) -> None:
+        self.array = array
+        self.shape = (ctypes.c_int64 * 2)(2, array.nbytes // 8)
+        self.strides = None if strides is None else (ctypes.c_int64 * 2)(*strides)
+        pointer = ctypes.POINTER(ctypes.c_int64)
+        self.tensor = DlTensor(
+            array.pointer, device_type, 0, 2, 2, 32, 1, ctypes.cast(self.shape, pointer),
+            ctypes.cast(self.strides, pointer) if self.strides is not None else pointer(), 0,
+        )  # fmt: skip
+
+    def __dlpack__(self) -> Any:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.tensor), b"dltensor", None)
+
+
+class TorchStream:
+    """A stream as torch has it."""
+
+    def __init__(self, handle: int) -> None:
+        self.cuda_stream = handle
+
+
+class CoreStream:
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+
+class CupyStream:
+    def __init__(self, handle: int) -> None:
+        self.ptr = handle
+
+
+@pytest.mark.parametrize("kind", [CudaArray, OfDevice])
+def test_memory_of_a_gpu_is_sent_and_received_where_it_is(driver: Driver, kind: type[CudaArray]) -> None:
+    pair = Pair()
+    source, target = kind(driver, bytes(range(64)), "<f4"), kind(driver, bytes(64), "<f4")
+    from_region, to_region = pair.domain.register(source), pair.domain.register(target)
+    assert (from_region.address, from_region.itemsize, len(from_region)) == (source.pointer, 4, 16)
+    assert from_region.kind != "host"
+    stream = doorbell.CudaStream(TorchStream(driver.stream()))
+    receive = pair.b.post_recv(to_region[0:8])
+    # What is written to the memory now is what is sent.
+    driver.call("cuMemsetD8_v2", ctypes.c_uint64(source.pointer), 9, ctypes.c_size_t(4))
+    sent = stream.queue_send(pair.a, from_region[0:8])
+    stream.wait_send(pair.a)
+    stream.wait_recv(pair.b)
+    stream.synchronize(30)
+    sent.wait(10)
+    receive.wait(10)
+    assert bytes(target) == b"\x09" * 4 + bytes(range(4, 32)) + bytes(32)
+    with pytest.raises(BufferError, match="GPU"):
+        memoryview(from_region)
+
+
+def test_dlpack_leads_to_memory_of_a_gpu(driver: Driver) -> None:
+    pair = Pair()
+    target = CudaArray(driver, bytes(64))
+    tensor = DlpackArray(target)
+    region = pair.domain.register(tensor)
+    assert (region.address, region.itemsize, len(region)) == (target.pointer, 4, 16)
+    ticket = pair.b.post_recv(region)
+    pair.a.post_send(pair.domain.register(b"host" * 16))
+    ticket.wait(10)
+    assert bytes(target) == b"host" * 16
+    assert len(pair.domain.register(DlpackArray(target, strides=(8, 1)))) == 16
+    with pytest.raises(BufferError, match="contiguous"):
+        pair.domain.register(DlpackArray(target, strides=(1, 2)))
+    with pytest.raises(doorbell.StateError, match="device type 10") as caught:
+        pair.domain.register(DlpackArray(target, device_type=10))
+    assert caught.value.kind == "Unsupported"
+    with pytest.raises(BufferError, match="contiguous"):
+        pair.domain.register(CudaArray(driver, bytes(64), "<f4", strides=(8,)))
+
+
+def test_a_region_keeps_the_array_of_a_gpu(driver: Driver) -> None:
+    domain = doorbell.Device().domain()
+    array = CudaArray(driver, bytes(64))
+    pointer = array.pointer
+    region = domain.register(array)
+    del array
+    assert pointer not in CudaArray.freed
+    part = region[0:4]
+    del region
+    assert pointer not in CudaArray.freed and part.nbytes == 4
+    del part
+    for _ in range(1000):
+        if pointer in CudaArray.freed:
+            break
+        doorbell.HostStream("turn").synchronize(10)
+    assert pointer in CudaArray.freed
+
+
+@pytest.mark.parametrize("kind", [TorchStream, CoreStream, CupyStream, int])
+def test_streams_of_other_packages_are_used_as_they_are(driver: Driver, kind: Any) -> None:
+    handle = driver.stream()
+    stream = doorbell.CudaStream(kind(handle), name="theirs")
+    assert stream.handle == handle and stream.name == "theirs" and isinstance(stream, doorbell.Stream)
+    called = []
+    stream.launch(lambda: called.append(1))
+    event = stream.record()
+    event.wait(30)
+    assert called == [1] and stream.done()
+    # Streams of both kinds wait for each other.
+    host = doorbell.HostStream()
+    host.wait_event(event)
+    host.synchronize(10)
+    stream.wait_event(host.record())
+    stream.synchronize(10)
+
+
+def test_a_tensor_of_the_host_and_a_stream_of_the_gpu(driver: Driver) -> None:
+    pair = Pair()
+    source, target = bytearray(b"s" * 32), bytearray(32)
+    stream = doorbell.CudaStream(driver.stream())
+    region, into = pair.domain.register(source), pair.domain.register(target)
+    pair.b.post_recv(into)
+    stream.launch(lambda: source.__setitem__(slice(0, 4), b"late"))
+    stream.queue_send(pair.a, region)
+    stream.wait_recv(pair.b)
+    stream.synchronize(30)
+    assert target == b"late" + b"s" * 28
+
+
+def test_what_is_no_stream_and_no_memory_is_refused(driver: Driver) -> None:
+    with pytest.raises(TypeError, match="cuda_stream"):
+        doorbell.CudaStream("stream")
+    # CU_STREAM_PER_THREAD
+    with pytest.raises(doorbell.StateError, match="per-thread"):
+        doorbell.CudaStream(2)
+    array = CudaArray(driver, bytes(64))
+    array.__cuda_array_interface__["shape"] = (1 << 30,)
+    with pytest.raises(doorbell.Error):
+        doorbell.Device().domain().register(array)
+    del array.__cuda_array_interface__["data"]
+    with pytest.raises(BufferError, match="data"):
+        doorbell.Device().domain().register(array)
+
+
+def test_the_error_of_the_driver_has_its_name(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    domain = doorbell.Device().domain()
+    array = OfDevice(driver, bytes(64))
+    pointer = ctypes.c_uint64()
+    driver.call("cuMemHostAlloc", ctypes.byref(pointer), ctypes.c_size_t(4096), 0)
+    array.__cuda_array_interface__["data"] = (pointer.value, False)
+    with pytest.raises(doorbell.Error) as caught:
+        domain.register(array)
+    if isinstance(caught.value, doorbell.CudaError):
+        assert caught.value.name.startswith("CUDA_ERROR") and caught.value.code and caught.value.call

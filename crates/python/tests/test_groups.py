@@ -1,0 +1,172 @@
+"""Groups of processes, as torchrun starts them."""
+
+import errno
+import os
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import doorbell
+import pytest
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def free_port() -> int:
+    """A port whose successor, which the group takes, is free: below those that systems give to outgoing connections."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+        return port
+
+
+def start(size: int, program: list[str]) -> list[subprocess.Popen[str]]:
+    """Starts ranks with the environment of torchrun."""
+    port = free_port()
+    ranks = []
+    for rank in range(size):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("DOORBELL_", "OMPI_", "PMI", "SLURM_"))}
+        environment |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        process = subprocess.Popen([sys.executable, *program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        ranks.append(process)
+    return ranks
+
+
+def outputs(ranks: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    try:
+        ended = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [(rank.returncode, *texts) for rank, texts in zip(ranks, ended, strict=True)]
+
+
+def test_the_ring_of_the_example() -> None:
+    pytest.importorskip("torch", reason="torch is not installed: apt-get install python3-torch on Debian")
+    ranks = outputs(start(3, [str(EXAMPLES / "ring.py"), "5", "10000"]))
+    assert [status for status, _, _ in ranks] == [0, 0, 0], ranks
+    for rank, (_, said, _) in enumerate(ranks):
+        assert said == f"rank {rank} of 3: 5 rounds, all items right\n"
+
+
+MEMBER = """
+import doorbell, sys
+with doorbell.Group.from_environment("softcx", config=doorbell.EndpointConfig(send_depth=16), timeout=60.0) as group:
+    assert group.size == 2 and group.gather(bytes([group.rank])) == [b"\\x00", b"\\x01"]
+    peer = 1 - group.rank
+    endpoint = group.endpoint(peer)
+    assert endpoint is group.endpoint(peer) and endpoint.send_room() == 16
+    region = group.domain.register(bytearray(8), doorbell.Access.ALL)
+    group.set(f"region of {group.rank}", bytes(region.remote))
+    remote = doorbell.RemoteRegion(group.get(f"region of {peer}"))
+    stream = doorbell.HostStream()
+    stream.queue_write(endpoint, group.domain.register(bytes([group.rank + 7]) * 4), remote[0:4])
+    stream.wait_send(endpoint)
+    stream.synchronize(30)
+    group.barrier()
+    group.check()
+    assert bytes(memoryview(region)) == bytes([peer + 7]) * 4 + bytes(4)
+    for wrong in (group.rank, 2):
+        try:
+            group.endpoint(wrong)
+        except doorbell.Error:
+            pass
+        else:
+            raise AssertionError("an endpoint with nobody")
+if len(sys.argv) == 1:
+    try:
+        group.barrier()
+    except doorbell.StateError as error:
+        assert error.kind == "Disconnected"
+    endpoint.qpn
+print("done")
+"""
+
+
+def test_ranks_exchange_regions_and_write_to_each_other() -> None:
+    ranks = outputs(start(2, ["-c", MEMBER]))
+    assert [(status, said) for status, said, _ in ranks] == [(0, "done\n")] * 2, ranks
+
+
+ENDS = """
+import doorbell, os
+group = doorbell.Group.from_environment()
+endpoint = group.endpoint(1 - group.rank)
+group.barrier()
+if group.rank == 1:
+    os._exit(3)
+stream = doorbell.HostStream()
+endpoint.post_recv(group.domain.alloc(8))
+wait = stream.wait_recv(endpoint)
+try:
+    wait.wait(60)
+except doorbell.WorkError as error:
+    print(error.cause)
+try:
+    for _ in range(1000):
+        group.check()
+except doorbell.RankError as error:
+    print(error.rank, bool(error.reason))
+"""
+
+RAISES = """
+import doorbell
+try:
+    with doorbell.Group.from_environment() as group:
+        group.barrier()
+        if group.rank == 1:
+            raise ValueError("of this rank")
+        group.get("what nobody sets")
+except doorbell.RankError as error:
+    print(error.rank)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_rank_that_ends_is_named() -> None:
+    ranks = outputs(start(2, ["-c", ENDS]))
+    assert ranks[1][0] == 3
+    assert ranks[0][0] == 0 and ranks[0][1].splitlines()[-1] == "1 True", ranks
+    ranks = outputs(start(2, ["-c", RAISES]))
+    assert [said for _, said, _ in ranks] == ["1\n", "of this rank\n"], ranks
+
+
+def test_without_a_launcher_the_error_names_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("RANK", "WORLD_SIZE", "OMPI_", "PMI", "SLURM_", "DOORBELL_RANK")):
+            monkeypatch.delenv(name)
+    with pytest.raises(doorbell.StateError, match="DOORBELL_RANK") as caught:
+        doorbell.Group.from_environment("softcx")
+    assert caught.value.kind == "Environment"
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(doorbell.RangeError) as rank:
+        doorbell.Group.from_environment()
+    assert rank.value.argument == "rank"
+
+
+def test_an_address_of_another_host_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "192.0.2.1"), ("MASTER_PORT", "29500")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(doorbell.SystemCallError) as caught:
+        doorbell.Group.from_environment(timeout=1.0)
+    assert caught.value.operation.startswith("bind") and caught.value.errno == errno.EADDRNOTAVAIL
+
+
+def test_a_group_of_one_leaves_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(free_port()))):
+        monkeypatch.setenv(name, value)
+    group = doorbell.Group.from_environment("softcx,path=proxy")
+    assert (group.rank, group.size) == (0, 1) and group.domain.device.name.startswith("softcx")
+    group.leave()
+    with pytest.raises(doorbell.StateError):
+        group.leave()
