@@ -76,6 +76,15 @@ impl PyTicket {
         class(py, "doorbell._types", "Status")?.getattr(name)
     }
 
+    /// How many launches of a captured graph have executed the operation; None for one that is of no such graph.
+    #[getter]
+    fn launches(&self) -> PyResult<Option<u64>> {
+        #[cfg(feature = "cuda")]
+        return Ok(self.inner()?.launches());
+        #[cfg(not(feature = "cuda"))]
+        Ok(self.inner().map(|_| None)?)
+    }
+
     /// Bytes that a receive or a read has brought.
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<Option<u32>> {

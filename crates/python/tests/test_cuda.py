@@ -247,3 +247,41 @@ def test_the_error_of_the_driver_has_its_name(driver: Driver, monkeypatch: pytes
         domain.register(array)
     if isinstance(caught.value, doorbell.CudaError):
         assert caught.value.name.startswith("CUDA_ERROR") and caught.value.code and caught.value.call
+
+
+def test_a_graph_that_others_capture_transfers_with_each_launch(driver: Driver) -> None:
+    pair = Pair()
+    source, target = CudaArray(driver, bytes(64)), CudaArray(driver, bytes(64))
+    sent = pair.domain.register(source)
+    received = pair.domain.register(target)
+    raw = driver.stream()
+    stream = doorbell.CudaStream(raw)
+    graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+    # As torch.cuda.graph does: CU_STREAM_CAPTURE_MODE_GLOBAL.
+    driver.call("cuStreamBeginCapture_v2", ctypes.c_void_p(raw), 0)
+    try:
+        tickets = [
+            stream.queue_recv(pair.b, received[0:64]),
+            stream.queue_send(pair.a, sent[0:64]),
+            stream.wait_send(pair.a),
+            stream.wait_recv(pair.b),
+        ]
+    except doorbell.StateError as error:
+        if "no kernels" in str(error):
+            pytest.skip(str(error))
+        raise
+    finally:
+        driver.call("cuStreamEndCapture", ctypes.c_void_p(raw), ctypes.byref(graph))
+    driver.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
+    driver.call("cuGraphDestroy", graph)
+    for launch in range(1, 21):
+        data = bytes([launch]) * 64
+        driver.call("cuMemcpyHtoD_v2", ctypes.c_uint64(source.pointer), data, ctypes.c_size_t(64))
+        driver.call("cuGraphLaunch", executable, ctypes.c_void_p(raw))
+        driver.call("cuStreamSynchronize", ctypes.c_void_p(raw))
+        assert bytes(target) == data
+        assert [ticket.launches for ticket in tickets] == [launch] * 4
+    assert all(ticket.status == doorbell.Status.RUNG for ticket in tickets)
+    with pytest.raises(doorbell.StateError):
+        tickets[3].wait(timeout=1)
+    driver.call("cuGraphExecDestroy", executable)
