@@ -263,8 +263,8 @@ typedef enum gds_membar_flags {
 } gds_membar_flags_t;
 
 /*
- * The condition of a wait for a word, as in cuStreamWaitValue32. A CUDA stream waits for equality, and for words of GPU
- * memory, by cuStreamWaitValue32 itself: these waits have no timeout.
+ * The condition of a wait for a word, as in cuStreamWaitValue32. A CUDA stream waits for words of GPU memory by
+ * cuStreamWaitValue32 itself, also for equality if the library has no kernels: these waits have no timeout.
  */
 typedef enum gds_wait_cond_flag {
 	GDS_WAIT_COND_GEQ = 0, /* (int32_t)(word - value) >= 0 */

@@ -253,8 +253,6 @@ int doorbell_gds_is_gpu_memory(const void *address);
 /* A wait or a store by the driver's own call on a stream of the driver. */
 int doorbell_gds_driver_wait(CUstream stream, CUdeviceptr address, uint32_t value, gds_wait_cond_flag_t cond, int flags);
 int doorbell_gds_driver_write(CUstream stream, void *address, uint32_t value);
-/* A wait for equality on a host stream. */
-int doorbell_gds_host_wait_equal(doorbell_stream *stream, const uint32_t *word, uint32_t value);
 
 /* verbs.c */
 void doorbell_gds_verbs_init(struct doorbell_gds_qp *qp);

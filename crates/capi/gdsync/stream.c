@@ -419,20 +419,23 @@ static int doorbell_gds_wait_word(const struct doorbell_gds_target *target, cons
 	const doorbell_region *region;
 	uint64_t offset, mapped;
 	uint32_t condition;
-	int error = doorbell_gds_word(wait->ptr, 4, wait->flags, target, &kind, &region, &offset);
+	int code, error = doorbell_gds_word(wait->ptr, 4, wait->flags, target, &kind, &region, &offset);
 	if (error)
 		return error;
 	if (kind == DOORBELL_GDS_WORD_GPU)
 		return doorbell_gds_driver_wait(target->name, (CUdeviceptr)(uintptr_t)wait->ptr, wait->value, cond, wait->flags);
-	if (cond == GDS_WAIT_COND_EQ && target->is_cuda) {
+	condition = cond == GDS_WAIT_COND_GEQ	? DOORBELL_WAIT_GEQ :
+		    cond == GDS_WAIT_COND_AND	? DOORBELL_WAIT_AND :
+		    cond == GDS_WAIT_COND_NOR	? DOORBELL_WAIT_NOR :
+						  DOORBELL_WAIT_EQ;
+	code = doorbell_stream_wait_value32(target->handle, region, offset, condition, wait->value, doorbell_gds_wait_timeout_ms(),
+					    NULL);
+	if (code == DOORBELL_ESTATE && cond == GDS_WAIT_COND_EQ && target->is_cuda) {
+		/* The library has no kernels, one of which would wait with a timeout. */
 		error = doorbell_gds_errno(doorbell_region_device_pointer(region, &mapped));
 		return error ? error : doorbell_gds_driver_wait(target->name, mapped + offset, wait->value, cond, wait->flags);
 	}
-	if (cond == GDS_WAIT_COND_EQ)
-		return doorbell_gds_host_wait_equal(target->handle, wait->ptr, wait->value);
-	condition = cond == GDS_WAIT_COND_GEQ ? DOORBELL_WAIT_GEQ : cond == GDS_WAIT_COND_AND ? DOORBELL_WAIT_AND : DOORBELL_WAIT_NOR;
-	return doorbell_gds_errno(doorbell_stream_wait_value32(target->handle, region, offset, condition, wait->value,
-							       doorbell_gds_wait_timeout_ms(), NULL));
+	return doorbell_gds_errno(code);
 }
 
 static int doorbell_gds_give_words(const struct doorbell_gds_target *target, const gds_descriptor_t *desc)

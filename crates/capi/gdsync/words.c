@@ -5,8 +5,6 @@
 #include "internal.h"
 
 #include <dlfcn.h>
-#include <sched.h>
-#include <time.h>
 
 /* Values of cuda.h. */
 enum {
@@ -78,46 +76,4 @@ int doorbell_gds_driver_write(CUstream stream, void *address, uint32_t value)
 	if (!driver->write_value32)
 		return EOPNOTSUPP;
 	return driver->write_value32(stream, (CUdeviceptr)(uintptr_t)address, value, 0) == 0 ? 0 : EIO;
-}
-
-struct doorbell_gds_equal {
-	const uint32_t *word;
-	uint32_t value;
-	int64_t timeout_ms;
-};
-
-static int64_t doorbell_gds_now_ms(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
-/* Waits in the thread of the stream. */
-static void doorbell_gds_wait_equal(void *argument)
-{
-	struct doorbell_gds_equal *wait = (struct doorbell_gds_equal *)argument;
-	const int64_t start_ms = doorbell_gds_now_ms();
-	while (__atomic_load_n(wait->word, __ATOMIC_ACQUIRE) != wait->value) {
-		if (wait->timeout_ms > 0 && doorbell_gds_now_ms() - start_ms >= wait->timeout_ms)
-			break;
-		sched_yield();
-	}
-	free(wait);
-}
-
-int doorbell_gds_host_wait_equal(doorbell_stream *stream, const uint32_t *word, uint32_t value)
-{
-	const int64_t timeout_ms = doorbell_gds_wait_timeout_ms();
-	struct doorbell_gds_equal *wait = (struct doorbell_gds_equal *)malloc(sizeof(*wait));
-	int error;
-	if (!wait)
-		return ENOMEM;
-	wait->word = word;
-	wait->value = value;
-	wait->timeout_ms = timeout_ms == DOORBELL_DEFAULT_TIMEOUT ? 30000 : timeout_ms;
-	error = doorbell_gds_errno(doorbell_stream_launch(stream, doorbell_gds_wait_equal, wait));
-	if (error)
-		free(wait);
-	return error;
 }
