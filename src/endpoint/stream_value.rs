@@ -3,6 +3,7 @@
 //! The polls of programs are of 32 bits, because those of the devices' queues are, and a wait by memory operations is ended by a store of this process to the
 //! word. So these waits have other means: on a stream of the host, the thread that executes it looks at the word; on a CUDA stream a kernel does, which has its own
 //! time limit and reaches words of the GPU's memory.
+#![allow(unsafe_code)] // promises that memory stays
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -363,7 +364,6 @@ impl LookedWait {
 }
 
 // SAFETY: the one target of the table is `holds`, which lives as long as the wait and is atomic to everyone.
-#[allow(unsafe_code)] // promises that memory stays
 unsafe impl Owner for LookedWait {
     fn targets(&self) -> &Targets {
         &self.targets
