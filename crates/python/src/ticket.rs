@@ -82,7 +82,7 @@ impl PyTicket {
         #[cfg(feature = "cuda")]
         return Ok(self.inner()?.launches());
         #[cfg(not(feature = "cuda"))]
-        Ok(self.inner().map(|_| None)?)
+        self.inner().map(|_| None)
     }
 
     /// Bytes that a receive or a read has brought.
