@@ -88,7 +88,7 @@
  *   driver or no current context. Streams share the work queues of their context (8, or CUDA_DEVICE_MAX_CONNECTIONS, at
  *   most 32). While as many streams wait as there are queues, no other stream goes on, whatever its priority. A kernel
  *   queue or a region is unregistered from the driver when it is destroyed; an endpoint, and what is destroyed while a
- *   stream of this library has work, by the next call of the program that destroys a kernel queue, a region or a stream,
+ *   stream of this library has work, by the next call of the program that destroys a device queue, a region or a stream,
  *   or synchronizes a stream. These calls may wait for GPU work that the program itself has queued, as cuMemFree does.
  *   Do not make them in a thread that such work waits for. The library's own threads unregister nothing.
  *

@@ -56,9 +56,9 @@
  *   gds_alloc_mapped_memory(GDS_MEMORY_GPU)      GDS_MEMORY_HOST; or doorbell_region_alloc_device, which the CPU cannot access.
  *                                                Otherwise EOPNOTSUPP
  *   gds_mem_desc_t.mh                            nothing: GDRCopy is not used
- *   an mlx5_send_info or _wait_info that a       doorbell_trigger_thread() with its `trigger`: see gdsync/mlx5.h
+ *   an mlx5_send_info or _wait_info that a       doorbell_device_trigger() with its `trigger`: see gdsync/mlx5.h
  *     kernel stores and polls itself
- *   gdsync/device.cuh (gdsync::device::wait)     doorbell_kernel_wait_value32 of doorbell/device.cuh, which also has a timeout
+ *   gdsync/device.cuh (gdsync::device::wait)     doorbell_device_wait_value32 of doorbell/device.cuh, which also has a timeout
  *   GDS_DISABLE_* and other environment          nothing: capabilities of the device are detected
  *     variables
  *   a library that is loaded with dlopen and     link the program with -rdynamic. Otherwise memory that is registered in one is

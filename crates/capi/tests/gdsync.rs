@@ -268,7 +268,7 @@ fn gdsync_h_compiles_in_cuda_programs() {
     let path = scratch("gdsync.cu");
     let text = "#include <cuda.h>\n#include <doorbell/gdsync.h>\n#include <doorbell/device.cuh>\n\
         __global__ void ring(const __grid_constant__ gds_mlx5_send_info_t info, int *status)\n\
-        { *status = doorbell_trigger_thread(&info.trigger, 1000); }\n\
+        { *status = doorbell_device_trigger(&info.trigger, 1000); }\n\
         int send(CUstream stream, gds_send_request_t *request, CUdeviceptr *address)\n\
         { *address = 0; return gds_stream_post_send(stream, request); }\n";
     fs::write(&path, text).unwrap();

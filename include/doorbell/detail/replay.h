@@ -1,6 +1,6 @@
 /*
  * One operation of a graph that its application captures and launches by itself. The kernel doorbell_replay executes it with
- * each launch, with one thread. All that changes from launch to launch lies in memory: the counts of a kernel queue
+ * each launch, with one thread. All that changes from launch to launch lies in memory: the counts of a device queue
  * (queue_doorbell.h), those of the receive queue below, and the cells of the operations. So a launch needs no call of the
  * host. src/endpoint/replay has the host's side. C11 and CUDA.
  *
@@ -64,7 +64,7 @@ struct dbl_replay_report {
 
 /* An operation: the parameter of the kernel. Addresses are the device's. An operation without a queue has 0 for `queue.state`. */
 struct dbl_replay {
-	struct doorbell_queue queue;
+	struct doorbell_queue_view queue;
 	uint64_t recv; /* struct dbl_replay_recv */
 	uint64_t recv_ring;
 	uint64_t recv_record; /* the receive half of the doorbell record */
@@ -91,8 +91,8 @@ struct dbl_replay {
 DBL_STATIC_ASSERT(sizeof(struct dbl_replay_recv) == 512, "four lines");
 DBL_STATIC_ASSERT(sizeof(struct dbl_replay_cell) == 16, "a cell");
 DBL_STATIC_ASSERT(sizeof(struct dbl_replay_report) == 64, "a report is a cache line");
-DBL_STATIC_ASSERT(sizeof(struct dbl_replay) == 280, "35 words");
-DBL_STATIC_ASSERT(offsetof(struct dbl_replay, words) == 216, "words");
+DBL_STATIC_ASSERT(sizeof(struct dbl_replay) == 296, "37 words");
+DBL_STATIC_ASSERT(offsetof(struct dbl_replay, words) == 232, "words");
 
 /* Counts from `since_ns` on. Returns whether the time is over; the first call of a wait begins it. */
 DBL_DEVICE int dbl_replay_is_late(uint64_t *since_ns, uint64_t bound_ns)
@@ -106,10 +106,10 @@ DBL_DEVICE int dbl_replay_is_late(uint64_t *since_ns, uint64_t bound_ns)
 
 DBL_DEVICE int dbl_replay_send(const struct dbl_replay *replay, struct dbl_replay_cell *cell)
 {
-	const struct doorbell_queue *queue = &replay->queue;
+	const struct doorbell_queue_view *queue = &replay->queue;
 	uint64_t wqe[DBL_WQEBB_BYTES / 8];
 	uint32_t slot, upto, reserved;
-	const int code = doorbell_reserve(queue, 1, replay->timeout_ns, &slot);
+	const int code = doorbell_device_reserve(queue, 1, replay->timeout_ns, &slot);
 
 	if (code != DOORBELL_OK)
 		return code;
@@ -132,14 +132,14 @@ DBL_DEVICE int dbl_replay_send(const struct dbl_replay *replay, struct dbl_repla
 		if (upto - (slot + 1) <= reserved - (slot + 1))
 			break;
 	} while (dbl_claim_dword(&cell->upto, upto, slot + 1) != upto);
-	return doorbell_submit(queue, slot, 1);
+	return doorbell_device_submit(queue, slot, 1);
 }
 
 DBL_DEVICE int dbl_replay_wait_send(const struct dbl_replay *replay)
 {
 	const struct dbl_replay_cell *sent = (const struct dbl_replay_cell *)(uintptr_t)replay->awaited;
 
-	return doorbell_wait(&replay->queue, dbl_load_dword_relaxed(&sent->upto), replay->timeout_ns);
+	return doorbell_device_wait(&replay->queue, dbl_load_dword_relaxed(&sent->upto), replay->timeout_ns);
 }
 
 DBL_DEVICE int dbl_replay_recv(const struct dbl_replay *replay)

@@ -2,7 +2,7 @@
  * The declarations of libgdsync's gdsync/mlx5.h: what kernels need to ring and to wait themselves.
  *
  * With libgdsync a kernel makes the stores of an mlx5_send_info itself. With this library it calls
- * doorbell_trigger_thread() of doorbell/device.cuh with the `trigger` of the info. That makes the same stores, and
+ * doorbell_device_trigger() of doorbell/device.cuh with the `trigger` of the info. That makes the same stores, and
  * those that notify the host. The addresses and values in the info are for inspection only. The infos of a queue
  * pair's sends, and of the waits of each of its CQs, must be executed in the order in which they were obtained, once
  * each, by kernels of the GPU whose context is current when the first of them is obtained.
@@ -50,7 +50,7 @@ typedef struct gds_mlx5_send_info {
 	uint32_t dbrec_value;
 	uint64_t *db_ptr;
 	uint64_t db_value;
-	doorbell_trigger trigger; /* for doorbell_trigger_thread() and similar calls */
+	doorbell_trigger trigger; /* for doorbell_device_trigger() and similar calls */
 } gds_mlx5_send_info_t;
 
 /* A wait request: the word of the completion, its condition, and the word that is stored afterwards. */
@@ -60,7 +60,7 @@ typedef struct gds_mlx5_wait_info {
 	uint32_t cqe_value;
 	uint32_t *flag_ptr;
 	uint32_t flag_value;
-	doorbell_trigger trigger; /* for doorbell_trigger_thread() and similar calls */
+	doorbell_trigger trigger; /* for doorbell_device_trigger() and similar calls */
 } gds_mlx5_wait_info_t;
 
 /* A callback for one unit of a trigger's program and the address that it names. */
@@ -119,7 +119,7 @@ static inline void doorbell_gds_look_at_wait(void *info, const struct dbl_unit *
 	}
 }
 
-/* Posts a request to the kernel stream of its queue, which it creates if needed, and takes it from there as a trigger. */
+/* Posts a request to the trigger stream of its queue, which it creates if needed, and takes it from there as a trigger. */
 static inline int doorbell_gds_take(struct doorbell_gds_qp *qp, uint32_t queue, gds_descriptor_t *desc, doorbell_trigger *trigger)
 {
 	doorbell_stream **stream = &qp->kernels[queue];
@@ -129,7 +129,7 @@ static inline int doorbell_gds_take(struct doorbell_gds_qp *qp, uint32_t queue, 
 	/* Locked, so that the trigger is of this request if another thread uses the same queue. */
 	pthread_mutex_lock(&qp->posting);
 	if (!*stream)
-		error = doorbell_gds_errno(doorbell_stream_create_kernel("gdsync", stream));
+		error = doorbell_gds_errno(doorbell_stream_create_trigger("gdsync", stream));
 	if (!error)
 		error = doorbell_gds_give_all(*stream, 1, desc);
 	if (!error) {
