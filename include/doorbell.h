@@ -22,6 +22,7 @@
  *   doorbell/device.cuh  GPU kernels that post or trigger work requests
  *   doorbell/queue.h     the part of it for posting; for threads of a CPU, too
  *   doorbell/trigger.h   the part of it for triggers; for threads of a CPU, too
+ *   doorbell/signal.h    the part of it for words that signal; for threads of a CPU, too
  *   doorbell/gdsync.h    libgdsync's interface
  *
  * Programs do not include files of doorbell/detail.

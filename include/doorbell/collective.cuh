@@ -3,7 +3,7 @@
  *
  * One rule: the threads make ONE operation together. doorbell_device_put_warp() is one put for all its lanes, and
  * doorbell_device_put_block() one put for all threads of the block. Arguments are the same in all threads, `upto`
- * excepted, and all threads get the same result and the same `*upto`, which is written if the result is DOORBELL_OK. What
+ * and `bytes` excepted (the bytes of the first thread are sent), and all threads get the same result and the same `*upto`, which is written if the result is DOORBELL_OK. What
  * any of the threads stored before is ordered before the operation. What a wait has seen is visible to all of them.
  *
  * Warp calls: `lanes` is a mask of lanes of one warp, as in CUDA's _sync functions; all these lanes make the call with
@@ -79,6 +79,13 @@ DBL_DEVICE int doorbell_device_put_imm_warp(const struct doorbell_queue_view *qu
 	return dbl_by_warp(lanes, upto, [&](uint32_t *end) { return doorbell_device_put_imm(queue, local, remote, imm, timeout_ns, end); });
 }
 
+DBL_DEVICE int doorbell_device_put_inline_warp(const struct doorbell_queue_view *queue, uint32_t lanes, const void *bytes, uint32_t len_bytes,
+					       struct doorbell_remote remote, uint64_t timeout_ns, uint32_t *upto)
+{
+	return dbl_by_warp(lanes, upto,
+			   [&](uint32_t *end) { return doorbell_device_put_inline(queue, bytes, len_bytes, remote, timeout_ns, end); });
+}
+
 DBL_DEVICE int doorbell_device_get_warp(const struct doorbell_queue_view *queue, uint32_t lanes, struct doorbell_local local,
 					struct doorbell_remote remote, uint64_t timeout_ns, uint32_t *upto)
 {
@@ -147,6 +154,13 @@ DBL_DEVICE int doorbell_device_put_imm_block(const struct doorbell_queue_view *q
 					     struct doorbell_remote remote, uint32_t imm, uint64_t timeout_ns, uint32_t *upto)
 {
 	return dbl_by_block(upto, [&](uint32_t *end) { return doorbell_device_put_imm(queue, local, remote, imm, timeout_ns, end); });
+}
+
+DBL_DEVICE int doorbell_device_put_inline_block(const struct doorbell_queue_view *queue, const void *bytes, uint32_t len_bytes,
+					       struct doorbell_remote remote, uint64_t timeout_ns, uint32_t *upto)
+{
+	return dbl_by_block(upto,
+			   [&](uint32_t *end) { return doorbell_device_put_inline(queue, bytes, len_bytes, remote, timeout_ns, end); });
 }
 
 DBL_DEVICE int doorbell_device_get_block(const struct doorbell_queue_view *queue, struct doorbell_local local,

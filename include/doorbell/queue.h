@@ -500,6 +500,24 @@ DBL_DEVICE int doorbell_device_get(const struct doorbell_queue_view *queue, stru
 	return dbl_queue_transfer(queue, DBL_OPCODE_RDMA_READ, local, remote, 0, 0, remote, 0, 0, timeout_ns, upto);
 }
 
+/* A put of a few bytes, which are copied now: see doorbell_device_write_inline(). */
+DBL_DEVICE int doorbell_device_put_inline(const struct doorbell_queue_view *queue, const void *bytes, uint32_t len_bytes,
+					  struct doorbell_remote remote, uint64_t timeout_ns, uint32_t *upto)
+{
+	uint32_t slot;
+	int code;
+
+	if (len_bytes > DOORBELL_INLINE_BYTES || len_bytes > remote.len_bytes)
+		return DOORBELL_ERANGE;
+	code = doorbell_device_reserve(queue, 1, timeout_ns, &slot);
+	if (code != DOORBELL_OK)
+		return code;
+	(void)doorbell_device_write_inline(queue, slot, 0, bytes, len_bytes, remote);
+	if (upto)
+		*upto = slot + 1;
+	return doorbell_device_submit(queue, slot, 1);
+}
+
 /* A fetch-and-add: see doorbell_device_write_fetch_add(). */
 DBL_DEVICE int doorbell_device_fetch_add(const struct doorbell_queue_view *queue, struct doorbell_local result,
 					 struct doorbell_remote remote, uint64_t add, uint64_t timeout_ns, uint32_t *upto)

@@ -125,19 +125,21 @@ DBL_EXECUTOR int doorbell_device_trigger(const struct doorbell_trigger *trigger,
 #ifdef DBL_HAS_BLOCKS
 
 /*
- * Executes a trigger for a warp. All 32 threads call it with the same arguments and get the same result. What they
- * stored before is ordered before the doorbell, and what the waits have seen is visible to all of them.
+ * Executes a trigger for lanes of a warp. `lanes` is their mask, as in collective.cuh. They all call it with the same
+ * arguments and get the same result. What they stored before is ordered before the doorbell, and what the waits have seen
+ * is visible to all of them.
  */
-DBL_EXECUTOR int doorbell_device_trigger_warp(const struct doorbell_trigger *trigger, uint64_t timeout_ns)
+DBL_EXECUTOR int doorbell_device_trigger_warp(const struct doorbell_trigger *trigger, uint32_t lanes, uint64_t timeout_ns)
 {
+	const uint32_t leader = (uint32_t)__ffs((int)lanes) - 1;
 	int code = DOORBELL_OK;
 
-	__syncwarp();
-	if (dbl_lane() == 0)
+	__syncwarp(lanes);
+	if (dbl_lane() == leader)
 		code = doorbell_device_trigger(trigger, timeout_ns);
 	/* Makes what the leader has seen visible: a shuffle does not order memory. */
-	__syncwarp();
-	return __shfl_sync(0xffffffffu, code, 0);
+	__syncwarp(lanes);
+	return __shfl_sync(lanes, code, (int)leader);
 }
 
 /*

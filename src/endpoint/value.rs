@@ -18,6 +18,7 @@ use crate::proxy::PollResult;
 use crate::region::{Device, Region};
 #[cfg(feature = "cuda")]
 use crate::stream::ReplayStream;
+#[cfg(feature = "cuda")]
 use crate::stream::may_have_seen;
 use crate::stream::{
     Attachments, Backoff, DeferredDrop, Executor, Outcome, Owner, StreamFailure, Submission,

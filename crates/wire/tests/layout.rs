@@ -255,7 +255,7 @@ extern "C" __global__ void thread(const __grid_constant__ doorbell_trigger trigg
 }
 extern "C" __global__ void warp(const __grid_constant__ doorbell_trigger trigger, int *codes)
 {
-	codes[threadIdx.x] = doorbell_device_trigger_warp(&trigger, 1000000);
+	codes[threadIdx.x] = doorbell_device_trigger_warp(&trigger, 0xffffffff, 1000000);
 }
 extern "C" __global__ void block(const __grid_constant__ doorbell_trigger trigger, int *codes)
 {
@@ -313,6 +313,8 @@ extern "C" __global__ void posts_together(const __grid_constant__ doorbell_queue
 	codes[8] = doorbell_device_quiet_warp(&queue, lanes, 1000) | doorbell_device_flush_warp(&queue, lanes, 1000);
 	codes[9] = doorbell_device_signal_wait_until_warp(lanes, word, DOORBELL_CMP_GE, 1, 1000, nullptr);
 	codes[10] = doorbell_device_wait_value32_warp(lanes, half, DOORBELL_WAIT_GEQ, 1, 1000, nullptr);
+	codes[21] = doorbell_device_put_inline_warp(&queue, lanes, &upto, 4, remote, 1000, nullptr);
+	codes[22] = doorbell_device_put_inline_block(&queue, &upto, 4, remote, 1000, nullptr);
 	codes[11] = doorbell_device_put_block(&queue, local, remote, 1000, &upto);
 	codes[12] = doorbell_device_put_imm_block(&queue, local, remote, 1, 1000, &upto);
 	codes[13] = doorbell_device_get_block(&queue, local, remote, 1000, &upto);

@@ -127,7 +127,7 @@ extern "C" __global__ void gpu_check_group(const __grid_constant__ measured_grou
 	while (dbl_now_ns() - start_ns < late_ns)
 		;
 	((uint32_t *)group.data)[threadIdx.x] = group.value + threadIdx.x;
-	((int *)group.codes)[threadIdx.x] = group.is_warp ? doorbell_device_trigger_warp(&group.trigger, MEASURED_BOUND_NS) :
+	((int *)group.codes)[threadIdx.x] = group.is_warp ? doorbell_device_trigger_warp(&group.trigger, 0xffffffff, MEASURED_BOUND_NS) :
 							    doorbell_device_trigger_block(&group.trigger, MEASURED_BOUND_NS);
 }
 

@@ -275,8 +275,8 @@ static void scopes()
 			launch(SCOPES, block_count, shape);
 			const uint64_t *const target = (const uint64_t *)doorbell_region_pointer(remote_region);
 			CHECK(target[0] == work.operations);
-			/* put, put_signal (two), signal, get, put_imm, fetch_add */
-			CHECK(dbl_queue_state(&queue)->reserved == 7 * work.operations);
+			/* put, put_signal (two), signal, get, put_imm, fetch_add, put_inline */
+			CHECK(dbl_queue_state(&queue)->reserved == 8 * work.operations);
 			std::vector<uint8_t> seen(work.rounds * 64);
 			for (uint32_t receive = 0; receive < work.operations; receive++) {
 				doorbell_completion completion;

@@ -198,6 +198,7 @@ template <bool BY_WARP> static void scopes_of(const job *job)
 	(BY_WARP ? doorbell_device_##name##_warp(WITH_QUEUE_##name lanes, __VA_ARGS__) : doorbell_device_##name##_block(WITH_QUEUE_##name __VA_ARGS__))
 #define WITH_QUEUE_put &job->queue,
 #define WITH_QUEUE_put_imm &job->queue,
+#define WITH_QUEUE_put_inline &job->queue,
 #define WITH_QUEUE_get &job->queue,
 #define WITH_QUEUE_fetch_add &job->queue,
 #define WITH_QUEUE_signal &job->queue,
@@ -236,6 +237,11 @@ template <bool BY_WARP> static void scopes_of(const job *job)
 		EXPECT(TOGETHER(wait, upto, BOUND) == DOORBELL_OK);
 		EXPECT(target[other] == tag - other);
 		EXPECT(job->source[words / 8] < job->operations);
+		/* The first thread's bytes. */
+		const uint64_t mine = tag + 7 * member;
+		EXPECT(TOGETHER(put_inline, &mine, 8, there_at(job, words + 16, 8), BOUND, &upto) == DOORBELL_OK);
+		EXPECT(TOGETHER(wait, upto, BOUND) == DOORBELL_OK);
+		EXPECT(flags[2] == tag);
 		/* A refusal is everyone's. */
 		EXPECT(TOGETHER(signal, there_at(job, words + 4, 8), DOORBELL_SIGNAL_SET, 1, BOUND, &upto) == DOORBELL_EALIGNMENT);
 		meet();
@@ -254,7 +260,7 @@ __global__ void scopes(const job *job)
 
 static int execute_one(const job *job, const doorbell_trigger *trigger, uint64_t timeout_ns)
 {
-	return job->by_warps ? doorbell_device_trigger_warp(trigger, timeout_ns) : doorbell_device_trigger_block(trigger, timeout_ns);
+	return job->by_warps ? doorbell_device_trigger_warp(trigger, 0xffffffff, timeout_ns) : doorbell_device_trigger_block(trigger, timeout_ns);
 }
 
 /* One trigger, by all of them; the code of each thread. */

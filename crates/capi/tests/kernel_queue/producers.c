@@ -548,6 +548,12 @@ static void kinds(void)
 	CHECK(doorbell_device_quiet(&queue, 20 * SECOND) == 0);
 	memcpy(&word, there + 440, 8);
 	CHECK(word == (1ull << 40) + 11 && there[515] == 7 && there[516] == 0);
+	CHECK(doorbell_device_put_inline(&queue, text, 28, there_at(600, 28), 0, &upto) == 0);
+	CHECK(doorbell_device_put_inline(&queue, text, 0, there_at(4096, 0), 0, &upto) == 0);
+	CHECK(doorbell_device_put_inline(&queue, text, 29, there_at(600, 29), 0, &upto) == DOORBELL_ERANGE);
+	CHECK(doorbell_device_put_inline(&queue, text, 8, there_at(600, 7), 0, &upto) == DOORBELL_ERANGE);
+	CHECK(doorbell_device_wait(&queue, upto, 20 * SECOND) == 0);
+	CHECK(memcmp(there + 600, text, 28) == 0 && there[628] == 0);
 	/* No bytes, behind the end of the memory. */
 	CHECK(doorbell_device_put(&queue, here_at(4096, 0), there_at(4096, 0), 0, &upto) == 0);
 	CHECK(doorbell_device_flush(&queue, 20 * SECOND) == 0);
@@ -715,7 +721,7 @@ static void *signal_at_random(void *argument)
 		word = draw(producer, WORDS);
 		count = 1 + draw(producer, WORDS - word);
 		counter = draw(producer, COUNTERS);
-		value = (uint64_t)draw(producer, UINT32_MAX) << 24 | done;
+		value = (uint64_t)draw(producer, UINT32_MAX) << 12 | done;
 		switch (draw(producer, 6)) {
 		case 0:
 			self->added[counter] += value;
@@ -744,11 +750,12 @@ static void *signal_at_random(void *argument)
 			}
 			break;
 		case 4:
-			/* What it has counted is there when its addition is: others only add. */
+			/* It finds its own additions: others only add. */
 			value = self->added[counter];
 			CHECK(doorbell_device_fetch_add(&queue, here_at(8 * ((WORDS + 1) * producer->number + WORDS), 8), there_at(8 * counter, 8),
 							0, 60 * SECOND, &upto) == 0);
 			CHECK(doorbell_device_wait(&queue, upto, 60 * SECOND) == 0);
+			CHECK(doorbell_device_signal_fetch(&from[WORDS]) >= value);
 			break;
 		default:
 			CHECK(doorbell_device_quiet(&queue, 60 * SECOND) == 0);
