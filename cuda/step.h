@@ -6,7 +6,7 @@
 
 #include <doorbell/queue.h>
 
-/* `Parameters` of src/kernel_queue/step.rs. */
+/* `Parameters` of src/device_queue/step.rs. */
 struct dbl_step {
 	uint64_t work_ns;
 	uint64_t timeout_ns;
