@@ -25,7 +25,7 @@ extern "C" __global__ void doorbell_step(const __grid_constant__ doorbell_trigge
 					 int32_t *code)
 {
 	spin(work_ns);
-	const int found = doorbell_trigger_thread(&trigger, timeout_ns);
+	const int found = doorbell_device_trigger(&trigger, timeout_ns);
 	if (code)
 		dbl_store_dword(code, (uint32_t)found);
 }
@@ -34,7 +34,7 @@ extern "C" __global__ void doorbell_step(const __grid_constant__ doorbell_trigge
  * The same with a work request that the kernel makes: a put, with immediate data if `has_imm` is not 0, and the wait for its completion. The
  * code goes to `code` if it is not 0: who launches many finds the last failure.
  */
-extern "C" __global__ void doorbell_put_step(const __grid_constant__ doorbell_queue queue, const __grid_constant__ dbl_step step)
+extern "C" __global__ void doorbell_put_step(const __grid_constant__ doorbell_queue_view queue, const __grid_constant__ dbl_step step)
 {
 	spin(step.work_ns);
 	const int found = dbl_step_put(&queue, &step);

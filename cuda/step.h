@@ -6,7 +6,7 @@
 
 #include <doorbell/queue.h>
 
-/* `Parameters` of src/kernel_queue/step.rs. */
+/* `Parameters` of src/device_queue/step.rs. */
 struct dbl_step {
 	uint64_t work_ns;
 	uint64_t timeout_ns;
@@ -23,15 +23,22 @@ struct dbl_step {
 
 DBL_STATIC_ASSERT(sizeof(struct dbl_step) == 64, "a step is 64 bytes");
 
-DBL_DEVICE int dbl_step_put(const struct doorbell_queue *queue, const struct dbl_step *step)
+DBL_DEVICE int dbl_step_put(const struct doorbell_queue_view *queue, const struct dbl_step *step)
 {
+	struct doorbell_local local;
+	struct doorbell_remote remote;
 	uint32_t upto;
-	const int code = step->has_imm ? doorbell_put_imm(queue, step->local_addr, step->lkey, step->len_bytes, step->remote_addr,
-							  step->rkey, step->imm, step->timeout_ns, &upto) :
-					 doorbell_put(queue, step->local_addr, step->lkey, step->len_bytes, step->remote_addr,
-						      step->rkey, step->timeout_ns, &upto);
+	int code;
 
-	return code != DOORBELL_OK ? code : doorbell_wait(queue, upto, step->timeout_ns);
+	local.addr = step->local_addr;
+	local.lkey = step->lkey;
+	remote.addr = step->remote_addr;
+	remote.rkey = step->rkey;
+	local.len_bytes = remote.len_bytes = step->len_bytes;
+	local.reserved = remote.reserved = 0;
+	code = step->has_imm ? doorbell_device_put_imm(queue, local, remote, step->imm, step->timeout_ns, &upto) :
+			       doorbell_device_put(queue, local, remote, step->timeout_ns, &upto);
+	return code != DOORBELL_OK ? code : doorbell_device_wait(queue, upto, step->timeout_ns);
 }
 
 #endif

@@ -36,12 +36,10 @@ static int try_(int code, const char *call)
 
 /* What a kernel is launched with. */
 struct kernel {
-	struct doorbell_queue queue;
-	doorbell_sge source; /* its part */
-	uint64_t target_addr;
-	uint64_t signal_addr;
-	uint32_t target_rkey;
-	uint32_t signal_rkey;
+	struct doorbell_queue_view queue;
+	doorbell_local source; /* its part */
+	doorbell_remote target;
+	doorbell_remote signal;
 	uint32_t rounds;
 	uint32_t number;
 	uint32_t *seen; /* the round that the peer has looked at; UINT32_MAX when it looks no more */
@@ -62,12 +60,11 @@ static void *produce(void *argument)
 		uint32_t upto;
 		for (uint64_t at = 0; at < kernel->source.len_bytes; at++)
 			bytes[at] = expected(kernel->number, round, at);
-		kernel->code = doorbell_put_signal(&kernel->queue, kernel->source.addr, kernel->source.lkey,
-						   (uint32_t)kernel->source.len_bytes, kernel->target_addr, kernel->target_rkey,
-						   kernel->signal_addr, kernel->signal_rkey, round + 1, timeout_ns, &upto);
+		kernel->code = doorbell_device_put_signal(&kernel->queue, kernel->source, kernel->target, kernel->signal, DOORBELL_SIGNAL_SET,
+							  round + 1, timeout_ns, &upto);
 		/* The bytes are the device's until then, and the peer's until it has looked. */
 		if (kernel->code == DOORBELL_OK)
-			kernel->code = doorbell_wait(&kernel->queue, upto, timeout_ns);
+			kernel->code = doorbell_device_wait(&kernel->queue, upto, timeout_ns);
 		while (kernel->code == DOORBELL_OK && __atomic_load_n(kernel->seen, __ATOMIC_ACQUIRE) < round + 1)
 			sched_yield();
 	}
@@ -98,9 +95,9 @@ int main(int argc, char **argv)
 	doorbell_endpoint *a, *b;
 	doorbell_address address_a, address_b;
 	doorbell_region *source, *target, *signals;
-	doorbell_kernel_queue *queue;
+	doorbell_device_queue *queue;
 	doorbell_remote to, signal;
-	struct doorbell_queue view;
+	struct doorbell_queue_view view;
 	uint64_t wrong_bytes = 0, failed = 0;
 	char path[256];
 
@@ -119,17 +116,15 @@ int main(int argc, char **argv)
 	TRY(doorbell_region_remote(signals, &signal));
 	TRY(doorbell_endpoint_path(a, NULL, path, sizeof(path)));
 
-	TRY(doorbell_kernel_queue_create(a, DOORBELL_KERNELS_HOST, &queue));
-	TRY(doorbell_kernel_queue_view(queue, &view, sizeof(view)));
+	TRY(doorbell_device_queue_create(a, DOORBELL_KERNELS_HOST, &queue));
+	TRY(doorbell_device_queue_view(queue, &view, sizeof(view)));
 	for (uint32_t i = 0; i < kernels; i++) {
 		struct kernel *kernel = &launched[i];
 		const doorbell_slice part = {source, i * size, size};
 		kernel->queue = view;
-		TRY(doorbell_kernel_queue_sge(queue, &part, &kernel->source));
-		kernel->target_addr = to.addr + i * size;
-		kernel->target_rkey = to.rkey;
-		kernel->signal_addr = signal.addr + i * 8;
-		kernel->signal_rkey = signal.rkey;
+		TRY(doorbell_device_queue_local(queue, &part, &kernel->source));
+		kernel->target = doorbell_device_remote_at(to, i * size, size);
+		kernel->signal = doorbell_device_remote_at(signal, i * 8, 8);
 		kernel->rounds = rounds;
 		kernel->number = i;
 		kernel->seen = &seen[i];
@@ -164,7 +159,7 @@ int main(int argc, char **argv)
 		}
 	}
 
-	TRY(doorbell_kernel_queue_destroy(queue));
+	TRY(doorbell_device_queue_destroy(queue));
 	doorbell_region_destroy(signals);
 	doorbell_region_destroy(target);
 	doorbell_region_destroy(source);

@@ -5,8 +5,8 @@
  *   nvcc -O2 -std=c++17 -IPREFIX/include examples/put_signal.cu -LPREFIX/lib -ldoorbell -Xlinker -rpath=PREFIX/lib -o put_signal
  *   ./put_signal [BLOCKS [ROUNDS [SIZE_BYTES [DEVICE]]]]
  *
- *   built      each block fills its part of a buffer, and builds a put and a signal in the endpoint's own queue and rings the
- *              device. The host has no part in it.
+ *   built      each block fills its part of a buffer, builds a put and a signal in the endpoint's own queue, and rings the
+ *              device. The signals of all blocks add to one counter. The host has no part in it.
  *   triggered  the host has prepared the put and the signal; the last block that has filled its part rings.
  * (WITHOUT_TRIGGERS, defined, leaves the second one out: for tests on a processor.)
  * On the peer's side a kernel waits for the signals and looks at every byte. The last line begins with PASS or FAIL; without a GPU it is
@@ -47,12 +47,12 @@ static void cuda_(cudaError_t code, const char *call)
 
 /* What kernels know of both sides. */
 struct sides {
-	doorbell_sge source;
+	doorbell_local source;
 	doorbell_remote target;
-	doorbell_remote signals; /* 8 bytes for each block */
+	doorbell_remote signal;
 	uint8_t *source_bytes;
 	uint8_t *target_bytes;
-	uint32_t *signal_words;
+	uint64_t *signal_word;
 	uint64_t size; /* of a block's part */
 };
 
@@ -81,16 +81,16 @@ __device__ static void fill(const sides &s, uint32_t round)
 }
 
 /* Each block makes and rings what it sends. */
-__global__ void put_built(const __grid_constant__ struct doorbell_queue queue, const sides s, uint32_t round, outcome *out)
+__global__ void put_built(const __grid_constant__ struct doorbell_queue_view queue, const sides s, uint32_t round, outcome *out)
 {
 	const uint64_t begin = blockIdx.x * s.size;
-	uint32_t upto = 0;
 	fill(s, round);
-	/* What all threads of the block have stored goes before the doorbell. */
-	int code = doorbell_put_signal_block(&queue, s.source.addr + begin, s.source.lkey, (uint32_t)s.size, s.target.addr + begin, s.target.rkey,
-					     s.signals.addr + 8 * blockIdx.x, s.signals.rkey, round + 1, timeout_ns, &upto);
+	/* One put of the whole block. What all its threads have stored goes before the doorbell. */
+	int code = doorbell_device_put_signal_block(&queue, doorbell_device_local_at(s.source, begin, s.size),
+						    doorbell_device_remote_at(s.target, begin, s.size), s.signal, DOORBELL_SIGNAL_ADD, 1,
+						    timeout_ns, nullptr);
 	if (code == DOORBELL_OK)
-		code = doorbell_wait_block(&queue, upto, timeout_ns);
+		code = doorbell_device_quiet_block(&queue, timeout_ns);
 	if (threadIdx.x == 0)
 		report(out, code);
 }
@@ -107,20 +107,16 @@ __global__ void put_triggered(const __grid_constant__ doorbell_trigger trigger, 
 		if (atomicAdd(&out->filled, 1) == gridDim.x - 1) {
 			__threadfence();
 			out->filled = 0;
-			report(out, doorbell_trigger_thread(&trigger, timeout_ns));
+			report(out, doorbell_device_trigger(&trigger, timeout_ns));
 		}
 	}
 }
 #endif
 
-/* The peer's side: a signal, then the bytes before it. */
-__global__ void check(const sides s, uint32_t round, uint32_t signals_of_block, outcome *out)
+/* The peer's side: the signal's word has the value, then the bytes before it are there. */
+__global__ void check(const sides s, uint32_t round, uint64_t value, outcome *out)
 {
-	const uint32_t signal = signals_of_block * blockIdx.x;
-	__shared__ int code;
-	if (threadIdx.x == 0)
-		code = doorbell_kernel_wait_value32(s.signal_words + 2 * signal, DOORBELL_WAIT_GEQ, round + 1, timeout_ns, nullptr);
-	__syncthreads();
+	const int code = doorbell_device_signal_wait_until_block(s.signal_word, DOORBELL_CMP_GE, value, timeout_ns, nullptr);
 	if (code != DOORBELL_OK) {
 		report(out, code);
 		return;
@@ -182,8 +178,8 @@ int main(int argc, char **argv)
 	doorbell_endpoint *a, *b;
 	doorbell_address address_a, address_b;
 	doorbell_region *source, *target, *signals;
-	doorbell_kernel_queue *queue;
-	struct doorbell_queue view;
+	doorbell_device_queue *queue;
+	struct doorbell_queue_view view;
 	cudaStream_t from, to;
 	outcome *out, found;
 	char path[256];
@@ -204,10 +200,10 @@ int main(int argc, char **argv)
 	CUDA(cudaStreamCreateWithFlags(&to, cudaStreamNonBlocking));
 	CUDA(cudaMalloc(&s.source_bytes, blocks * size));
 	CUDA(cudaMalloc(&s.target_bytes, blocks * size));
-	CUDA(cudaMalloc(&s.signal_words, blocks * 8));
+	CUDA(cudaMalloc(&s.signal_word, sizeof(*s.signal_word)));
 	CUDA(cudaMalloc(&out, sizeof(*out)));
 	CUDA(cudaMemset(s.target_bytes, 0, blocks * size));
-	CUDA(cudaMemset(s.signal_words, 0, blocks * 8));
+	CUDA(cudaMemset(s.signal_word, 0, sizeof(*s.signal_word)));
 	CUDA(cudaMemset(out, 0, sizeof(*out)));
 	/* Kernels are loaded by their first launch, which may wait for those that run; these wait for one another. */
 	cudaFuncAttributes attributes;
@@ -228,21 +224,21 @@ int main(int argc, char **argv)
 	TRY(doorbell_endpoint_connect(b, &address_a));
 	TRY(doorbell_region_register_device(domain, (uint64_t)(uintptr_t)s.source_bytes, blocks * size, DOORBELL_ACCESS_LOCAL_WRITE, &source));
 	TRY(doorbell_region_register_device(domain, (uint64_t)(uintptr_t)s.target_bytes, blocks * size, DOORBELL_ACCESS_ALL, &target));
-	TRY(doorbell_region_register_device(domain, (uint64_t)(uintptr_t)s.signal_words, blocks * 8, DOORBELL_ACCESS_ALL, &signals));
+	TRY(doorbell_region_register_device(domain, (uint64_t)(uintptr_t)s.signal_word, sizeof(*s.signal_word), DOORBELL_ACCESS_ALL, &signals));
 	TRY(doorbell_region_remote(target, &s.target));
-	TRY(doorbell_region_remote(signals, &s.signals));
+	TRY(doorbell_region_remote(signals, &s.signal));
 	TRY(doorbell_endpoint_path(a, nullptr, path, sizeof(path)));
 	printf("%u blocks, %u rounds, %llu bytes each, %s, %s\n", blocks, rounds, (unsigned long long)size, name, path);
 
 #ifndef WITHOUT_TRIGGERS
-	/* Triggered: the queue is still the endpoint's own. One signal is for all blocks. */
+	/* Triggered: the queue is still the endpoint's own. One signal is for all blocks, and sets the word. */
 	doorbell_stream *kernels;
-	TRY(doorbell_stream_create_kernel("put_signal", &kernels));
+	TRY(doorbell_stream_create_trigger("put_signal", &kernels));
 	for (uint32_t round = 0; passed && round < rounds; round++) {
 		const doorbell_slice all = {source, 0, blocks * size};
 		const uint64_t value = round + 1;
 		const doorbell_work put = doorbell_work_write(&all, 1, s.target.addr, s.target.rkey);
-		doorbell_work signal = doorbell_work_write_inline(&value, sizeof(value), s.signals.addr, s.signals.rkey);
+		doorbell_work signal = doorbell_work_write_inline(&value, sizeof(value), s.signal.addr, s.signal.rkey);
 		signal.flags |= DOORBELL_WORK_ORDERED;
 		doorbell_trigger trigger, rest;
 		TRY(doorbell_stream_queue_send(kernels, a, &put, nullptr));
@@ -252,7 +248,7 @@ int main(int argc, char **argv)
 			return 1;
 		}
 		put_triggered<<<blocks, 128, 0, from>>>(trigger, s, round, out);
-		check<<<blocks, 128, 0, to>>>(s, round, 0, out);
+		check<<<blocks, 128, 0, to>>>(s, round, value, out);
 		passed = is_well(from, to, out, "triggered", &found);
 		/* No other thread polls the completions. */
 		for (int i = 0; passed && i < 2; i++) {
@@ -261,7 +257,7 @@ int main(int argc, char **argv)
 		}
 	}
 	TRY(doorbell_stream_destroy(kernels));
-	CUDA(cudaMemset(s.signal_words, 0, blocks * 8));
+	CUDA(cudaMemset(s.signal_word, 0, sizeof(*s.signal_word)));
 	CUDA(cudaDeviceSynchronize());
 	if (passed)
 		printf("triggered: %u rounds\n", rounds);
@@ -272,15 +268,15 @@ int main(int argc, char **argv)
 	/* Built: the queue is the kernels'. */
 	if (passed) {
 		const doorbell_slice all = {source, 0, blocks * size};
-		TRY(doorbell_kernel_queue_create(a, DOORBELL_KERNELS_CUDA, &queue));
-		TRY(doorbell_kernel_queue_view(queue, &view, sizeof(view)));
-		TRY(doorbell_kernel_queue_sge(queue, &all, &s.source));
+		TRY(doorbell_device_queue_create(a, DOORBELL_KERNELS_CUDA, &queue));
+		TRY(doorbell_device_queue_view(queue, &view, sizeof(view)));
+		TRY(doorbell_device_queue_local(queue, &all, &s.source));
 		for (uint32_t round = 0; passed && round < rounds; round++) {
 			put_built<<<blocks, 128, 0, from>>>(view, s, round, out);
-			check<<<blocks, 128, 0, to>>>(s, round, 1, out);
+			check<<<blocks, 128, 0, to>>>(s, round, (uint64_t)blocks * (round + 1), out);
 			passed = is_well(from, to, out, "built", &found);
 		}
-		TRY(doorbell_kernel_queue_destroy(queue));
+		TRY(doorbell_device_queue_destroy(queue));
 		if (passed)
 			printf("built: %u rounds of %u blocks on one queue\n", rounds, blocks);
 	}
@@ -297,7 +293,7 @@ int main(int argc, char **argv)
 	doorbell_domain_destroy(domain);
 	doorbell_device_close(device);
 	CUDA(cudaFree(out));
-	CUDA(cudaFree(s.signal_words));
+	CUDA(cudaFree(s.signal_word));
 	CUDA(cudaFree(s.target_bytes));
 	CUDA(cudaFree(s.source_bytes));
 	CUDA(cudaStreamDestroy(to));

@@ -1,5 +1,5 @@
 /*
- * A two-dimensional halo exchange, three ways: what each costs, and that all of them compute the same, bit for bit.
+ * A two-dimensional halo exchange, four ways: what each costs, and that all of them compute the same, bit for bit.
  *
  *   scripts/install-c --features cuda PREFIX
  *   nvcc -O2 -std=c++17 -IPREFIX/include examples/stencil.cu -LPREFIX/lib -ldoorbell -Xlinker -rpath=PREFIX/lib -o stencil
@@ -12,7 +12,9 @@
  *   stream     kernels, writes and waits are queued on the ranks' streams, batches of steps ahead
  *   triggered  writes and waits are executed by the kernel: its last block rings when all have computed, and waits for the halo
  *              (WITHOUT_TRIGGERS, defined, leaves it out: for tests on a processor)
- * A fourth one computes the grid in one piece, without an exchange. The last line begins with PASS or FAIL; without a GPU it is WAIVED, and
+ *   device     the kernel writes the work requests itself: its last block puts the edge with a signal behind it, and waits for the
+ *              other rank's signal. The host only launches kernels
+ * A fifth one computes the grid in one piece, without an exchange. The last line begins with PASS or FAIL; without a GPU it is WAIVED, and
  * the status 77.
  */
 #include <doorbell/device.cuh>
@@ -98,13 +100,50 @@ __global__ void step_and_ring(const __grid_constant__ triggers prepared, const s
 			__threadfence();
 			*done = 0;
 			for (uint32_t i = 0; i < prepared.count && code == DOORBELL_OK; i++)
-				code = doorbell_trigger_thread(&prepared.parts[i], timeout_ns);
+				code = doorbell_device_trigger(&prepared.parts[i], timeout_ns);
 			if (code != DOORBELL_OK)
 				atomicCAS(status, DOORBELL_OK, code);
 		}
 	}
 }
 #endif
+
+/* What a kernel needs to exchange its edge with the other rank by itself. */
+struct exchange {
+	doorbell_queue_view queue;
+	doorbell_local edge;
+	doorbell_remote halo;
+	doorbell_remote signal; /* of the other rank */
+	uint64_t *word;		/* of this one: the steps of which the halo is there */
+};
+
+__global__ void step_and_put(const __grid_constant__ exchange e, const shape s, const float *from, float *to, uint64_t step, unsigned *done,
+			     int *status)
+{
+	relax(s, from, to);
+	__syncthreads();
+	if (threadIdx.x == 0) {
+		__threadfence();
+		if (atomicAdd(done, 1) == gridDim.x - 1) {
+			/* Only the last block uses the queue, and the next kernel comes behind this one: no lock is needed. */
+			const doorbell_queue_view queue = doorbell_device_exclusive(&e.queue);
+			int code = atomicCAS(status, DOORBELL_OK, DOORBELL_OK);
+			__threadfence();
+			*done = 0;
+			if (code == DOORBELL_OK)
+				code = doorbell_device_put_signal(&queue, e.edge, e.halo, e.signal, DOORBELL_SIGNAL_SET, step + 1, timeout_ns,
+								  nullptr);
+			if (code == DOORBELL_OK)
+				code = doorbell_device_signal_wait_until(e.word, DOORBELL_CMP_GE, step + 1, timeout_ns,
+									 doorbell_device_status_word(&queue));
+			/* The edge is computed anew in two steps. */
+			if (code == DOORBELL_OK)
+				code = doorbell_device_flush(&queue, timeout_ns);
+			if (code != DOORBELL_OK)
+				atomicCAS(status, DOORBELL_OK, code);
+		}
+	}
+}
 
 /* ---------------------------------------------------------------------------------------------------------- ranks */
 
@@ -121,6 +160,14 @@ struct rank {
 	doorbell_region *region;
 	doorbell_endpoint *endpoint;
 	doorbell_remote peer;
+	/* Of the variant in which kernels have the send queue. */
+	doorbell_endpoint *lent;
+	doorbell_device_queue *queue;
+	doorbell_region *signals;
+	uint64_t *word;
+	doorbell_local local;
+	doorbell_remote peer_signal;
+	doorbell_queue_view view;
 	uint32_t edge; /* the row that the other rank needs */
 	uint32_t halo; /* the row over there that it goes to */
 	unsigned blocks;
@@ -165,22 +212,31 @@ static void make_rank(rank &r, doorbell_domain *domain, shape whole, uint32_t nu
 	CUDA(cudaStreamCreateWithFlags(&r.cuda, cudaStreamNonBlocking));
 	TRY(doorbell_stream_create_cuda(r.cuda, nullptr, &r.stream));
 #ifndef WITHOUT_TRIGGERS
-	TRY(doorbell_stream_create_kernel("stencil", &r.kernels));
+	TRY(doorbell_stream_create_trigger("stencil", &r.kernels));
 #endif
 	TRY(doorbell_region_register_device(domain, (uint64_t)(uintptr_t)r.grids, 2 * r.bytes,
 					    DOORBELL_ACCESS_LOCAL_WRITE | DOORBELL_ACCESS_REMOTE_WRITE, &r.region));
 	TRY(doorbell_endpoint_config_init(&config, sizeof(config)));
 	TRY(doorbell_endpoint_create(domain, &config, &r.endpoint));
+	TRY(doorbell_endpoint_create(domain, &config, &r.lent));
+	CUDA(cudaMalloc(&r.word, sizeof(*r.word)));
+	TRY(doorbell_region_register_device(domain, (uint64_t)(uintptr_t)r.word, sizeof(*r.word),
+					    DOORBELL_ACCESS_LOCAL_WRITE | DOORBELL_ACCESS_REMOTE_WRITE, &r.signals));
 }
 
 static void end_rank(rank &r)
 {
+	doorbell_device_queue_destroy(r.queue);
+	doorbell_endpoint_destroy(r.lent);
 	doorbell_endpoint_destroy(r.endpoint);
 	doorbell_stream_destroy(r.kernels);
 	doorbell_stream_destroy(r.stream);
 	/* Nothing is in flight: when it is deregistered, only the program uses the memory. */
 	TRY(doorbell_region_deregister(r.region));
 	doorbell_region_destroy(r.region);
+	TRY(doorbell_region_deregister(r.signals));
+	doorbell_region_destroy(r.signals);
+	CUDA(cudaFree(r.word));
 	CUDA(cudaFree(r.status));
 	CUDA(cudaFree(r.done));
 	CUDA(cudaFree(r.grids));
@@ -210,6 +266,7 @@ static void begin(rank (&ranks)[2], const std::vector<float> &grid)
 			CUDA(cudaMemcpy(ranks[i].grid(step), first, ranks[i].bytes, cudaMemcpyHostToDevice));
 		CUDA(cudaMemset(ranks[i].done, 0, sizeof(*ranks[i].done)));
 		CUDA(cudaMemset(ranks[i].status, 0, sizeof(*ranks[i].status)));
+		CUDA(cudaMemset(ranks[i].word, 0, sizeof(*ranks[i].word)));
 	}
 	CUDA(cudaDeviceSynchronize());
 }
@@ -317,20 +374,46 @@ static void run_stream(rank (&ranks)[2], uint64_t steps)
 	run_ahead(ranks, steps, queue_step);
 }
 
-#ifndef WITHOUT_TRIGGERS
-static void run_triggered(rank (&ranks)[2], uint64_t steps)
+/* What kernels have noted. */
+static void check_status(const rank (&ranks)[2], const char *what)
 {
-	run_ahead(ranks, steps, trigger_step);
-	for (rank &r : ranks) {
+	for (const rank &r : ranks) {
 		int status;
 		CUDA(cudaMemcpy(&status, r.status, sizeof(status), cudaMemcpyDeviceToHost));
 		if (status != DOORBELL_OK) {
-			printf("FAIL: a kernel's trigger: %s\n", doorbell_error_name(status));
+			printf("FAIL: a kernel's %s: %s\n", what, doorbell_error_name(status));
 			exit(1);
 		}
 	}
 }
+
+#ifndef WITHOUT_TRIGGERS
+static void run_triggered(rank (&ranks)[2], uint64_t steps)
+{
+	run_ahead(ranks, steps, trigger_step);
+	check_status(ranks, "trigger");
+}
 #endif
+
+/* The host posts nothing, and waits for nothing but the end. */
+static void run_device(rank (&ranks)[2], uint64_t steps)
+{
+	const uint64_t row_bytes = ranks[0].s.columns * sizeof(float);
+	for (uint64_t step = 0; step < steps; step++) {
+		for (rank &r : ranks) {
+			exchange e = {};
+			e.queue = r.view;
+			e.edge = doorbell_device_local_at(r.local, r.offset(step + 1, r.edge), row_bytes);
+			e.halo = doorbell_device_remote_at(r.peer, r.offset(step + 1, r.halo), row_bytes);
+			e.signal = r.peer_signal;
+			e.word = r.word;
+			step_and_put<<<r.blocks, 256, 0, r.cuda>>>(e, r.s, r.grid(step), r.grid(step + 1), step, r.done, r.status);
+		}
+	}
+	for (rank &r : ranks)
+		CUDA(cudaStreamSynchronize(r.cuda));
+	check_status(ranks, "exchange");
+}
 
 /* The grid in one piece. */
 static std::vector<float> run_whole(shape whole, const std::vector<float> &grid, uint64_t steps)
@@ -366,6 +449,7 @@ static const variant variants[] = {
 #ifndef WITHOUT_TRIGGERS
 	{"triggered", run_triggered},
 #endif
+	{"device", run_device},
 };
 
 /* One size: whether all variants agree with the grid in one piece, every time. Each has its turn in each round; times are the middle ones. */
@@ -373,7 +457,7 @@ static bool run_size(doorbell_domain *domain, shape whole, uint64_t steps, uint6
 {
 	const std::vector<float> grid = whole_grid(whole), expected = run_whole(whole, grid, steps);
 	rank ranks[2];
-	doorbell_address addresses[2];
+	doorbell_address addresses[2], lent[2];
 	bool agree = true;
 	constexpr size_t count = sizeof(variants) / sizeof(*variants);
 	bool same[count];
@@ -381,10 +465,19 @@ static bool run_size(doorbell_domain *domain, shape whole, uint64_t steps, uint6
 	for (uint32_t i = 0; i < 2; i++) {
 		make_rank(ranks[i], domain, whole, i);
 		TRY(doorbell_endpoint_address(ranks[i].endpoint, &addresses[i]));
+		TRY(doorbell_endpoint_address(ranks[i].lent, &lent[i]));
 	}
 	for (uint32_t i = 0; i < 2; i++) {
 		TRY(doorbell_endpoint_connect(ranks[i].endpoint, &addresses[1 - i]));
+		TRY(doorbell_endpoint_connect(ranks[i].lent, &lent[1 - i]));
 		TRY(doorbell_region_remote(ranks[1 - i].region, &ranks[i].peer));
+		TRY(doorbell_region_remote(ranks[1 - i].signals, &ranks[i].peer_signal));
+	}
+	for (rank &r : ranks) {
+		const doorbell_slice all = {r.region, 0, 2 * r.bytes};
+		TRY(doorbell_device_queue_create(r.lent, DOORBELL_KERNELS_CUDA, &r.queue));
+		TRY(doorbell_device_queue_view(r.queue, &r.view, sizeof(r.view)));
+		TRY(doorbell_device_queue_local(r.queue, &all, &r.local));
 	}
 	printf("stencil %ux%u steps %llu", whole.columns, whole.rows, (unsigned long long)steps);
 	for (size_t i = 0; i < count; i++) {
@@ -459,6 +552,7 @@ int main(int argc, char **argv)
 	/* Kernels are loaded by their first launch, which may wait for those that run; these wait for one another. Makes the context, too. */
 	cudaFuncAttributes attributes;
 	CUDA(cudaFuncGetAttributes(&attributes, step_of));
+	CUDA(cudaFuncGetAttributes(&attributes, step_and_put));
 #ifndef WITHOUT_TRIGGERS
 	CUDA(cudaFuncGetAttributes(&attributes, step_and_ring));
 #endif

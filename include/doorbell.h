@@ -23,6 +23,7 @@
  *   doorbell/device.cuh  GPU kernels that post or trigger work requests
  *   doorbell/queue.h     the part of it for posting; for threads of a CPU, too
  *   doorbell/trigger.h   the part of it for triggers; for threads of a CPU, too
+ *   doorbell/signal.h    the part of it for words that signal; for threads of a CPU, too
  *   gdsync.h             libgdsync's interface; in libgdsync.so
  *
  * Programs do not include files of doorbell/detail.
@@ -89,7 +90,7 @@
  *   driver or no current context. Streams share the work queues of their context (8, or CUDA_DEVICE_MAX_CONNECTIONS, at
  *   most 32). While as many streams wait as there are queues, no other stream goes on, whatever its priority. A kernel
  *   queue or a region is unregistered from the driver when it is destroyed; an endpoint, and what is destroyed while a
- *   stream of this library has work, by the next call of the program that destroys a kernel queue, a region or a stream,
+ *   stream of this library has work, by the next call of the program that destroys a device queue, a region or a stream,
  *   or synchronizes a stream. These calls may wait for GPU work that the program itself has queued, as cuMemFree does.
  *   Do not make them in a thread that such work waits for. The library's own threads unregister nothing.
  *
@@ -99,7 +100,7 @@
  *   Reading and writing a region: C uses its pointer, or CUDA for memory of a GPU.
  *   Wrappers of CUDA: CudaContext::primary and from_raw (cudaSetDevice, cuCtxSetCurrent), CudaStream::new
  *   (cudaStreamCreateWithFlags), TimingEvent (cudaEvent_t), parts of a device buffer (addresses).
- *   Kernels for measurements: CudaStream::spin, CudaStream::step, KernelQueue::put_step.
+ *   Kernels for measurements: CudaStream::spin, CudaStream::step, DeviceQueue::put_step.
  *   Launcher variables from a source other than the environment (LaunchEnvironment::from_vars): in C, set rank, size and address.
  *   Interfaces that change with the library: custom executors, copy engines and bytecode, the formats of mlx5, the
  *   packets and messages of the software NIC and of groups, the software NIC itself and its doors (the command

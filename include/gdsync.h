@@ -55,7 +55,7 @@
  *   gds_alloc_mapped_memory(GDS_MEMORY_GPU)      GDS_MEMORY_HOST; or doorbell_region_alloc_device, which the CPU cannot access.
  *                                                Otherwise EOPNOTSUPP
  *   gds_mem_desc_t.mh, gdrapi.h                  nothing: GDRCopy is not used, and this header does not include its header
- *   an mlx5_send_info or _wait_info that a       doorbell_trigger_thread() with its `trigger`: see gdsync/mlx5.h
+ *   an mlx5_send_info or _wait_info that a       doorbell_device_trigger() with its `trigger`: see gdsync/mlx5.h
  *     kernel stores and polls itself
  *   GDS_DISABLE_* and other environment          nothing: capabilities of the device are detected
  *     variables

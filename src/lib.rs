@@ -17,10 +17,10 @@
 //! | prepare now and queue later, several at once | [`Endpoint::prepare_send`], [`stream_post`], [`stream_post_all`] |
 //! | signal and wait by words in memory | [`stream_write_value32`], [`stream_wait_value32`] |
 //! | use streams of a GPU (feature `cuda`) | `CudaContext`, `CudaStream` |
-//! | ring from a kernel of the application (feature `cuda`) | `KernelStream`, `Trigger`; `include/doorbell/device.cuh` |
+//! | ring from a kernel of the application (feature `cuda`) | `TriggerStream`, `Trigger`; `include/doorbell/device.cuh` |
 //! | register and transfer memory of a GPU (feature `cuda`) | `DeviceBuffer`, `Region::register_device` |
 //! | use a CUDA graph, launched repeatedly (feature `cuda`) | `GraphBuilder`, `GraphExec` |
-//! | let threads of a GPU make and ring work requests | [`KernelQueue`], `include/doorbell/queue.h` |
+//! | let threads of a GPU make and ring work requests | [`DeviceQueue`], `include/doorbell/queue.h` |
 //! | know the result of an operation | [`Ticket`], [`Endpoint::failure`], [`Error`] |
 //! | run as one of many processes, whatever launched them (feature `group`) | `Group`, `LaunchEnvironment`, `Store` |
 //! | post and poll from the CPU | [`Endpoint::post_send`], [`Endpoint::post_recv`], [`Endpoint::poll_cq`], [`Endpoint::wait_cq`] |
@@ -59,12 +59,12 @@ mod cm;
 mod collective;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod device_queue;
 mod endpoint;
 #[cfg(feature = "cuda")]
 mod graph;
 #[cfg(feature = "group")]
 mod group;
-mod kernel_queue;
 mod matching;
 mod message;
 mod nic;
@@ -91,9 +91,10 @@ pub use collective::{
 };
 #[cfg(feature = "cuda")]
 pub use cuda::{
-    Capabilities, CudaContext, CudaStream, DeviceBuffer, Execution, KernelStream, TimingEvent,
-    Trigger, WritesOrdering,
+    Capabilities, CudaContext, CudaStream, DeviceBuffer, Execution, TimingEvent, Trigger,
+    TriggerStream, WritesOrdering,
 };
+pub use device_queue::DeviceQueue;
 pub use doorbell_wire::mlx5::Opcode;
 pub use doorbell_wire::verbs::WcStatus;
 #[doc(inline)]
@@ -111,7 +112,6 @@ pub use endpoint::{
 pub use graph::{GraphBuilder, GraphExec, GraphMember};
 #[cfg(feature = "group")]
 pub use group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
-pub use kernel_queue::KernelQueue;
 pub use matching::{Envelope, MatchTicket, Matcher, MatcherConfig, Source, TagSelector};
 pub use message::{
     CostCurve, MessageAddress, MessageConfig, MessageCosts, MessageQueue, MessageTicket,
@@ -138,11 +138,11 @@ pub mod softcx {
 /// For the packages, tests and benchmarks of this repository. Not part of the public interface: it may change in any release.
 #[doc(hidden)]
 pub mod __private {
-    #[cfg(feature = "group")]
-    pub use crate::group::Message;
     /// One step of a loop of puts by one thread of a GPU: for `doorbell bench` and for tests.
     #[cfg(feature = "cuda")]
-    pub use crate::kernel_queue::PutStep;
+    pub use crate::device_queue::PutStep;
+    #[cfg(feature = "group")]
+    pub use crate::group::Message;
     #[cfg(feature = "cuda")]
     pub use crate::stream::ReplayStream;
     /// What streams and queues pass to each other.

@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys;
 use doorbell::__private::{Attachments, Outcome, Owner};
 use doorbell::{
-    Access, Cause, Condition, Control, CudaContext, CudaStream, Device, EndpointConfig, Error,
-    Event, Execution, Executor, HostStream, KernelQueue, QueueKind, Region, StateKind, Status,
-    Ticket, TimingEvent, Work, stream_post_all, stream_wait_value32, stream_write_value32,
+    Access, Cause, Condition, Control, CudaContext, CudaStream, Device, DeviceQueue,
+    EndpointConfig, Error, Event, Execution, Executor, HostStream, QueueKind, Region, StateKind,
+    Status, Ticket, TimingEvent, Work, stream_post_all, stream_wait_value32, stream_write_value32,
 };
 use doorbell_wire::bytecode::{Program, Role, Target, TargetId, Targets};
 use rig::gpu::{Bench, alone, config, context};
@@ -735,7 +735,7 @@ fn proxy_rings_if_registers_cannot_be_mapped() {
     let mut pair = Pair::new(&device, &config);
     check(works(&mut pair));
     let mut other = Pair::new(&device, &config);
-    check(KernelQueue::on_gpu(&context, &mut other.a).map(drop));
+    check(DeviceQueue::on_gpu(&context, &mut other.a).map(drop));
     // A host stream rings on this path.
     let host = HostStream::new("host").unwrap();
     pair.a.stream_queue_send(&host, &Work::nop()).unwrap();

@@ -13,9 +13,9 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    Access, Condition, Control, CudaContext, CudaStream, Device, DeviceBuffer, EndpointConfig,
-    Executor, GraphBuilder, GraphExec, KernelQueue, QueueKind, Region, RemoteSlice, Status, Work,
-    WritesOrdering, stream_wait_value32, stream_write_value32,
+    Access, Condition, Control, CudaContext, CudaStream, Device, DeviceBuffer, DeviceQueue,
+    EndpointConfig, Executor, GraphBuilder, GraphExec, QueueKind, Region, RemoteSlice, Status,
+    Work, WritesOrdering, stream_wait_value32, stream_write_value32,
 };
 use rig::gpu::{alone, context};
 use rig::{Limit, Pair, SOON, Stream, device, from_env, stream};
@@ -184,10 +184,10 @@ fn kernels_and_graphs(context: &CudaContext, recorded: Recorded, calls: &mut Cal
     // A GPU that sees writes of NICs without an order has no such queues.
     let has_queues = context.capabilities().ordering != WritesOrdering::None;
     if has_queues && pair.a.path().control != Control::Sync {
-        let queue = calls.time("a kernel queue", || {
-            KernelQueue::on_gpu(context, &mut pair.a).unwrap()
+        let queue = calls.time("a device queue", || {
+            DeviceQueue::on_gpu(context, &mut pair.a).unwrap()
         });
-        calls.time("drop of a kernel queue", || drop(queue));
+        calls.time("drop of a device queue", || drop(queue));
     }
     let condition = Condition::GreaterOrEqual(1);
     let timeout = Some(Duration::from_millis(1));

@@ -488,7 +488,7 @@ static void *kernel(void *argument)
 		/* Neighbours change places: a thread that is early waits for the thread before it. */
 		at = place ^ 1;
 		data[at] = at;
-		code = (uint32_t)doorbell_trigger_thread(&triggers[at], 50ull * SECOND);
+		code = (uint32_t)doorbell_device_trigger(&triggers[at], 50ull * SECOND);
 		CHECK(code == DOORBELL_OK);
 		/* All before it were executed, and what was stored before them is here. */
 		if (at > 0)
@@ -496,13 +496,13 @@ static void *kernel(void *argument)
 		__atomic_fetch_add(&executed[at], 1, __ATOMIC_RELAXED);
 		seed = seed * 1664525 + 1013904223;
 		if (seed % 4 == 0)
-			CHECK(doorbell_trigger_thread(&triggers[at], SECOND) == DOORBELL_ESTATE);
+			CHECK(doorbell_device_trigger(&triggers[at], SECOND) == DOORBELL_ESTATE);
 	}
 }
 
 static void *twice(void *trigger)
 {
-	return (void *)(intptr_t)doorbell_trigger_thread((struct doorbell_trigger *)trigger, 50ull * SECOND);
+	return (void *)(intptr_t)doorbell_device_trigger((struct doorbell_trigger *)trigger, 50ull * SECOND);
 }
 
 static void *signaller(void *unused)
@@ -511,7 +511,7 @@ static void *signaller(void *unused)
 	(void)unused;
 	for (at = 0; at < COUNT; at++) {
 		data[at] = 2 * at;
-		doorbell_kernel_write_value32(&word, at + 1);
+		doorbell_device_write_value32(&word, at + 1);
 	}
 	return NULL;
 }
@@ -575,66 +575,66 @@ int main(void)
 	begin("values");
 	threads[0] = start(signaller, NULL);
 	for (at = 0; at < COUNT; at++) {
-		CHECK(doorbell_kernel_wait_value32(&word, DOORBELL_WAIT_GEQ, at + 1, 50ull * SECOND, NULL) == DOORBELL_OK);
+		CHECK(doorbell_device_wait_value32(&word, DOORBELL_WAIT_GEQ, at + 1, 50ull * SECOND, NULL) == DOORBELL_OK);
 		CHECK(data[at] == 2 * at);
 	}
 	pthread_join(threads[0], NULL);
 	start_ns = dbl_now_ns();
-	CHECK(doorbell_kernel_wait_value32(&word, DOORBELL_WAIT_AND, 1u << 31, 20000000, &control.status) == DOORBELL_ETIMEOUT);
+	CHECK(doorbell_device_wait_value32(&word, DOORBELL_WAIT_AND, 1u << 31, 20000000, &control.status) == DOORBELL_ETIMEOUT);
 	CHECK(doorbell_device_ok(&control.status));
 	CHECK(dbl_now_ns() - start_ns > 20000000);
 	control.status = DOORBELL_EWORK;
-	CHECK(doorbell_kernel_wait_value32(&word, DOORBELL_WAIT_AND, 1u << 31, 50ull * SECOND, &control.status) == DOORBELL_EWORK);
+	CHECK(doorbell_device_wait_value32(&word, DOORBELL_WAIT_AND, 1u << 31, 50ull * SECOND, &control.status) == DOORBELL_EWORK);
 	CHECK(!doorbell_device_ok(&control.status));
-	CHECK(doorbell_kernel_wait_value32(&word, DOORBELL_WAIT_NOR, 0, 50ull * SECOND, &control.status) == DOORBELL_OK);
-	CHECK(doorbell_kernel_wait_value32(&word, 3, 0, SECOND, NULL) == DOORBELL_EINVAL);
+	CHECK(doorbell_device_wait_value32(&word, DOORBELL_WAIT_NOR, 0, 50ull * SECOND, &control.status) == DOORBELL_OK);
+	CHECK(doorbell_device_wait_value32(&word, 3, 0, SECOND, NULL) == DOORBELL_EINVAL);
 
 	begin("not its turn");
 	first = trigger(0, 0, 7);
 	second = trigger(1, 0, 8);
-	CHECK(doorbell_trigger_thread(&second, 20000000) == DOORBELL_ETIMEOUT);
+	CHECK(doorbell_device_trigger(&second, 20000000) == DOORBELL_ETIMEOUT);
 	CHECK(turn == 0 && out == 0 && control.done == 0 && control.stop == 0);
-	CHECK(doorbell_trigger_thread(&first, 0) == DOORBELL_OK && doorbell_trigger_thread(&second, 0) == DOORBELL_OK);
+	CHECK(doorbell_device_trigger(&first, 0) == DOORBELL_OK && doorbell_device_trigger(&second, 0) == DOORBELL_OK);
 	CHECK(out == 8 && control.done == 2);
 
 	begin("gives up");
 	first = trigger(0, 1, 7);
 	second = trigger(1, 0, 8);
-	CHECK(doorbell_trigger_thread(&first, 20000000) == DOORBELL_ETIMEOUT);
+	CHECK(doorbell_device_trigger(&first, 20000000) == DOORBELL_ETIMEOUT);
 	CHECK(control.stop == DBL_STOP_TIMED_OUT && control.stopped == 1 && control.done == 1 && out == 0);
-	CHECK(doorbell_trigger_thread(&first, SECOND) == DOORBELL_ESTATE);
-	CHECK(doorbell_trigger_thread(&second, SECOND) == DOORBELL_EWORK);
+	CHECK(doorbell_device_trigger(&first, SECOND) == DOORBELL_ESTATE);
+	CHECK(doorbell_device_trigger(&second, SECOND) == DOORBELL_EWORK);
 	CHECK(out == 0 && control.done == 2 && control.stopped == 1);
 
 	begin("a failure that the host finds");
 	first = trigger(0, 1, 7);
 	threads[0] = start(fail_and_let_go, NULL);
-	CHECK(doorbell_trigger_thread(&first, 50ull * SECOND) == DOORBELL_EWORK);
+	CHECK(doorbell_device_trigger(&first, 50ull * SECOND) == DOORBELL_EWORK);
 	pthread_join(threads[0], NULL);
 	CHECK(out == 7 && control.stop == 0 && control.released == 0);
 	/* Not of one that is taken later, nor of one that waits for nothing. */
 	second = trigger(1, 1, 8);
-	CHECK(doorbell_trigger_thread(&second, SECOND) == DOORBELL_OK);
+	CHECK(doorbell_device_trigger(&second, SECOND) == DOORBELL_OK);
 	second = trigger(2, 0, 9);
 	second.failures--;
-	CHECK(doorbell_trigger_thread(&second, SECOND) == DOORBELL_OK && out == 9);
+	CHECK(doorbell_device_trigger(&second, SECOND) == DOORBELL_OK && out == 9);
 
 	begin("a wait that is released");
 	first = trigger(0, 1, 7);
 	threads[0] = start(release, NULL);
-	CHECK(doorbell_trigger_thread(&first, 50ull * SECOND) == DOORBELL_EWORK);
+	CHECK(doorbell_device_trigger(&first, 50ull * SECOND) == DOORBELL_EWORK);
 	pthread_join(threads[0], NULL);
 	CHECK(out == 7 && control.released == 1 && control.stop == 0);
 
 	begin("nothing, and nonsense");
 	memset(&first, 0, sizeof(first));
-	CHECK(doorbell_trigger_thread(&first, 0) == DOORBELL_OK);
+	CHECK(doorbell_device_trigger(&first, 0) == DOORBELL_OK);
 	first = trigger(0, 0, 7);
 	first.word_count = DOORBELL_TRIGGER_WORDS + 1;
-	CHECK(doorbell_trigger_thread(&first, 0) == DOORBELL_EINVAL && turn == 0);
+	CHECK(doorbell_device_trigger(&first, 0) == DOORBELL_EINVAL && turn == 0);
 	first = trigger(0, 0, 7);
 	first.words[3] = 9;
-	CHECK(doorbell_trigger_thread(&first, 0) == DOORBELL_EWORK && control.stop == DBL_STOP_MALFORMED && out == 0);
+	CHECK(doorbell_device_trigger(&first, 0) == DOORBELL_EWORK && control.stop == DBL_STOP_MALFORMED && out == 0);
 	return 0;
 }
 "#;

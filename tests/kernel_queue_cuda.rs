@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use doorbell::__private::PutStep;
 use doorbell::{
-    Cause, Control, CudaContext, CudaStream, DeviceBuffer, Error, Executor, KernelQueue, QueueKind,
+    Cause, Control, CudaContext, CudaStream, DeviceBuffer, DeviceQueue, Error, Executor, QueueKind,
     Region, RemoteSlice, WcStatus, Work,
 };
 use rig::gpu::{Bench, alone, config, context};
@@ -29,7 +29,7 @@ const BOUND: Duration = Duration::from_secs(60);
 /// A pair whose first endpoint has its send queue on a GPU, with a region and a stream of the application.
 struct Application {
     // In the order of destruction: the queue is no longer in use.
-    queue: KernelQueue,
+    queue: DeviceQueue,
     stream: CudaStream,
     code: DeviceBuffer,
     bench: Bench,
@@ -50,7 +50,7 @@ impl Application {
         let stream = CudaStream::new(context, "application").unwrap();
         let code = context.alloc(4).unwrap();
         code.copy_from_host(0, &FINE.to_ne_bytes()).unwrap();
-        let queue = KernelQueue::on_gpu(context, &mut bench.pair.a).unwrap();
+        let queue = DeviceQueue::on_gpu(context, &mut bench.pair.a).unwrap();
         Application {
             queue,
             stream,
@@ -101,7 +101,7 @@ impl Application {
         assert!(self.region().is_filled_with(4096, 512, value).unwrap());
     }
 
-    /// Resets the endpoint, which then works with a new kernel queue.
+    /// Resets the endpoint, which then works with a new device queue.
     fn works_after_reset(self) {
         let Application {
             queue,
@@ -257,7 +257,7 @@ fn kernel_queue_is_refused_on_a_gpu_with_unordered_nic_writes() {
         return waived(test, "on the sync path no kernel rings");
     }
     let mut bench = Bench::new();
-    let refused = KernelQueue::on_gpu(&context, &mut bench.pair.a).unwrap_err();
+    let refused = DeviceQueue::on_gpu(&context, &mut bench.pair.a).unwrap_err();
     assert!(refused.to_string().contains("WRITES_ORDERING"), "{refused}");
     // The endpoint still has its queue.
     bench.pair.a.post_send(&Work::nop()).unwrap();
@@ -278,7 +278,7 @@ fn failed_mapping_is_an_error_and_the_endpoint_keeps_its_queue() {
     let mut bench = Bench::new();
     for call in ["cuMemHostRegister_v2", "cuMemAlloc_v2"] {
         let fault = standin::Fault::here(&format!("{call}:2"));
-        let refused = KernelQueue::on_gpu(&context, &mut bench.pair.a).unwrap_err();
+        let refused = DeviceQueue::on_gpu(&context, &mut bench.pair.a).unwrap_err();
         assert!(matches!(refused, Error::Cuda { .. }), "{call}: {refused}");
         drop(fault);
         // The endpoint is unchanged: it still sends.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use doorbell::{
     Cause, Condition, Control, CudaContext, CudaStream, DeviceBuffer, Error, Event, Executor,
-    KernelStream, QueueKind, RemoteSlice, Status, Ticket, Trigger, Work, stream_post_all,
+    QueueKind, RemoteSlice, Status, Ticket, Trigger, TriggerStream, Work, stream_post_all,
     stream_wait_value32, stream_write_value32,
 };
 use rig::gpu::{Bench, alone, config, context};
@@ -59,8 +59,8 @@ impl Application {
         Some(Application::new(&context))
     }
 
-    fn kernels(&self) -> KernelStream {
-        KernelStream::new(&self.context, "kernels").unwrap()
+    fn kernels(&self) -> TriggerStream {
+        TriggerStream::new(&self.context, "kernels").unwrap()
     }
 
     fn launch(&self, trigger: &Trigger, bound: Duration, place: u64) {
@@ -81,7 +81,7 @@ impl Application {
     }
 
     /// Executes all that is queued by kernels, one after the other; returns their codes and the time it took.
-    fn execute_within(&self, kernels: &KernelStream, bound: Duration) -> (Vec<i32>, Duration) {
+    fn execute_within(&self, kernels: &TriggerStream, bound: Duration) -> (Vec<i32>, Duration) {
         let triggers = take_all(kernels);
         self.forget_codes();
         let start = Instant::now();
@@ -93,12 +93,12 @@ impl Application {
         (codes.collect(), start.elapsed())
     }
 
-    fn execute(&self, kernels: &KernelStream) -> Vec<i32> {
+    fn execute(&self, kernels: &TriggerStream) -> Vec<i32> {
         self.execute_within(kernels, BOUND).0
     }
 }
 
-fn take_all(kernels: &KernelStream) -> Vec<Trigger> {
+fn take_all(kernels: &TriggerStream) -> Vec<Trigger> {
     std::iter::from_fn(|| kernels.take().unwrap()).collect()
 }
 
@@ -364,7 +364,7 @@ fn every_failure_is_returned_to_the_waiting_kernel() {
     else {
         return;
     };
-    let fails = |kernels: &KernelStream, what: &str| {
+    let fails = |kernels: &TriggerStream, what: &str| {
         let (codes, took) = application.execute_within(kernels, BOUND);
         assert_eq!(codes.last(), Some(&EWORK), "{what}: {codes:?}");
         assert!(took < BOUND / 2, "{what} took {took:?}");

@@ -117,19 +117,19 @@ int doorbell_stream_clear_status(doorbell_stream *stream);
  */
 int doorbell_stream_driver_calls(const doorbell_stream *stream, uint64_t *calls);
 
-/* --------------------------------------------------------------------------------------------------- kernel queues */
+/* --------------------------------------------------------------------------------------------------- device queues */
 
 /*
- * A kernel queue: the send queue of an endpoint, used by GPU kernels (or threads of a CPU). They write work requests
+ * A device queue: the send queue of an endpoint, used by GPU kernels (or threads of a CPU). They write work requests
  * and ring the device themselves, or a thread of the library rings for them, as the endpoint's control path says. The
  * functions that kernels call are in doorbell/queue.h and doorbell/device.cuh.
  */
-typedef struct doorbell_kernel_queue doorbell_kernel_queue;
+typedef struct doorbell_device_queue doorbell_device_queue;
 
 /* The queue as kernels see it; defined in doorbell/queue.h. */
-typedef struct doorbell_queue doorbell_queue;
+typedef struct doorbell_queue_view doorbell_queue_view;
 
-/* Where the kernels of a kernel queue run. */
+/* Where the kernels of a device queue run. */
 enum doorbell_kernels {
 	/* On the CPU: threads of this process. */
 	DOORBELL_KERNELS_HOST = 0,
@@ -137,13 +137,13 @@ enum doorbell_kernels {
 	DOORBELL_KERNELS_CUDA = 1
 };
 
-/* Local memory, as kernels name it. */
-typedef struct doorbell_sge {
+/* Local memory, as kernels name it; doorbell_remote is the peer's. */
+typedef struct doorbell_local {
 	uint64_t addr;
 	uint64_t len_bytes;
 	uint32_t lkey;
 	uint32_t reserved; /* 0 */
-} doorbell_sge;
+} doorbell_local;
 
 /*
  * Gives the send queue of a connected endpoint to kernels (DOORBELL_KERNELS_*). Until the endpoint is reset, its own
@@ -153,21 +153,21 @@ typedef struct doorbell_sge {
  * DOORBELL_ECUDA if it cannot map the memory of the queue.
  * Threads: one at a time for endpoint.
  */
-int doorbell_kernel_queue_create(doorbell_endpoint *endpoint, uint32_t kernels, doorbell_kernel_queue **queue);
+int doorbell_device_queue_create(doorbell_endpoint *endpoint, uint32_t kernels, doorbell_device_queue **queue);
 
 /*
- * Fills a view of the queue, which is passed to kernels by value. It is valid as long as the kernel queue.
- * `view_bytes` is sizeof(struct doorbell_queue). Returns DOORBELL_EINVAL if the library expects another size, because
+ * Fills a view of the queue, which is passed to kernels by value. It is valid as long as the device queue.
+ * `view_bytes` is sizeof(struct doorbell_queue_view). Returns DOORBELL_EINVAL if the library expects another size, because
  * the headers have another version.
  */
-int doorbell_kernel_queue_view(const doorbell_kernel_queue *queue, doorbell_queue *view, size_t view_bytes);
+int doorbell_device_queue_view(const doorbell_device_queue *queue, doorbell_queue_view *view, size_t view_bytes);
 
 /*
- * Writes the address and the key by which kernels name a slice. The kernel queue keeps the slice's region until the
- * kernel queue is destroyed and the endpoint is reset or destroyed, because work requests of kernels may be in flight
+ * Writes the address and the key by which kernels name a slice. The device queue keeps the slice's region until the
+ * device queue is destroyed and the endpoint is reset or destroyed, because work requests of kernels may be in flight
  * until then. Nothing else keeps the region for these work requests.
  */
-int doorbell_kernel_queue_sge(const doorbell_kernel_queue *queue, const doorbell_slice *slice, doorbell_sge *local);
+int doorbell_device_queue_local(const doorbell_device_queue *queue, const doorbell_slice *slice, doorbell_local *local);
 
 /*
  * Destroys the handle. The caller must make sure that no kernel uses the queue any more. Work requests that kernels
@@ -175,12 +175,12 @@ int doorbell_kernel_queue_sge(const doorbell_kernel_queue *queue, const doorbell
  * queue from the host again. NULL is allowed.
  * Threads: alone with queue.
  */
-int doorbell_kernel_queue_destroy(doorbell_kernel_queue *queue);
+int doorbell_device_queue_destroy(doorbell_device_queue *queue);
 
-/* -------------------------------------------------------------------------------------------------- kernel streams */
+/* -------------------------------------------------------------------------------------------------- trigger streams */
 
 /*
- * A kernel stream is a stream whose work is executed by kernels of the application. Operations, waits and events are
+ * A trigger stream is a stream whose work is executed by kernels of the application. Operations, waits and events are
  * queued on it by the calls of doorbell/stream.h (not doorbell_stream_launch). The host takes them as triggers and
  * passes these to kernels, which execute them by the functions of <doorbell/device.cuh>. This section is the host's
  * part.
@@ -190,7 +190,7 @@ int doorbell_kernel_queue_destroy(doorbell_kernel_queue *queue);
 #define DOORBELL_TRIGGER_WORDS 60
 
 /*
- * Operations of a kernel stream: a plain value of 512 bytes, to be passed to the kernel as a parameter or copied to
+ * Operations of a trigger stream: a plain value of 512 bytes, to be passed to the kernel as a parameter or copied to
  * device memory. The fields are private.
  */
 typedef struct doorbell_trigger {
@@ -202,8 +202,8 @@ typedef struct doorbell_trigger {
 	uint64_t words[DOORBELL_TRIGGER_WORDS];
 } doorbell_trigger;
 
-/* Creates a kernel stream for kernels of the current context. `name` is for errors; NULL means "kernels". */
-int doorbell_stream_create_kernel(const char *name, doorbell_stream **stream);
+/* Creates a trigger stream for kernels of the current context. `name` is for errors; NULL means "trigger". */
+int doorbell_stream_create_trigger(const char *name, doorbell_stream **stream);
 
 /*
  * Takes the operations that were queued since the last call. Returns 1 and a trigger to execute, or 0 and an empty
@@ -214,7 +214,7 @@ int doorbell_stream_create_kernel(const char *name, doorbell_stream **stream);
  * Each trigger must either be executed exactly once by a kernel on the stream's device, or be discarded by
  * doorbell_stream_discard_triggers. Until then its operations are in flight and keep their memory. A trigger may be
  * executed after the stream's handle was destroyed. Returns DOORBELL_EASYNC if the stream has ended, because of an
- * abort or of a wait that a kernel gave up; DOORBELL_ESTATE if it is not a kernel stream.
+ * abort or of a wait that a kernel gave up; DOORBELL_ESTATE if it is not a trigger stream.
  */
 int doorbell_stream_take_trigger(doorbell_stream *stream, doorbell_trigger *trigger);
 

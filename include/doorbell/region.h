@@ -63,7 +63,7 @@ int doorbell_region_register(const doorbell_domain *domain, void *start, uint64_
  * Allocates `len_bytes` bytes of memory of the GPU whose context is current (cuMemAlloc) and registers it in the best
  * way that is available. The memory is not initialised. doorbell_region_destroy frees it, and may wait for GPU work as
  * cuMemFree does. If work in flight uses it, or a stream of this library has work, the next call that destroys a region, a
- * kernel queue or a stream, or synchronizes a stream, frees it. Returns DOORBELL_ESTATE if the device cannot reach GPU
+ * device queue or a stream, or synchronizes a stream, frees it. Returns DOORBELL_ESTATE if the device cannot reach GPU
  * memory; the text has the reason for each way.
  */
 int doorbell_region_alloc_device(const doorbell_domain *domain, uint64_t len_bytes, uint32_t access_flags,
@@ -124,7 +124,7 @@ void *doorbell_region_pointer(const doorbell_region *region);
 
 /*
  * Writes the address at which GPU kernels of the current context see the first byte of host memory, for
- * doorbell_kernel_write_value32 and doorbell_kernel_wait_value32 (doorbell/trigger.h). It is valid as long as the
+ * doorbell_device_write_value32 and doorbell_device_wait_value32 (doorbell/signal.h). It is valid as long as the
  * handle. The first call in a context registers the memory with the driver; it is unregistered with the region.
  * Returns DOORBELL_ESTATE if the region is not host memory, or if the driver maps its parts at separate addresses;
  * DOORBELL_ECUDA if the driver cannot map it.

@@ -1,7 +1,7 @@
 /*
  * Part of the interface of doorbell.h: streams, events, and operations that are queued on streams.
  *
- * doorbell.h has the rules for results, handles, threads and text buffers. CUDA streams and kernel streams are created
+ * doorbell.h has the rules for results, handles, threads and text buffers. CUDA streams and trigger streams are created
  * by calls of doorbell/gpu.h.
  */
 #ifndef DOORBELL_STREAM_H
@@ -69,7 +69,7 @@ int doorbell_stream_synchronize(doorbell_stream *stream, int64_t timeout_ms);
  * Takes the fault of the stream, so that it can be used again. What was queued before this call stays discarded. Writes
  * the failure of the endpoint that was waited for to `failure`, which may be NULL; its cause is DOORBELL_CAUSE_NONE if no
  * endpoint's failure is the reason, as for a function that panicked. Writes a text to a text buffer and returns its
- * length; returns 0 and writes nothing if there is no fault. The fault of a CUDA stream whose context is lost, or of a kernel stream that has ended, cannot be taken:
+ * length; returns 0 and writes nothing if there is no fault. The fault of a CUDA stream whose context is lost, or of a trigger stream that has ended, cannot be taken:
  * each call writes it again.
  *
  * A stream has a fault when a wait on it ends without success, a function of doorbell_stream_launch fails, or it waits
@@ -96,7 +96,7 @@ int doorbell_stream_query(doorbell_stream *stream);
  *
  * CUDA stream: queued work cannot be removed. Stores, and work that others queued, are executed; waits for
  * completions, words and events of host streams end, and its endpoints fail. A wait for an event of another CUDA or
- * kernel stream ends if the stream uses DOORBELL_EXECUTION_KERNEL. With DOORBELL_EXECUTION_MEMORY_OPS it lasts until
+ * trigger stream ends if the stream uses DOORBELL_EXECUTION_KERNEL. With DOORBELL_EXECUTION_MEMORY_OPS it lasts until
  * that stream has passed the event, so abort that stream too. The library cannot end waits that the program queued
  * itself (cuStreamWaitEvent, cuStreamWaitValue32).
  *
@@ -322,7 +322,7 @@ int doorbell_wait_value32(const doorbell_region *region, uint64_t offset, uint32
  * thread waits, also for 32 bits if the condition is DOORBELL_WAIT_EQ or the word is in a GPU's memory. The region may be
  * memory of the stream's GPU. Such a wait has a time limit of an hour at most; if it passes, that is a fault of the stream.
  * doorbell_stream_abort does not end it. Streams of
- * doorbell_stream_create_kernel return DOORBELL_ESTATE for these waits.
+ * doorbell_stream_create_trigger return DOORBELL_ESTATE for these waits.
  */
 int doorbell_stream_wait_value64(doorbell_stream *stream, const doorbell_region *region, uint64_t offset,
 				 uint32_t wait_condition, uint64_t value, int64_t timeout_ms,

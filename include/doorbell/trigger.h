@@ -2,13 +2,13 @@
  * Triggers: prepared operations that a kernel of the application executes. C11, C++17 and CUDA; without CUDA the
  * functions run on the CPU, for tests.
  *
- * The host takes a `struct doorbell_trigger` from a kernel stream (doorbell_stream_take_trigger, KernelStream::take)
+ * The host takes a `struct doorbell_trigger` from a trigger stream (doorbell_stream_take_trigger, TriggerStream::take)
  * and passes it to its kernel by value:
  *
  *     __global__ void step(const __grid_constant__ doorbell_trigger trigger, int *status, ...)
  *     {
  *             ... compute the data to send ...
- *             int code = doorbell_trigger_block(&trigger, 1000000000);
+ *             int code = doorbell_device_trigger_block(&trigger, 1000000000);
  *             if (threadIdx.x == 0 && code != DOORBELL_OK)
  *                     *status = code;
  *     }
@@ -33,7 +33,7 @@
  *     stream's device. A trigger waits until its predecessor was executed.
  *
  * Timeouts
- *     `timeout_ns` limits all waits of a call together, and is at most DOORBELL_KERNEL_TIMEOUT_MAX_NS. The host may end
+ *     `timeout_ns` limits all waits of a call together, and is at most DOORBELL_DEVICE_TIMEOUT_MAX_NS. The host may end
  *     waits earlier, as on other streams. The GPU's clock has steps of up to a microsecond.
  *
  * Memory order. For each store of this file, what it pairs with:
@@ -49,10 +49,6 @@
  *     dbl_control.stopped, .stop: in this order with a fence between; pair with the host's acquire loads in the
  *         opposite order
  *     turn: acquire and release of GPU scope, because only threads of that GPU use it; pairs with the next trigger
- *     doorbell_kernel_write_value32: release, system scope; pairs with doorbell_kernel_wait_value32,
- *         doorbell_wait_value32 on the host, and waits for values on streams of all kinds
- *     doorbell_kernel_wait_value32: relaxed, and an acquire fence when it returns, system scope; pairs with doorbell_kernel_write_value32,
- *         doorbell_stream_write_value32 and release stores of the host
  * This applies to ordinary loads. The compiler assumes that memory read through `const T *__restrict__` or __ldg()
  * does not change while the kernel runs, so such loads may miss data that arrives meanwhile. Writes of a NIC to GPU
  * memory are visible to a kernel after a wait if the GPU orders them
@@ -64,6 +60,7 @@
 
 #include "../doorbell.h"
 #include "detail/trigger.h"
+#include "signal.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -80,7 +77,7 @@ DBL_STATIC_ASSERT(offsetof(struct doorbell_trigger, words) == 32, "words");
  * Executes a trigger in this thread. `timeout_ns` is in nanoseconds. Exactly one thread calls it. Returns one of the
  * results above.
  */
-DBL_EXECUTOR int doorbell_trigger_thread(const struct doorbell_trigger *trigger, uint64_t timeout_ns)
+DBL_EXECUTOR int doorbell_device_trigger(const struct doorbell_trigger *trigger, uint64_t timeout_ns)
 {
 	struct dbl_control *control;
 	struct dbl_run run;
@@ -121,62 +118,6 @@ DBL_EXECUTOR int doorbell_trigger_thread(const struct doorbell_trigger *trigger,
 	return DOORBELL_OK;
 }
 
-/*
- * Stores a 32-bit word with release, after everything that this thread has stored. Call it after a barrier to include
- * other threads' stores. The word is in device memory, or in host memory that is mapped to the GPU
- * (doorbell_region_device_pointer returns the address for a region). A kernel uses this call to release a stream or
- * another kernel that waits for the value.
- */
-DBL_EXECUTOR void doorbell_kernel_write_value32(uint32_t *word, uint32_t value)
-{
-	dbl_store_dword_release(word, value);
-}
-
-/*
- * Returns 1 if nothing has failed on the stream with this status word (doorbell_stream_status_word), else 0. A kernel, also
- * one in a graph, that is queued behind a wait calls it to learn whether the wait ended with success: the word is written
- * before a failed wait ends.
- */
-DBL_EXECUTOR int doorbell_device_ok(const int32_t *status_word)
-{
-	return dbl_load_dword(status_word) == 0;
-}
-
-/*
- * Waits until a 32-bit word meets a condition (DOORBELL_WAIT_*), for at most `timeout_ns` nanoseconds. What was stored
- * before the word is visible afterwards. Returns DOORBELL_OK, DOORBELL_ETIMEOUT, or DOORBELL_EINVAL for an unknown
- * condition. If `status_word` is not NULL and becomes nonzero while the condition is not met, its value is returned;
- * status words of streams (doorbell_stream_status_word) contain such codes.
- */
-DBL_EXECUTOR int doorbell_kernel_wait_value32(const uint32_t *word, uint32_t wait_condition, uint32_t value, uint64_t timeout_ns,
-					      const int32_t *status_word)
-{
-	const uint64_t start_ns = dbl_now_ns(), bound_ns = dbl_bounded(timeout_ns);
-	const uint8_t kind = (uint8_t)(DBL_POLL_GEQ + wait_condition);
-	uint32_t turn;
-	int status;
-
-	if (wait_condition > DOORBELL_WAIT_NOR)
-		return DOORBELL_EINVAL;
-	for (turn = 0;; turn++) {
-		if (dbl_poll_satisfied(kind, DBL_LOAD_FENCED(word), value)) {
-			dbl_fence_acquire();
-			return DOORBELL_OK;
-		}
-		if (turn % 16 == 15) {
-			status = status_word ? (int)DBL_LOAD_FENCED(status_word) : 0;
-			if (status != 0) {
-				dbl_fence_acquire();
-				return status;
-			}
-			if (dbl_has_passed(dbl_now_ns(), start_ns, bound_ns))
-				return DOORBELL_ETIMEOUT;
-		}
-		if (DBL_PAUSE(turn))
-			return DOORBELL_EASYNC;
-	}
-}
-
 #ifdef __cplusplus
 }
 #endif
@@ -184,32 +125,34 @@ DBL_EXECUTOR int doorbell_kernel_wait_value32(const uint32_t *word, uint32_t wai
 #ifdef DBL_HAS_BLOCKS
 
 /*
- * Executes a trigger for a warp. All 32 threads call it with the same arguments and get the same result. What they
- * stored before is ordered before the doorbell, and what the waits have seen is visible to all of them.
+ * Executes a trigger for lanes of a warp. `lanes` is their mask, as in collective.cuh. They all call it with the same
+ * arguments and get the same result. What they stored before is ordered before the doorbell, and what the waits have seen
+ * is visible to all of them.
  */
-DBL_EXECUTOR int doorbell_trigger_warp(const struct doorbell_trigger *trigger, uint64_t timeout_ns)
+DBL_EXECUTOR int doorbell_device_trigger_warp(const struct doorbell_trigger *trigger, uint32_t lanes, uint64_t timeout_ns)
 {
+	const uint32_t leader = (uint32_t)__ffs((int)lanes) - 1;
 	int code = DOORBELL_OK;
 
-	__syncwarp();
-	if (dbl_lane() == 0)
-		code = doorbell_trigger_thread(trigger, timeout_ns);
+	__syncwarp(lanes);
+	if (dbl_lane() == leader)
+		code = doorbell_device_trigger(trigger, timeout_ns);
 	/* Makes what the leader has seen visible: a shuffle does not order memory. */
-	__syncwarp();
-	return __shfl_sync(0xffffffffu, code, 0);
+	__syncwarp(lanes);
+	return __shfl_sync(lanes, code, (int)leader);
 }
 
 /*
  * Executes a trigger for a block. All threads of the block call it with the same arguments and get the same result;
- * memory is ordered as for doorbell_trigger_warp.
+ * memory is ordered as for doorbell_device_trigger_warp.
  */
-DBL_EXECUTOR int doorbell_trigger_block(const struct doorbell_trigger *trigger, uint64_t timeout_ns)
+DBL_EXECUTOR int doorbell_device_trigger_block(const struct doorbell_trigger *trigger, uint64_t timeout_ns)
 {
 	__shared__ int code;
 
 	__syncthreads();
 	if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0)
-		code = doorbell_trigger_thread(trigger, timeout_ns);
+		code = doorbell_device_trigger(trigger, timeout_ns);
 	__syncthreads();
 	/* The first barrier of the next call comes after this load. */
 	return code;

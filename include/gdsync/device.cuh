@@ -113,7 +113,7 @@ template <typename S> __device__ inline int wait(S &sem, wait_cond_t cond)
 	default:
 		return ERROR_INVALID;
 	}
-	return doorbell_kernel_wait_value32(word, condition, sem.value, GDSYNC_DEVICE_TIMEOUT_NS, NULL) == DOORBELL_OK ? 0 : ERROR_TIMEOUT;
+	return doorbell_device_wait_value32(word, condition, sem.value, GDSYNC_DEVICE_TIMEOUT_NS, NULL) == DOORBELL_OK ? 0 : ERROR_TIMEOUT;
 }
 
 template <typename S> __device__ inline int wait_geq(S &sem)

@@ -2,7 +2,7 @@
  * The declarations of libgdsync's gdsync/mlx5.h: what kernels need to ring and to wait themselves.
  *
  * With libgdsync a kernel makes the stores of an mlx5_send_info itself. With this library it calls
- * doorbell_trigger_thread() of doorbell/device.cuh with the `trigger` of the info. That makes the same stores, and
+ * doorbell_device_trigger() of doorbell/device.cuh with the `trigger` of the info. That makes the same stores, and
  * those that notify the host. The addresses and values in the info are for inspection only. The infos of a queue
  * pair's sends, and of the waits of each of its CQs, must be executed in the order in which they were obtained, once
  * each, by kernels of the GPU whose context is current when the first of them is obtained.
@@ -39,7 +39,7 @@ typedef struct gds_mlx5_send_info {
 	uint32_t dbrec_value;
 	uint64_t *db_ptr;
 	uint64_t db_value;
-	doorbell_trigger trigger; /* for doorbell_trigger_thread() and similar calls */
+	doorbell_trigger trigger; /* for doorbell_device_trigger() and similar calls */
 } gds_mlx5_send_info_t;
 
 /* A wait request: the word of the completion, its condition, and the word that is stored afterwards. */
@@ -49,7 +49,7 @@ typedef struct gds_mlx5_wait_info {
 	uint32_t cqe_value;
 	uint32_t *flag_ptr;
 	uint32_t flag_value;
-	doorbell_trigger trigger; /* for doorbell_trigger_thread() and similar calls */
+	doorbell_trigger trigger; /* for doorbell_device_trigger() and similar calls */
 } gds_mlx5_wait_info_t;
 
 /* Most work requests of a chain that fit in a trigger. */

@@ -146,7 +146,7 @@ impl Collective {
     }
 
     /// Whether a stream can carry it out. A stream of the host works on memory of the host only, but messages that are matched may come into memory of a GPU. Stream memory operations and
-    /// kernels of the application cannot copy or reduce, so a CUDA stream needs kernels of this library for that, and for messages that are not matched; a `KernelStream` cannot copy or reduce.
+    /// kernels of the application cannot copy or reduce, so a CUDA stream needs kernels of this library for that, and for messages that are not matched; a `TriggerStream` cannot copy or reduce.
     pub fn runs_on(&self, stream: &dyn Executor) -> bool {
         self.check_stream(stream).is_ok()
     }

@@ -7,7 +7,7 @@
 //!
 //! Kernels of the application may wait for a NIC as well, and the library does not know when they run. The application does. So its own calls alone give
 //! memory back: those that end the last use of it, and those that wait for a stream. A thread of the library's would do so at a time that the application
-//! does not know, and did: it freed the memory of a kernel stream while a kernel waited for the software NIC.
+//! does not know, and did: it freed the memory of a trigger stream while a kernel waited for the software NIC.
 #![allow(unsafe_code)] // calls the driver
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -33,7 +33,7 @@ const PCIE: u64 = sys::CUmemRangeFlags::CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_P
 /// Memory of [`CudaContext::alloc`] is freed when its last handle is dropped, including those of regions and of their queued work, and no CUDA stream
 /// has work that this library has queued: the driver frees memory when the GPU is idle, and blocks other threads until then. The thread that drops
 /// the last handle frees it, and blocks as `cuMemFree` does. If a stream has such work then, or the thread is the library's own, the application's next
-/// drop of a stream, a buffer, a region or a kernel queue frees it, or its next `synchronize` of a stream.
+/// drop of a stream, a buffer, a region or a device queue frees it, or its next `synchronize` of a stream.
 ///
 /// ```no_run
 /// use doorbell::{Access, CudaContext, CudaStream, Device, Endpoint, EndpointConfig, Region, QueueKind};

@@ -4,7 +4,7 @@
 //! memory operations (`cuStreamBatchMemOp_v2`), which the GPU executes without a thread of this process. The driver is loaded with the first
 //! [`CudaContext`]; without a driver, creating one is an error.
 //!
-//! [`KernelStream`] is an executor whose programs are executed by kernels of the application, which get them as a [`Trigger`].
+//! [`TriggerStream`] is an executor whose programs are executed by kernels of the application, which get them as a [`Trigger`].
 //!
 //! [`DeviceBuffer`] is memory of a GPU, allocated by this library or by the application; a [`Region`](crate::Region) registers it. Contexts, streams
 //! and memory can be converted from and to those of the crate `cudarc`, so its version, 0.19, is part of this interface, and the crate is exported as
@@ -37,7 +37,6 @@ mod host_registration;
 mod instantiated_graph;
 mod kernel_address;
 mod kernel_reduction;
-mod kernel_stream;
 mod kernel_words;
 mod launch;
 mod memops;
@@ -60,6 +59,7 @@ mod stream_words;
 mod submit;
 mod timing;
 mod trigger;
+mod trigger_stream;
 mod watch;
 
 pub(crate) use capabilities::UNORDERED_WRITES;
@@ -73,10 +73,10 @@ pub(crate) use gpu_mapping::registers_error;
 pub(crate) use graph::Draft;
 pub(crate) use host_registration::HostRegistration;
 pub(crate) use instantiated_graph::InstantiatedGraph;
-pub use kernel_stream::KernelStream;
 pub use memory::DeviceBuffer;
 pub(crate) use memory::{Allocation, DmabufMapping, HeldBuffer};
 pub(crate) use nic_registers::{RegistersFound, check_registers};
 pub use stream::CudaStream;
 pub use timing::TimingEvent;
 pub use trigger::Trigger;
+pub use trigger_stream::TriggerStream;

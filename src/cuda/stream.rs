@@ -232,7 +232,7 @@ impl CudaStream {
     /// As [`CudaStream::spin`].
     ///
     /// # Safety
-    /// The trigger is of a [`KernelStream`](super::KernelStream) of this context that has a handle or work until the kernel is done, and was not
+    /// The trigger is of a [`TriggerStream`](super::TriggerStream) of this context that has a handle or work until the kernel is done, and was not
     /// discarded; `code` is 0 or memory that stays as long.
     pub unsafe fn step(
         &self,
@@ -258,8 +258,8 @@ impl CudaStream {
     /// As [`CudaStream::spin`].
     ///
     /// # Safety
-    /// `queue` is a `struct doorbell_queue`, and `step` a `struct dbl_step`; what they name stays until the kernel is done.
-    pub(crate) unsafe fn put_step(&self, queue: &[u64; 12], step: &[u64; 8]) -> Result<()> {
+    /// `queue` is a `struct doorbell_queue_view`, and `step` a `struct dbl_step`; what they name stays until the kernel is done.
+    pub(crate) unsafe fn put_step(&self, queue: &[u64; 14], step: &[u64; 8]) -> Result<()> {
         let parameters = [
             std::ptr::from_ref(queue).cast(),
             std::ptr::from_ref(step).cast(),

@@ -259,7 +259,7 @@ impl StreamState {
         // Before the driver is called, which may block: deadlines of waits are to be looked at.
         self.ensure_watched();
         if queue.for_kernels {
-            // `KernelStream::take` hands it out.
+            // `TriggerStream::take` hands it out.
             self.count.given.store(queue.issued, Ordering::Release);
         } else {
             self.call_driver(queue)

@@ -5,7 +5,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::kernel_words::TRIGGER_WORDS;
 
-/// Programs of a [`KernelStream`](super::KernelStream), for a kernel of the application to execute: a plain value that is passed to the kernel as a
+/// Programs of a [`TriggerStream`](super::TriggerStream), for a kernel of the application to execute: a plain value that is passed to the kernel as a
 /// parameter, or in memory. `include/doorbell/trigger.h` has the functions that execute it, and the same layout (`struct doorbell_trigger`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

@@ -40,7 +40,7 @@
 //! - `queue/turn_waits`: the streams that wait for their turn behind another stream.
 //! - `outstanding`: the ring of work requests in flight, which the poster fills and the thread that processes completions empties.
 //! - `words`: the words by which streams and the library's threads report progress.
-//! - `device_queue`: a send queue that kernels own.
+//! - `owned_queue`: a send queue that kernels own.
 //! - `queue_view`: [`QueueView`], what kernels are given of it.
 //! - `replay` (feature `cuda`): operations of graphs that the application captures and launches by itself.
 //! - `device_queue_state`: the words that it shares with these kernels.
@@ -51,13 +51,13 @@ mod clock;
 mod config;
 mod connection;
 mod deadline;
-mod device_queue;
 mod device_queue_state;
 mod late_read;
 #[cfg(feature = "cuda")]
 mod operation_template;
 mod outcome;
 mod outstanding;
+mod owned_queue;
 mod path;
 mod peer_value;
 mod poll_until;
@@ -90,7 +90,6 @@ pub(crate) use connection::ConnectedGeneration;
 pub(crate) use deadline::Deadline;
 #[cfg(feature = "group")]
 pub(crate) use deadline::system;
-pub(crate) use device_queue::DeviceQueue;
 #[cfg(feature = "cuda")]
 pub(crate) use device_queue_state::fresh_marks;
 pub(crate) use device_queue_state::state_words;
@@ -98,6 +97,7 @@ pub(crate) use late_read::LateRead;
 #[cfg(feature = "cuda")]
 pub(crate) use operation_template::{OperationTemplate, OwnedSlices};
 pub use outcome::Status;
+pub(crate) use owned_queue::OwnedSendQueue;
 pub use path::PathReport;
 pub(crate) use poll_until::poll_until;
 pub use post::Endpoint;

@@ -1,11 +1,11 @@
 //! A send queue as kernels see it.
 #![allow(unsafe_code)] // says that it may be a parameter of kernels
 
-use super::DeviceQueue;
+use super::OwnedSendQueue;
 use crate::Result;
 
-/// `struct doorbell_queue` of `include/doorbell/queue.h`: plain values, to be passed to kernels as they are. Valid as long as the
-/// [`KernelQueue`](crate::KernelQueue).
+/// `struct doorbell_queue_view` of `include/doorbell/queue.h`: plain values, to be passed to kernels as they are. Valid as long as the
+/// [`DeviceQueue`](crate::DeviceQueue).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct QueueView {
@@ -22,9 +22,17 @@ pub struct QueueView {
     cqe_mask: u32,
     capacity: u32,
     qpn: u32,
+    sink: u64,
+    sink_lkey: u32,
+    /// 0: any number of threads. Kernels say otherwise.
+    mode: u32,
 }
 
-const _: () = assert!(size_of::<QueueView>() == 96);
+const _: () = assert!(size_of::<QueueView>() == 112);
+
+/// Its words.
+#[cfg(feature = "cuda")]
+pub(super) const VIEW_WORDS: usize = 14;
 
 // SAFETY: plain values without padding.
 #[cfg(feature = "cuda")]
@@ -32,20 +40,20 @@ unsafe impl cudarc::driver::DeviceRepr for QueueView {}
 
 impl QueueView {
     /// It as the bytes of a kernel's parameter, or of what kernels find in memory.
-    pub fn to_bytes(&self) -> [u8; 96] {
+    pub fn to_bytes(&self) -> [u8; 112] {
         // SAFETY: repr(C), integers of that size together, without padding.
         unsafe { std::mem::transmute(*self) }
     }
 
     /// As words, to be a parameter of the library's own kernels.
     #[cfg(feature = "cuda")]
-    pub(crate) fn words(&self) -> [u64; 12] {
+    pub(crate) fn words(&self) -> [u64; 14] {
         // SAFETY: repr(C), integers of that size together, without padding.
         unsafe { std::mem::transmute(*self) }
     }
 
     /// The numbers, without addresses.
-    pub(crate) fn new(queue: &DeviceQueue) -> QueueView {
+    pub(crate) fn new(queue: &OwnedSendQueue) -> QueueView {
         let (slots, capacity) = queue.state().slots();
         QueueView {
             slot_mask: slots - 1,
@@ -56,10 +64,16 @@ impl QueueView {
         }
     }
 
+    /// Where the device writes what additions found that nothing wants to know: 8 bytes.
+    pub(crate) fn set_sink(&mut self, address: u64, lkey: u32) {
+        self.sink = address;
+        self.sink_lkey = lkey;
+    }
+
     /// Fills in where the parts are that lie in this process's memory, as `reach` gives their addresses and lengths another form.
     pub(crate) fn reach(
         &mut self,
-        queue: &DeviceQueue,
+        queue: &OwnedSendQueue,
         mut reach: impl FnMut(usize, usize) -> Result<u64>,
     ) -> Result<()> {
         let line = queue.state();

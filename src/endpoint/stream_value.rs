@@ -163,7 +163,7 @@ pub fn stream_write_value32(
 /// failed. An abort of the stream does not end it.
 ///
 /// # Errors
-/// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::State`] for a region that is deregistered, memory of a GPU on a stream of the host, and a `KernelStream`;
+/// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::State`] for a region that is deregistered, memory of a GPU on a stream of the host, and a `TriggerStream`;
 /// those of the stream.
 pub fn stream_wait_value64(
     stream: &dyn Executor,

@@ -76,7 +76,7 @@ pub trait SealedExecutor {}
 /// failed. What is queued behind it is not executed, its tickets say [`Status::Discarded`](crate::Status::Discarded), and every later call
 /// reports the fault until [`Executor::take_fault`]. A CUDA stream cannot skip kernels that are queued: they can test the stream's status word.
 ///
-/// The streams of this library implement it: [`HostStream`](crate::HostStream), and with the feature `cuda` `CudaStream` and `KernelStream`. Programs
+/// The streams of this library implement it: [`HostStream`](crate::HostStream), and with the feature `cuda` `CudaStream` and `TriggerStream`. Programs
 /// must not implement it. The compiler does not enforce that: the trait is sealed by convention, by a supertrait that is hidden from this
 /// documentation and may change in any release. Only the library, and the tests, benchmarks and fuzz targets
 /// in its repository, implement the supertrait.

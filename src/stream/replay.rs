@@ -12,7 +12,7 @@ use super::KernelMemory;
 use crate::Result;
 
 /// `struct dbl_replay` of `include/doorbell/detail/replay.h`: an operation of a graph, the parameter of the kernel that executes it.
-pub type ReplayWords = [u64; 35];
+pub type ReplayWords = [u64; 37];
 
 /// What graphs keep of an operation, as long as they may be launched.
 pub type ReplayKeeper = Arc<dyn Any + Send + Sync>;

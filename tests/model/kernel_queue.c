@@ -33,9 +33,9 @@ static _Alignas(64) uint32_t completions[CQES * 16];
 static uint32_t cq_record;
 static uint64_t data[2];
 
-static struct doorbell_queue queue_of(uint32_t capacity, int is_proxy)
+static struct doorbell_queue_view queue_of(uint32_t capacity, int is_proxy)
 {
-	struct doorbell_queue queue;
+	struct doorbell_queue_view queue;
 
 	queue.state = (uintptr_t)&state;
 	queue.control = (uintptr_t)&control;
@@ -51,6 +51,9 @@ static struct doorbell_queue queue_of(uint32_t capacity, int is_proxy)
 	queue.cqe_mask = CQES - 1;
 	queue.capacity = capacity;
 	queue.qpn = 7;
+	queue.sink = 0;
+	queue.sink_lkey = 0;
+	queue.mode = DBL_QUEUE_SHARED;
 	return queue;
 }
 
@@ -111,21 +114,21 @@ static void pretend_rung(uint32_t count)
 	state.reserved = state.rung = count;
 }
 
-static void submit_nop(const struct doorbell_queue *queue, uint32_t *slot)
+static void submit_nop(const struct doorbell_queue_view *queue, uint32_t *slot)
 {
-	const int code = doorbell_reserve(queue, 1, 0, slot);
+	const int code = doorbell_device_reserve(queue, 1, 0, slot);
 
 	ASSUME(code == DOORBELL_OK);
 	data[*slot & 1] = *slot + 1;
-	doorbell_write_nop(queue, *slot, 0);
-	REQUIRE(doorbell_submit(queue, *slot, 1) == DOORBELL_OK);
+	doorbell_device_write_nop(queue, *slot, 0);
+	REQUIRE(doorbell_device_submit(queue, *slot, 1) == DOORBELL_OK);
 }
 
 #if defined MODEL_submit
 /* Two threads submit at once: in every interleaving the NIC gets doorbells that cover both, and no third one. */
 static void *producer(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(SLOTS, 0);
+	const struct doorbell_queue_view queue = queue_of(SLOTS, 0);
 	uint32_t slot;
 
 	(void)unused;
@@ -152,7 +155,7 @@ int main(void)
  */
 static void *producer(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(SLOTS, 0);
+	const struct doorbell_queue_view queue = queue_of(SLOTS, 0);
 	uint32_t slot;
 
 	(void)unused;
@@ -185,7 +188,7 @@ int main(void)
 /* A queue of one slot, used again: its next work request is written after the NIC has read the one before, whichever thread has polled. */
 static void *producer(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(1, 0);
+	const struct doorbell_queue_view queue = queue_of(1, 0);
 	uint32_t slot;
 
 	(void)unused;
@@ -204,7 +207,7 @@ static void *nic(void *unused)
 
 int main(void)
 {
-	const struct doorbell_queue queue = queue_of(1, 0);
+	const struct doorbell_queue_view queue = queue_of(1, 0);
 
 	prepare();
 	RUN(producer, producer, nic);
@@ -219,10 +222,10 @@ static uint64_t brought;
 
 static void *waiter(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(SLOTS, 0);
+	const struct doorbell_queue_view queue = queue_of(SLOTS, 0);
 
 	(void)unused;
-	ASSUME(doorbell_wait(&queue, 1, 0) == DOORBELL_OK);
+	ASSUME(doorbell_device_wait(&queue, 1, 0) == DOORBELL_OK);
 	REQUIRE(brought == 5);
 	return 0;
 }
@@ -248,10 +251,10 @@ int main(void)
 /* Threads that poll one after another: one that finds nothing passes on the count of the one before. */
 static void *poller(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(SLOTS, 0);
+	const struct doorbell_queue_view queue = queue_of(SLOTS, 0);
 
 	(void)unused;
-	REQUIRE(doorbell_poll(&queue) == DOORBELL_OK);
+	REQUIRE(doorbell_device_poll(&queue) == DOORBELL_OK);
 	return 0;
 }
 
@@ -279,23 +282,23 @@ int main(void)
 /* A slot is used again by a thread that need not have polled itself; when the NIC gets its doorbell, the entry of the previous completion is free again. */
 static void *poller(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(1, 0);
+	const struct doorbell_queue_view queue = queue_of(1, 0);
 
 	(void)unused;
-	REQUIRE(doorbell_poll(&queue) == DOORBELL_OK);
+	REQUIRE(doorbell_device_poll(&queue) == DOORBELL_OK);
 	return 0;
 }
 
 static void *writer(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(1, 0);
+	const struct doorbell_queue_view queue = queue_of(1, 0);
 	uint32_t slot;
 
 	(void)unused;
-	ASSUME(doorbell_reserve(&queue, 1, 0, &slot) == DOORBELL_OK);
+	ASSUME(doorbell_device_reserve(&queue, 1, 0, &slot) == DOORBELL_OK);
 	REQUIRE(slot == 1);
-	doorbell_write_nop(&queue, slot, 0);
-	REQUIRE(doorbell_submit(&queue, slot, 1) == DOORBELL_OK);
+	doorbell_device_write_nop(&queue, slot, 0);
+	REQUIRE(doorbell_device_submit(&queue, slot, 1) == DOORBELL_OK);
 	return 0;
 }
 
@@ -312,10 +315,10 @@ static void *nic(void *unused)
 
 int main(void)
 {
-	const struct doorbell_queue queue = queue_of(1, 0);
+	const struct doorbell_queue_view queue = queue_of(1, 0);
 
 	prepare();
-	doorbell_write_nop(&queue, 0, 0);
+	doorbell_device_write_nop(&queue, 0, 0);
 	pretend_rung(1);
 	RUN(poller, writer, nic);
 	return 0;
@@ -328,7 +331,7 @@ int main(void)
  */
 static void *producer(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(SLOTS, 0);
+	const struct doorbell_queue_view queue = queue_of(SLOTS, 0);
 	uint32_t slot;
 
 	(void)unused;
@@ -352,10 +355,10 @@ static void *nic(void *unused)
 
 static void *poller(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(SLOTS, 0);
+	const struct doorbell_queue_view queue = queue_of(SLOTS, 0);
 
 	(void)unused;
-	REQUIRE(doorbell_poll(&queue) == DOORBELL_OK);
+	REQUIRE(doorbell_device_poll(&queue) == DOORBELL_OK);
 	return 0;
 }
 
@@ -372,17 +375,17 @@ static uint64_t brought;
 
 static void *waiter(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(1, 1);
+	const struct doorbell_queue_view queue = queue_of(1, 1);
 
 	(void)unused;
-	ASSUME(doorbell_wait(&queue, 1, 0) == DOORBELL_OK);
+	ASSUME(doorbell_device_wait(&queue, 1, 0) == DOORBELL_OK);
 	REQUIRE(brought == 5);
 	return 0;
 }
 
 static void *producer(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(1, 1);
+	const struct doorbell_queue_view queue = queue_of(1, 1);
 	uint32_t slot;
 
 	(void)unused;
@@ -407,7 +410,7 @@ static void *host(void *unused)
 
 int main(void)
 {
-	const struct doorbell_queue queue = queue_of(1, 1);
+	const struct doorbell_queue_view queue = queue_of(1, 1);
 	uint32_t slot;
 
 	prepare();
@@ -422,8 +425,8 @@ static uint64_t brought;
 
 static void *waiter(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(SLOTS, 0);
-	const int code = doorbell_wait(&queue, 1, 0);
+	const struct doorbell_queue_view queue = queue_of(SLOTS, 0);
+	const int code = doorbell_device_wait(&queue, 1, 0);
 
 	(void)unused;
 	ASSUME(code != DOORBELL_ETIMEOUT);
@@ -433,13 +436,13 @@ static void *waiter(void *unused)
 
 static void *loser(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(SLOTS, 0);
-	const int code = doorbell_wait(&queue, 2, 0);
+	const struct doorbell_queue_view queue = queue_of(SLOTS, 0);
+	const int code = doorbell_device_wait(&queue, 2, 0);
 
 	(void)unused;
 	ASSUME(code != DOORBELL_ETIMEOUT);
 	REQUIRE(code == DOORBELL_EWORK);
-	REQUIRE(doorbell_queue_error(&queue) == (0x12u | 0x34u << 8 | 1u << 16));
+	REQUIRE(doorbell_device_error(&queue) == (0x12u | 0x34u << 8 | 1u << 16));
 	return 0;
 }
 
@@ -466,11 +469,11 @@ int main(void)
 /* A thread that gets a completion in error from another polling thread finds the cause of the error. */
 static void *poller(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(SLOTS, 0);
+	const struct doorbell_queue_view queue = queue_of(SLOTS, 0);
 
 	(void)unused;
-	ASSUME(doorbell_poll(&queue) == DOORBELL_EWORK);
-	REQUIRE(doorbell_queue_error(&queue) == (0x12u | 0x34u << 8 | 0u << 16));
+	ASSUME(doorbell_device_poll(&queue) == DOORBELL_EWORK);
+	REQUIRE(doorbell_device_error(&queue) == (0x12u | 0x34u << 8 | 0u << 16));
 	return 0;
 }
 
@@ -501,8 +504,8 @@ int main(void)
 /* On either path the host says that the endpoint has failed, after a completion: work that was complete before is reported as complete, the rest as failed. */
 static void *waiter(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(SLOTS, ON_PROXY);
-	const int code = doorbell_wait(&queue, 1, 0);
+	const struct doorbell_queue_view queue = queue_of(SLOTS, ON_PROXY);
+	const int code = doorbell_device_wait(&queue, 1, 0);
 
 	(void)unused;
 	ASSUME(code != DOORBELL_ETIMEOUT);
@@ -512,8 +515,8 @@ static void *waiter(void *unused)
 
 static void *loser(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(SLOTS, ON_PROXY);
-	const int code = doorbell_wait(&queue, 2, 0);
+	const struct doorbell_queue_view queue = queue_of(SLOTS, ON_PROXY);
+	const int code = doorbell_device_wait(&queue, 2, 0);
 
 	(void)unused;
 	REQUIRE(code == DOORBELL_ETIMEOUT || code == DOORBELL_EWORK);
@@ -550,10 +553,10 @@ static uint64_t brought;
 
 static void *poller(void *unused)
 {
-	const struct doorbell_queue queue = queue_of(SLOTS, ON_PROXY);
+	const struct doorbell_queue_view queue = queue_of(SLOTS, ON_PROXY);
 
 	(void)unused;
-	ASSUME(doorbell_poll(&queue) == DOORBELL_EWORK);
+	ASSUME(doorbell_device_poll(&queue) == DOORBELL_EWORK);
 	REQUIRE(brought == 5);
 	return 0;
 }
@@ -571,6 +574,147 @@ int main(void)
 	prepare();
 	pretend_rung(1);
 	RUN(poller, poller, host);
+	return 0;
+}
+
+#elif defined MODEL_quiet
+/*
+ * The thread that has a slot, and one that has met it, wait for what was submitted so far: it is complete, and what it has brought is there. The
+ * other thread counts that slot, though it loads the count without any order.
+ */
+static uint64_t brought;
+static uint32_t met;
+
+static void *owner(void *unused)
+{
+	const struct doorbell_queue_view queue = queue_of(SLOTS, 0);
+	uint32_t slot;
+
+	(void)unused;
+	REQUIRE(doorbell_device_reserve(&queue, 1, 0, &slot) == DOORBELL_OK && slot == 0);
+	__atomic_store_n(&met, 1, __ATOMIC_RELEASE);
+	return 0;
+}
+
+static void *other(void *unused)
+{
+	const struct doorbell_queue_view queue = queue_of(SLOTS, 0);
+
+	(void)unused;
+	ASSUME(__atomic_load_n(&met, __ATOMIC_ACQUIRE) == 1);
+	ASSUME(doorbell_device_quiet(&queue, 0) == DOORBELL_OK);
+	REQUIRE(brought == 5);
+	return 0;
+}
+
+static void *nic(void *unused)
+{
+	(void)unused;
+	brought = 5;
+	complete(0, 0);
+	return 0;
+}
+
+int main(void)
+{
+	prepare();
+	state.rung = 1;
+	RUN(owner, other, nic);
+	return 0;
+}
+
+#elif defined MODEL_exclusive
+/*
+ * A queue of one slot that goes from one thread to another, each with the view of doorbell_device_exclusive(), which takes no lock: the NIC finds both work requests and their
+ * data, and the second is written after the NIC has read the first. The word by which it goes is theirs.
+ */
+static uint32_t turn;
+
+static void *first(void *unused)
+{
+	struct doorbell_queue_view queue = queue_of(1, 0);
+	uint32_t slot;
+
+	(void)unused;
+	queue.mode = DBL_QUEUE_EXCLUSIVE;
+	submit_nop(&queue, &slot);
+	REQUIRE(slot == 0);
+	__atomic_store_n(&turn, 1, __ATOMIC_RELEASE);
+	return 0;
+}
+
+static void *second(void *unused)
+{
+	struct doorbell_queue_view queue = queue_of(1, 0);
+	uint32_t slot;
+
+	(void)unused;
+	queue.mode = DBL_QUEUE_EXCLUSIVE;
+	ASSUME(__atomic_load_n(&turn, __ATOMIC_ACQUIRE) == 1);
+	submit_nop(&queue, &slot);
+	REQUIRE(slot == 1);
+	return 0;
+}
+
+static void *nic(void *unused)
+{
+	(void)unused;
+	see_doorbell(0);
+	fetch(0, 0);
+	REQUIRE(data[0] == 1);
+	complete(0, 0);
+	see_doorbell(1);
+	fetch(1, 0);
+	REQUIRE(data[1] == 2);
+	REQUIRE(__atomic_load_n(&cq_record, __ATOMIC_RELAXED) == dbl_be32(1));
+	return 0;
+}
+
+int main(void)
+{
+	prepare();
+	RUN(first, second, nic);
+	REQUIRE(state.ringing == 0 && state.polling == 0 && state.rung == 2 && state.completed == 1 && marks[0] == 2);
+	return 0;
+}
+
+#elif defined MODEL_alternate
+/* Behind an exclusive view threads share the queue: both doorbells, and no mark of the one who was alone, mislead nobody. */
+static void *producer(void *unused)
+{
+	const struct doorbell_queue_view queue = queue_of(SLOTS, 0);
+	uint32_t slot;
+
+	(void)unused;
+	submit_nop(&queue, &slot);
+	return 0;
+}
+
+static void *nic(void *unused)
+{
+	(void)unused;
+	see_doorbell(3);
+	fetch(2, 1);
+	fetch(3, 1);
+	return 0;
+}
+
+int main(void)
+{
+	struct doorbell_queue_view queue = queue_of(SLOTS, 0);
+	uint32_t slot;
+
+	prepare();
+	queue.mode = DBL_QUEUE_EXCLUSIVE;
+	submit_nop(&queue, &slot);
+	submit_nop(&queue, &slot);
+	REQUIRE(uar[0] == doorbell_of(0) && uar[1] == doorbell_of(1) && record == dbl_be32(2));
+	uar[0] = uar[1] = 0;
+	complete(0, 0);
+	complete(1, 1);
+	REQUIRE(doorbell_device_poll(&queue) == DOORBELL_OK);
+	RUN(producer, producer, nic);
+	REQUIRE(state.rung == 4 && record == dbl_be32(4) && state.ringing == 0);
 	return 0;
 }
 

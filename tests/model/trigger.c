@@ -36,6 +36,7 @@ static enum dbl_take_end dbl_take_message(const uint64_t *body, uint32_t words)
 
 #define DBL_FENCES_ORDER
 #define DBL_PAUSE(turn) (ASSUME((turn) < TURNS), 0)
+#include <doorbell/signal.h>
 #include <doorbell/trigger.h>
 
 static void decode_unit(struct dbl_unit *unit, const uint64_t *words, size_t len_bytes)
@@ -127,7 +128,7 @@ static void *first(void *unused)
 	const struct doorbell_trigger trigger = send(0);
 
 	(void)unused;
-	codes[0] = doorbell_trigger_thread(&trigger, 0);
+	codes[0] = doorbell_device_trigger(&trigger, 0);
 	return 0;
 }
 
@@ -136,7 +137,7 @@ static void *second(void *unused)
 	const struct doorbell_trigger trigger = send(0);
 
 	(void)unused;
-	codes[1] = doorbell_trigger_thread(&trigger, 0);
+	codes[1] = doorbell_device_trigger(&trigger, 0);
 	return 0;
 }
 
@@ -156,7 +157,7 @@ static void *first(void *unused)
 
 	(void)unused;
 	data[0] = 1;
-	REQUIRE(doorbell_trigger_thread(&trigger, 0) == DOORBELL_OK);
+	REQUIRE(doorbell_device_trigger(&trigger, 0) == DOORBELL_OK);
 	return 0;
 }
 
@@ -166,7 +167,7 @@ static void *second(void *unused)
 
 	(void)unused;
 	data[1] = 2;
-	ASSUME(doorbell_trigger_thread(&trigger, 0) == DOORBELL_OK);
+	ASSUME(doorbell_device_trigger(&trigger, 0) == DOORBELL_OK);
 	return 0;
 }
 
@@ -195,7 +196,7 @@ static void *first(void *unused)
 
 	(void)unused;
 	data[0] = 1;
-	REQUIRE(doorbell_trigger_thread(&trigger, 0) == DOORBELL_OK);
+	REQUIRE(doorbell_device_trigger(&trigger, 0) == DOORBELL_OK);
 	return 0;
 }
 
@@ -221,7 +222,7 @@ static void *first(void *unused)
 	const struct doorbell_trigger trigger = wait_for_word();
 
 	(void)unused;
-	ASSUME(doorbell_trigger_thread(&trigger, UINT64_MAX) == DOORBELL_OK);
+	ASSUME(doorbell_device_trigger(&trigger, UINT64_MAX) == DOORBELL_OK);
 	REQUIRE(brought == 5);
 	return 0;
 }
@@ -231,7 +232,7 @@ static void *second(void *unused)
 	const struct doorbell_trigger trigger = send(1);
 
 	(void)unused;
-	ASSUME(doorbell_trigger_thread(&trigger, 0) == DOORBELL_OK);
+	ASSUME(doorbell_device_trigger(&trigger, 0) == DOORBELL_OK);
 	REQUIRE(brought == 5);
 	return 0;
 }
@@ -257,7 +258,7 @@ static void *executor(void *unused)
 	const struct doorbell_trigger trigger = wait_for_word();
 
 	(void)unused;
-	ASSUME(doorbell_trigger_thread(&trigger, UINT64_MAX) == DOORBELL_EWORK);
+	ASSUME(doorbell_device_trigger(&trigger, UINT64_MAX) == DOORBELL_EWORK);
 	return 0;
 }
 
@@ -288,7 +289,7 @@ static void *executor(void *unused)
 	add(&trigger, 7);
 	/* There is no table. */
 	unit(&trigger, DBL_STORE_DWORD, DBL_ROLE_MEMORY, 0, 1);
-	REQUIRE(doorbell_trigger_thread(&trigger, 0) == DOORBELL_EWORK);
+	REQUIRE(doorbell_device_trigger(&trigger, 0) == DOORBELL_EWORK);
 	return 0;
 }
 
@@ -311,7 +312,7 @@ int main(void)
 static void *executor(void *unused)
 {
 	const struct doorbell_trigger trigger = wait_for_word();
-	const int code = doorbell_trigger_thread(&trigger, UINT64_MAX);
+	const int code = doorbell_device_trigger(&trigger, UINT64_MAX);
 
 	(void)unused;
 	ASSUME(code != DOORBELL_ETIMEOUT);
@@ -339,14 +340,14 @@ static void *writer(void *unused)
 {
 	(void)unused;
 	brought = 5;
-	doorbell_kernel_write_value32(&word, 1);
+	doorbell_device_write_value32(&word, 1);
 	return 0;
 }
 
 static void *reader(void *unused)
 {
 	(void)unused;
-	ASSUME(doorbell_kernel_wait_value32(&word, DOORBELL_WAIT_GEQ, 1, UINT64_MAX, 0) == DOORBELL_OK);
+	ASSUME(doorbell_device_wait_value32(&word, DOORBELL_WAIT_GEQ, 1, UINT64_MAX, 0) == DOORBELL_OK);
 	REQUIRE(brought == 5);
 	return 0;
 }
@@ -372,7 +373,7 @@ static void *writer(void *unused)
 static void *reader(void *unused)
 {
 	(void)unused;
-	ASSUME(doorbell_kernel_wait_value32(&word, DOORBELL_WAIT_GEQ, 1, UINT64_MAX, &status) == DOORBELL_EWORK);
+	ASSUME(doorbell_device_wait_value32(&word, DOORBELL_WAIT_GEQ, 1, UINT64_MAX, &status) == DOORBELL_EWORK);
 	REQUIRE(brought == 5);
 	return 0;
 }
@@ -380,6 +381,40 @@ static void *reader(void *unused)
 int main(void)
 {
 	RUN(writer, reader);
+	return 0;
+}
+
+#elif defined MODEL_signal
+/* A signal of 64 bits, with what was stored before it: for a thread that waits, and for one that has a look. */
+static uint64_t signal;
+
+static void *writer(void *unused)
+{
+	(void)unused;
+	brought = 5;
+	doorbell_device_write_value64(&signal, 1ull << 40);
+	return 0;
+}
+
+static void *waiter(void *unused)
+{
+	(void)unused;
+	ASSUME(doorbell_device_signal_wait_until(&signal, DOORBELL_CMP_GE, 1, UINT64_MAX, 0) == DOORBELL_OK);
+	REQUIRE(brought == 5);
+	return 0;
+}
+
+static void *looker(void *unused)
+{
+	(void)unused;
+	ASSUME(doorbell_device_signal_fetch(&signal) != 0);
+	REQUIRE(brought == 5);
+	return 0;
+}
+
+int main(void)
+{
+	RUN(writer, waiter, looker);
 	return 0;
 }
 

@@ -38,7 +38,7 @@ const LIBRARY: Package = Package {
         ("region", &["cuda", "nic", "stream", "proxy"]),
         ("endpoint", &["region", "proxy", "stream", "nic"]),
         // The send queue of an endpoint, mapped to a GPU.
-        ("kernel_queue", &["cuda", "endpoint", "region"]),
+        ("device_queue", &["cuda", "endpoint", "region"]),
         // A user of the public interface.
         ("bounce", &["cuda", "endpoint", "region", "stream"]),
         // rdma_cm connects endpoints, and finds the attributes of their steps.
@@ -138,7 +138,7 @@ const CAPI: Package = Package {
         ("store", &["exchange", "group"]),
         ("event", &[]),
         ("stream", &["code", "error", "event", "last_error"]),
-        ("kernel_stream", &["stream"]),
+        ("trigger_stream", &["stream"]),
         ("work", &["region"]),
         ("ticket", &["error"]),
         ("queue", &["endpoint", "stream", "ticket", "work"]),
@@ -148,7 +148,7 @@ const CAPI: Package = Package {
             &["endpoint", "region", "stream", "ticket", "work"],
         ),
         ("cpu", &["endpoint", "ticket", "work"]),
-        ("kernel_queue", &["endpoint", "work"]),
+        ("device_queue", &["endpoint", "work"]),
         ("cache", &["device", "region"]),
         ("bounce", &["device", "endpoint", "region"]),
         (

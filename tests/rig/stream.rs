@@ -9,7 +9,7 @@ use std::time::Duration;
 use doorbell::__private::ReplayStream;
 use doorbell::__private::{StreamFailure, StreamTurns, Submission};
 #[cfg(feature = "cuda")]
-use doorbell::{CudaContext, CudaStream, Execution, KernelStream};
+use doorbell::{CudaContext, CudaStream, Execution, TriggerStream};
 use doorbell::{Error, Event, Executor, HostStream, Result};
 
 pub enum Stream {
@@ -23,7 +23,7 @@ pub enum Stream {
 /// Each queued step is one or more triggers, each executed by a kernel that is launched at once.
 #[cfg(feature = "cuda")]
 pub struct Triggered {
-    kernels: KernelStream,
+    kernels: TriggerStream,
     cuda: CudaStream,
     /// Held from a step to its launch.
     launching: std::sync::Mutex<()>,
@@ -31,7 +31,7 @@ pub struct Triggered {
 
 #[cfg(feature = "cuda")]
 impl Triggered {
-    fn step<R>(&self, queue: impl FnOnce(&KernelStream) -> R) -> R {
+    fn step<R>(&self, queue: impl FnOnce(&TriggerStream) -> R) -> R {
         let launching = self.launching.lock();
         let queued = queue(&self.kernels);
         while let Ok(Some(trigger)) = self.kernels.take() {
@@ -106,7 +106,7 @@ impl Streams {
             "cuda-trigger" => {
                 let context = self.context();
                 Stream::Triggered(Triggered {
-                    kernels: KernelStream::new(&context, name).unwrap(),
+                    kernels: TriggerStream::new(&context, name).unwrap(),
                     cuda: CudaStream::new(&context, name).unwrap(),
                     launching: std::sync::Mutex::default(),
                 })

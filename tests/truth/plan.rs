@@ -1253,7 +1253,7 @@ impl fmt::Display for Step {
             Call::Arm(of) => write!(f, "g{of}.arm();"),
             Call::Disarm(of) => write!(f, "g{of}.disarm();"),
             Call::Bounce(bounced) => write!(f, "bounce({bounced:?});"),
-            Call::TakeQueue(end) => write!(f, "let q = KernelQueue::on_gpu({});", end_name(*end)),
+            Call::TakeQueue(end) => write!(f, "let q = DeviceQueue::on_gpu({});", end_name(*end)),
             Call::Put(put) => write!(f, "q.put_step({put:?});"),
             Call::DropQueue(_) => write!(f, "synchronize all; drop(q);"),
             Call::EndRank(rank) => write!(f, "drop(group{rank});"),

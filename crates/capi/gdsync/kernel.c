@@ -76,7 +76,7 @@ static void doorbell_gds_look_at_wait(void *info, const struct dbl_unit *unit, v
 	}
 }
 
-/* Posts a request to the kernel stream of its queue, which it creates if needed, and takes it from there as a trigger. */
+/* Posts a request to the trigger stream of its queue, which it creates if needed, and takes it from there as a trigger. */
 static int doorbell_gds_take(struct doorbell_gds_qp *qp, uint32_t queue, gds_descriptor_t *desc, doorbell_trigger *trigger)
 {
 	doorbell_stream **stream = &qp->kernels[queue];
@@ -87,7 +87,7 @@ static int doorbell_gds_take(struct doorbell_gds_qp *qp, uint32_t queue, gds_des
 	/* Locked, so that the trigger is of this request if another thread uses the same queue. */
 	pthread_mutex_lock(&qp->posting);
 	if (!*stream)
-		error = doorbell_gds_errno(doorbell_stream_create_kernel("gdsync", stream));
+		error = doorbell_gds_errno(doorbell_stream_create_trigger("gdsync", stream));
 	target.handle = *stream;
 	if (!error)
 		error = doorbell_gds_give_all(&target, 1, desc);

@@ -7,7 +7,7 @@
 //!   writes what pointers point to.
 //! - `exchange` is what `group` and `store` have in common. Each other file implements one section of a header in `include/doorbell`: `version`, `error`, `device`, `region`, `endpoint`,
 //!   `rendezvous`, `group`, `store`, `cuda`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `page_push`, `graph`, `cache`,
-//!   `adopt`, `bounce`, `cm`, `kernel_queue`, `kernel_stream`, `message`, `communicator`, `matcher`.
+//!   `adopt`, `bounce`, `cm`, `device_queue`, `trigger_stream`, `message`, `communicator`, `matcher`.
 
 mod adopt;
 mod argument;
@@ -20,6 +20,7 @@ mod communicator;
 mod cpu;
 mod cuda;
 mod device;
+mod device_queue;
 mod endpoint;
 mod error;
 mod event;
@@ -28,8 +29,6 @@ mod failure;
 mod graph;
 mod group;
 mod handle;
-mod kernel_queue;
-mod kernel_stream;
 mod last_error;
 mod matcher;
 mod message;
@@ -40,6 +39,7 @@ mod rendezvous;
 mod store;
 mod stream;
 mod ticket;
+mod trigger_stream;
 mod value;
 mod version;
 mod work;

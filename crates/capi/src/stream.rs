@@ -14,7 +14,7 @@ use crate::event::doorbell_event;
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
 #[cfg(feature = "cuda")]
-use doorbell_rs::{CudaContext, CudaStream, Execution, KernelStream};
+use doorbell_rs::{CudaContext, CudaStream, Execution, TriggerStream};
 use doorbell_rs::{Error, Executor, HostStream, StateKind};
 
 /// Memory operations of the driver, and a kernel for what they lack.
@@ -35,7 +35,7 @@ pub enum doorbell_stream {
     #[cfg(feature = "cuda")]
     Cuda(CudaStream),
     #[cfg(feature = "cuda")]
-    Kernel(KernelStream),
+    Trigger(TriggerStream),
 }
 
 impl CObject for doorbell_stream {
@@ -50,7 +50,7 @@ impl doorbell_stream {
             #[cfg(feature = "cuda")]
             doorbell_stream::Cuda(cuda) => cuda,
             #[cfg(feature = "cuda")]
-            doorbell_stream::Kernel(kernels) => kernels,
+            doorbell_stream::Trigger(kernels) => kernels,
         }
     }
 
@@ -58,7 +58,7 @@ impl doorbell_stream {
     #[cfg(feature = "cuda")]
     pub(super) fn cuda(&self, operation: &'static str) -> Result<&CudaStream, Failure> {
         match self {
-            doorbell_stream::Host(_) | doorbell_stream::Kernel(_) => Err(of_a_gpu(operation)),
+            doorbell_stream::Host(_) | doorbell_stream::Trigger(_) => Err(of_a_gpu(operation)),
             doorbell_stream::Cuda(cuda) => Ok(cuda),
         }
     }
@@ -300,7 +300,7 @@ pub unsafe extern "C" fn doorbell_stream_clear_status(stream: *mut doorbell_stre
 #[cfg(feature = "cuda")]
 fn status_word(stream: &doorbell_stream) -> Result<u64, Failure> {
     match stream {
-        doorbell_stream::Kernel(kernels) => Ok(kernels.status_word()),
+        doorbell_stream::Trigger(kernels) => Ok(kernels.status_word()),
         other => Ok(other.cuda("status word of a stream")?.status_word()),
     }
 }
@@ -308,7 +308,7 @@ fn status_word(stream: &doorbell_stream) -> Result<u64, Failure> {
 #[cfg(feature = "cuda")]
 fn status(stream: &doorbell_stream) -> Result<c_int, Failure> {
     match stream {
-        doorbell_stream::Kernel(kernels) => Ok(kernels.status()),
+        doorbell_stream::Trigger(kernels) => Ok(kernels.status()),
         other => Ok(other.cuda("status of a stream")?.status()),
     }
 }
@@ -316,7 +316,7 @@ fn status(stream: &doorbell_stream) -> Result<c_int, Failure> {
 #[cfg(feature = "cuda")]
 fn clear_status(stream: &doorbell_stream) -> Result<(), Failure> {
     match stream {
-        doorbell_stream::Kernel(kernels) => kernels.clear_status(),
+        doorbell_stream::Trigger(kernels) => kernels.clear_status(),
         other => other.cuda("status of a stream")?.clear_status(),
     }
     Ok(())
@@ -390,11 +390,11 @@ pub unsafe extern "C" fn doorbell_stream_launch(
             #[cfg(feature = "cuda")]
             doorbell_stream::Cuda(cuda) => cuda.launch_host(move || call.run()),
             #[cfg(feature = "cuda")]
-            doorbell_stream::Kernel(_) => {
+            doorbell_stream::Trigger(_) => {
                 return Err(Failure::Library(Error::state(
                     StateKind::WrongKind,
                     "launch on a stream",
-                    "it is a kernel stream: kernels of the application execute it",
+                    "it is a trigger stream: kernels of the application execute it",
                 )));
             }
         }?;
@@ -471,7 +471,7 @@ pub unsafe extern "C" fn doorbell_stream_continue_on_error(
             #[cfg(feature = "cuda")]
             doorbell_stream::Cuda(cuda) => cuda.continue_on_error(continues != 0),
             #[cfg(feature = "cuda")]
-            doorbell_stream::Kernel(kernels) => kernels.continue_on_error(continues != 0),
+            doorbell_stream::Trigger(kernels) => kernels.continue_on_error(continues != 0),
         }
         Ok(0)
     })
@@ -487,7 +487,7 @@ pub unsafe extern "C" fn doorbell_stream_abort(stream: *mut doorbell_stream) -> 
         match stream {
             doorbell_stream::Host(host) => host.abort(),
             #[cfg(feature = "cuda")]
-            doorbell_stream::Kernel(kernels) => kernels.abort(),
+            doorbell_stream::Trigger(kernels) => kernels.abort(),
             #[cfg(feature = "cuda")]
             doorbell_stream::Cuda(cuda) => cuda.abort(),
         }

@@ -226,6 +226,7 @@ fn examples_in_cuda_run_on_a_processor() {
         ]));
         assert_eq!(output.matches("stencil ").count(), 3, "{output}");
         assert_eq!(output.contains("triggered"), has_triggers(), "{output}");
+        assert_eq!(output.matches(" device ").count(), 3, "{output}");
         assert_eq!(
             last_line(&output),
             "PASS: all variants agree with the grid in one piece, bit for bit"

@@ -372,7 +372,7 @@ fn gdsync_h_compiles_in_cuda_programs() {
         { using namespace gdsync::device;\n\
           *status = wait(word, GDS_WAIT_COND_EQ) + wait_geq(word) + wait_nor(own) + wait_and(own); release(word); release(db); }\n\
         __global__ void ring(const __grid_constant__ gds_mlx5_send_info_t info, int *status)\n\
-        { *status = doorbell_trigger_thread(&info.trigger, 1000); }\n\
+        { *status = doorbell_device_trigger(&info.trigger, 1000); }\n\
         int send(CUstream stream, gds_send_request_t *request, CUdeviceptr *address)\n\
         { *address = 0; return gds_stream_post_send(stream, request); }\n";
     fs::write(&path, text).unwrap();

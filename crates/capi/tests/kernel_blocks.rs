@@ -17,11 +17,12 @@ use programs::{THREAD_SANITIZER, command, controls, link, other_build};
 const BLOCKS: u32 = 3;
 
 /// Cases that use a queue, with its depth.
-const OVER_QUEUES: [(&str, &str); 8] = [
+const OVER_QUEUES: [(&str, &str); 9] = [
     ("a_warp", "64"),
     ("groups_of_a_warp", "64"),
     ("warps_and_blocks", "64"),
     ("put_signal_and_get", "64"),
+    ("scopes", "64"),
     ("late_lane", "64"),
     ("full_and_aborted", "64"),
     ("failed", "64"),
@@ -106,7 +107,7 @@ fn warps_and_blocks_have_no_data_race() {
     }
     let program = build(test, true);
     // The failures are the same threads' with the same barriers.
-    succeed(&program, &OVER_QUEUES[1..5]);
+    succeed(&program, &OVER_QUEUES[1..6]);
     // A missing barrier is detected.
     let race = command(&program)
         .args(["shuffle_alone", "64", "0"])

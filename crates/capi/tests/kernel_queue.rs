@@ -60,8 +60,12 @@ cases! {
     all_signaled: 64;
     doorbell_is_left_to_the_lock_holder: 64;
     full_and_late: 16;
-    too_long_requests_take_no_slot: 64;
-    put_outlives_the_kernel_queue: 64;
+    refused_requests_take_no_slot: 64;
+    put_outlives_the_device_queue: 64;
+    quiet_ends: 64;
+    comparisons: 64;
+    pieces: 16;
+    exclusive: 16;
     error_completion: 64;
     host_finds_error_that_is_not_polled: 64;
     dead_peer: 64;
@@ -90,6 +94,57 @@ fn queues_of_every_depth_fill_repeatedly() {
     };
     for depth in [1, 2, 3, 5, 16] {
         succeeds(name, "load", 4, operations, depth);
+    }
+}
+
+/// Signals that set and add, puts, and quiets, of threads that draw them, and what the peer's memory then has to be: behind each quiet, and in the end.
+#[test]
+fn signals_of_many_threads_are_those_of_the_oracle() {
+    let test = "signals_of_many_threads";
+    let operations = if other_build().is_none() {
+        (operations() / 100).clamp(8_000, 100_000)
+    } else {
+        4_000
+    };
+    for depth in [2, 5, 64] {
+        succeeds(test, "signals", 4, operations, depth);
+    }
+}
+
+/// An exclusive view takes no lock: threads that have it one after another, and share the queue in between.
+#[test]
+fn exclusive_views_go_from_thread_to_thread() {
+    let test = "exclusive_views";
+    let operations = if other_build().is_none() {
+        (operations() / 200).clamp(8_000, 50_000)
+    } else {
+        4_000
+    };
+    for depth in [2, 16] {
+        succeeds(test, "exclusive_turns", 4, operations, depth);
+    }
+}
+
+/// The same under ThreadSanitizer, which finds a thread that uses the state of a queue without its turn.
+#[test]
+fn signals_and_exclusive_views_have_no_data_race() {
+    let test = "signals_and_exclusive_views_have_no_data_race";
+    if !has("cc") {
+        return waived::waived(test, "cc is not installed");
+    }
+    if let Some(reason) = other_build() {
+        return waived::waived(test, reason);
+    }
+    let program = build(test, true);
+    for control in controls() {
+        for what in ["signals", "exclusive_turns"] {
+            let output = run(command(&program).args([what, "4", "6000", "16", control]));
+            assert_eq!(
+                output.lines().last(),
+                Some("ok"),
+                "{what}, control {control}"
+            );
+        }
     }
 }
 

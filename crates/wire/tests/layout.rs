@@ -251,50 +251,80 @@ const DEVICE: &str = r#"
 #ifndef UNUSED
 extern "C" __global__ void thread(const __grid_constant__ doorbell_trigger trigger, int *code)
 {
-	*code = doorbell_trigger_thread(&trigger, 1000000);
+	*code = doorbell_device_trigger(&trigger, 1000000);
 }
 extern "C" __global__ void warp(const __grid_constant__ doorbell_trigger trigger, int *codes)
 {
-	codes[threadIdx.x] = doorbell_trigger_warp(&trigger, 1000000);
+	codes[threadIdx.x] = doorbell_device_trigger_warp(&trigger, 0xffffffff, 1000000);
 }
 extern "C" __global__ void block(const __grid_constant__ doorbell_trigger trigger, int *codes)
 {
-	codes[threadIdx.x] = doorbell_trigger_block(&trigger, 1000000);
+	codes[threadIdx.x] = doorbell_device_trigger_block(&trigger, 1000000);
 }
-extern "C" __global__ void values(uint32_t *word, const int32_t *status, int *code)
+extern "C" __global__ void values(uint32_t *word, uint64_t *wide, const int32_t *status, int *code)
 {
-	doorbell_kernel_write_value32(word, 1);
-	*code = doorbell_kernel_wait_value32(word + 1, DOORBELL_WAIT_GEQ, 2, 1000000, status);
+	doorbell_device_write_value32(word, 1);
+	doorbell_device_write_value64(wide, doorbell_device_signal_fetch(wide + 1));
+	*code = doorbell_device_signal_wait_until(wide, DOORBELL_CMP_LT, 2, 1000000, status);
+	*code = doorbell_device_wait_value32(word + 1, DOORBELL_WAIT_GEQ, 2, 1000000, status);
 }
-extern "C" __global__ void posts(const __grid_constant__ doorbell_queue queue, doorbell_sge local, doorbell_remote remote, int *codes)
+extern "C" __global__ void posts(const __grid_constant__ doorbell_queue_view queue, doorbell_local local, doorbell_remote remote, int *codes)
 {
 	uint32_t upto, slot;
 
-	codes[0] = doorbell_put(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 1000, &upto);
-	codes[1] = doorbell_get(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 1000, &upto);
-	codes[2] = doorbell_add(&queue, local.addr, local.lkey, remote.addr, remote.rkey, 1, 1000, &upto);
-	codes[3] = doorbell_put_imm(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 7, 1000, &upto);
-	codes[4] = doorbell_signal(&queue, remote.addr, remote.rkey, 1, 1000, &upto);
-	codes[5] = doorbell_wait(&queue, upto, 1000000);
-	codes[6] = doorbell_poll(&queue);
-	codes[7] = (int)doorbell_queue_error(&queue);
-	if (doorbell_reserve(&queue, 2, 1000, &slot) != DOORBELL_OK)
+	codes[0] = doorbell_device_put(&queue, local, remote, 1000, &upto);
+	codes[1] = doorbell_device_get(&queue, local, remote, 1000, &upto);
+	codes[2] = doorbell_device_fetch_add(&queue, local, remote, 1, 1000, &upto);
+	codes[3] = doorbell_device_put_imm(&queue, local, remote, 7, 1000, &upto);
+	codes[4] = doorbell_device_signal(&queue, remote, DOORBELL_SIGNAL_ADD, 1, 1000, &upto);
+	codes[5] = doorbell_device_wait(&queue, upto, 1000000);
+	codes[6] = doorbell_device_poll(&queue);
+	codes[7] = (int)doorbell_device_error(&queue);
+	if (doorbell_device_reserve(&queue, 2, 1000, &slot) != DOORBELL_OK)
 		return;
-	codes[8] = doorbell_write_inline(&queue, slot, DOORBELL_WORK_UNSIGNALED, &slot, 4, remote.addr, remote.rkey);
-	doorbell_write_nop(&queue, slot + 1, 0);
-	codes[9] = doorbell_submit(&queue, slot, 2);
+	codes[8] = doorbell_device_write_inline(&queue, slot, DOORBELL_WORK_UNSIGNALED, &slot, 4, remote);
+	doorbell_device_write_nop(&queue, slot + 1, 0);
+	codes[9] = doorbell_device_submit(&queue, slot, 2);
+	codes[10] = doorbell_device_put_signal(&queue, local, remote, remote, DOORBELL_SIGNAL_SET, 1, 1000, &upto);
+	codes[11] = doorbell_device_quiet(&queue, 1000000) | doorbell_device_flush(&queue, 0);
 }
-extern "C" __global__ void posts_together(const __grid_constant__ doorbell_queue queue, doorbell_sge local, doorbell_remote remote,
-					  int *codes)
+extern "C" __global__ void posts_alone(const __grid_constant__ doorbell_queue_view queue, doorbell_local local, doorbell_remote remote, int *code)
 {
-	const uint64_t mine = 8 * threadIdx.x;
+	const doorbell_queue_view own = doorbell_device_exclusive(&queue);
+
+	*code = doorbell_device_put(&own, local, remote, 1000, nullptr);
+}
+/* Each call of a warp and of a block: templates are compiled where they are used. */
+extern "C" __global__ void posts_together(const __grid_constant__ doorbell_queue_view queue, doorbell_local local, doorbell_remote remote,
+					  uint64_t *word, uint32_t *half, int *codes)
+{
+	const uint32_t lanes = __activemask();
 	uint32_t upto;
 
-	codes[0] = doorbell_put_warp(&queue, __activemask(), local.addr + mine, local.lkey, 8, remote.addr + mine, remote.rkey, 1000,
-				     &upto);
-	codes[1] = doorbell_put_signal_block(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, remote.addr, remote.rkey, 1,
-					     1000, &upto);
-	codes[2] = doorbell_wait_block(&queue, upto, 1000000);
+	codes[0] = doorbell_device_put_lanes(&queue, lanes, doorbell_device_local_at(local, 8 * threadIdx.x, 8),
+					     doorbell_device_remote_at(remote, 8 * threadIdx.x, 8), 1000, &upto);
+	codes[1] = doorbell_device_put_warp(&queue, lanes, local, remote, 1000, &upto);
+	codes[2] = doorbell_device_put_imm_warp(&queue, lanes, local, remote, 1, 1000, &upto);
+	codes[3] = doorbell_device_get_warp(&queue, lanes, local, remote, 1000, &upto);
+	codes[4] = doorbell_device_fetch_add_warp(&queue, lanes, local, remote, 1, 1000, &upto);
+	codes[5] = doorbell_device_signal_warp(&queue, lanes, remote, DOORBELL_SIGNAL_ADD, 1, 1000, &upto);
+	codes[6] = doorbell_device_put_signal_warp(&queue, lanes, local, remote, remote, DOORBELL_SIGNAL_SET, 1, 1000, &upto);
+	codes[7] = doorbell_device_wait_warp(&queue, lanes, upto, 1000);
+	codes[8] = doorbell_device_quiet_warp(&queue, lanes, 1000) | doorbell_device_flush_warp(&queue, lanes, 1000);
+	codes[9] = doorbell_device_signal_wait_until_warp(lanes, word, DOORBELL_CMP_GE, 1, 1000, nullptr);
+	codes[10] = doorbell_device_wait_value32_warp(lanes, half, DOORBELL_WAIT_GEQ, 1, 1000, nullptr);
+	codes[21] = doorbell_device_put_inline_warp(&queue, lanes, &upto, 4, remote, 1000, nullptr);
+	codes[22] = doorbell_device_put_inline_block(&queue, &upto, 4, remote, 1000, nullptr);
+	codes[11] = doorbell_device_put_block(&queue, local, remote, 1000, &upto);
+	codes[12] = doorbell_device_put_imm_block(&queue, local, remote, 1, 1000, &upto);
+	codes[13] = doorbell_device_get_block(&queue, local, remote, 1000, &upto);
+	codes[14] = doorbell_device_fetch_add_block(&queue, local, remote, 1, 1000, &upto);
+	codes[15] = doorbell_device_signal_block(&queue, remote, DOORBELL_SIGNAL_ADD, 1, 1000, &upto);
+	codes[16] = doorbell_device_put_signal_block(&queue, local, remote, remote, DOORBELL_SIGNAL_SET, 1, 1000, &upto);
+	codes[17] = doorbell_device_wait_block(&queue, upto, 1000000);
+	codes[18] = doorbell_device_quiet_block(&queue, 1000) | doorbell_device_flush_block(&queue, 1000);
+	codes[19] = doorbell_device_signal_wait_until_block(word, DOORBELL_CMP_GE, 1, 1000, nullptr);
+	codes[20] = doorbell_device_wait_value32_block(half, DOORBELL_WAIT_GEQ, 1, 1000, nullptr);
 }
 #endif
 "#;
@@ -337,6 +367,7 @@ fn device_header_in_cuda() {
             "block",
             "values",
             "posts",
+            "posts_alone",
             "posts_together",
         ] {
             let section = format!(".text.{kernel}\0");

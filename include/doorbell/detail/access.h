@@ -65,6 +65,26 @@ DBL_DEVICE uint32_t dbl_load_dword_relaxed(const void *from)
 	return value;
 }
 
+DBL_DEVICE uint64_t dbl_load_qword_relaxed(const void *from)
+{
+	uint64_t value;
+	asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+	return value;
+}
+
+/* Of a word that no other thread uses at the same time: without any order. */
+DBL_DEVICE uint32_t dbl_load_dword_own(const void *from)
+{
+	uint32_t value;
+	asm volatile("ld.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+	return value;
+}
+
+DBL_DEVICE void dbl_store_dword_own(void *to, uint32_t value)
+{
+	asm volatile("st.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
+}
+
 /* Two words, each of which is relaxed. `from` is a multiple of 16. */
 DBL_DEVICE void dbl_load_16(uint64_t words[2], const void *from)
 {
@@ -87,6 +107,11 @@ DBL_DEVICE void dbl_store_dword(void *to, uint32_t value)
 DBL_DEVICE void dbl_store_dword_release(void *to, uint32_t value)
 {
 	asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
+}
+
+DBL_DEVICE void dbl_store_qword_release(void *to, uint64_t value)
+{
+	asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
 }
 
 /* Acquire, of GPU scope. */
@@ -252,6 +277,22 @@ DBL_DEVICE uint32_t dbl_load_dword_relaxed(const void *from)
 	return __atomic_load_n((const uint32_t *)from, __ATOMIC_RELAXED);
 }
 
+DBL_DEVICE uint64_t dbl_load_qword_relaxed(const void *from)
+{
+	return __atomic_load_n((const uint64_t *)from, __ATOMIC_RELAXED);
+}
+
+/* Not atomic: checkers find a thread that uses the word at the same time. */
+DBL_DEVICE uint32_t dbl_load_dword_own(const void *from)
+{
+	return *(const uint32_t *)from;
+}
+
+DBL_DEVICE void dbl_store_dword_own(void *to, uint32_t value)
+{
+	*(uint32_t *)to = value;
+}
+
 DBL_DEVICE void dbl_load_16(uint64_t words[2], const void *from)
 {
 	words[0] = __atomic_load_n((const uint64_t *)from, __ATOMIC_RELAXED);
@@ -277,6 +318,11 @@ DBL_DEVICE void dbl_store_dword_release(void *to, uint32_t value)
 DBL_DEVICE void dbl_store_qword(void *to, uint64_t value)
 {
 	__atomic_store_n((uint64_t *)to, value, __ATOMIC_RELAXED);
+}
+
+DBL_DEVICE void dbl_store_qword_release(void *to, uint64_t value)
+{
+	__atomic_store_n((uint64_t *)to, value, __ATOMIC_RELEASE);
 }
 
 /* Threads of a CPU have one scope. */
@@ -406,18 +452,20 @@ DBL_DEVICE uint64_t dbl_now_ns(void)
  */
 #if defined(__CUDACC__) || defined(DBL_FENCES_ORDER)
 #define DBL_LOAD_FENCED dbl_load_dword_relaxed
+#define DBL_LOAD_QWORD_FENCED dbl_load_qword_relaxed
 #define DBL_STORE_FENCED dbl_store_dword
 #else
 #define DBL_LOAD_FENCED dbl_load_dword
+#define DBL_LOAD_QWORD_FENCED dbl_load_qword
 #define DBL_STORE_FENCED dbl_store_dword_release
 #endif
 
 /* The longest bound of a wait in a kernel: one hour. */
-#define DOORBELL_KERNEL_TIMEOUT_MAX_NS 3600000000000u
+#define DOORBELL_DEVICE_TIMEOUT_MAX_NS 3600000000000u
 
 DBL_DEVICE uint64_t dbl_bounded(uint64_t timeout_ns)
 {
-	return timeout_ns < DOORBELL_KERNEL_TIMEOUT_MAX_NS ? timeout_ns : DOORBELL_KERNEL_TIMEOUT_MAX_NS;
+	return timeout_ns < DOORBELL_DEVICE_TIMEOUT_MAX_NS ? timeout_ns : DOORBELL_DEVICE_TIMEOUT_MAX_NS;
 }
 
 /*

@@ -1,10 +1,10 @@
 /*
- * Inside doorbell/queue.h: the state that the threads of a kernel queue share, the ring of work requests, the doorbell,
+ * Inside doorbell/queue.h: the state that the threads of a device queue share, the ring of work requests, the doorbell,
  * and the completion queue. Programs include doorbell/queue.h.
  *
  * Memory order, each store with its other side:
  * - The data to send and the work request are ordinary stores. The thread that holds `ringing` has a release fence of
- *   system scope between them and the doorbell record. It covers everything that the thread of doorbell_submit() has
+ *   system scope between them and the doorbell record. It covers everything that the thread of doorbell_device_submit() has
  *   synchronised with (__syncwarp, __syncthreads), because a release is cumulative. A thread that finds `ringing` taken
  *   has a release fence before the mark of each slot; the thread that rings loads the mark and has an acquire fence.
  *   That fence is of GPU scope, because only threads of this GPU ring. On the proxy path it is of system scope: a
@@ -30,7 +30,9 @@
  * - The host stores `status` of the control block, and on the proxy path `completed`, with release; kernels load them
  *   with acquire, of system scope. A thread that learns of a failure stores the state's `status` with release, so that
  *   others see everything that the host had seen.
- * - Everything in struct dbl_queue_state is of GPU scope, because only threads of that GPU access it.
+ * - Everything in struct dbl_queue_state is of GPU scope, because only threads of that GPU access it. With an exclusive
+ *   view its words are loaded and stored without any order: the threads that have the queue one after another synchronise
+ *   with one another. The stores to the record and the UAR have the same fences. No lock is taken.
  */
 #ifndef DOORBELL_QUEUE_H
 /* It includes this file behind the queue's structure. */
@@ -82,6 +84,11 @@ DBL_STATIC_ASSERT(sizeof(struct dbl_queue_state) == 512, "a state is 512 bytes")
 DBL_STATIC_ASSERT(offsetof(struct dbl_queue_control, replay_code) == 64, "replay_code");
 DBL_STATIC_ASSERT(sizeof(struct dbl_queue_control) == 128, "a control block is a line");
 
+/* Bytes of a work request of a put or get in one call that takes several. Tests, which have less memory, use fewer. */
+#ifndef DBL_PIECE_BYTES
+#define DBL_PIECE_BYTES DOORBELL_MESSAGE_BYTES_MAX
+#endif
+
 /* Called in each turn of a wait, on a CPU. */
 #ifndef DBL_TURN
 #define DBL_TURN() ((void)0)
@@ -117,30 +124,33 @@ DBL_STATIC_ASSERT(sizeof(struct dbl_queue_control) == 128, "a control block is a
 /* How long a thread tries to reserve slots if others always take them first. */
 #define DBL_CONTENTION_NS 1000000000u
 
-DBL_DEVICE struct dbl_queue_state *dbl_queue_state(const struct doorbell_queue *queue)
+DBL_DEVICE struct dbl_queue_state *dbl_queue_state(const struct doorbell_queue_view *queue)
 {
 	return (struct dbl_queue_state *)(uintptr_t)queue->state;
 }
 
-DBL_DEVICE uint32_t *dbl_queue_mark(const struct doorbell_queue *queue, uint32_t slot)
+DBL_DEVICE uint32_t *dbl_queue_mark(const struct doorbell_queue_view *queue, uint32_t slot)
 {
 	return (uint32_t *)(uintptr_t)queue->marks + (slot & queue->slot_mask);
 }
 
 /* Slots before `upto` are complete. The caller holds `polling`. */
-DBL_DEVICE void dbl_queue_complete(const struct doorbell_queue *queue, uint32_t upto)
+DBL_DEVICE void dbl_queue_complete(const struct doorbell_queue_view *queue, uint32_t upto)
 {
 	DBL_SLOTS_FREED(queue, dbl_queue_state(queue)->completed, upto);
-	dbl_store_dword_release_gpu(&dbl_queue_state(queue)->completed, upto);
+	if (queue->mode == DBL_QUEUE_EXCLUSIVE)
+		dbl_store_dword_own(&dbl_queue_state(queue)->completed, upto);
+	else
+		dbl_store_dword_release_gpu(&dbl_queue_state(queue)->completed, upto);
 }
 
-DBL_DEVICE const struct dbl_queue_control *dbl_queue_control(const struct doorbell_queue *queue)
+DBL_DEVICE const struct dbl_queue_control *dbl_queue_control(const struct doorbell_queue_view *queue)
 {
 	return (const struct dbl_queue_control *)(uintptr_t)queue->control;
 }
 
 /* The code of the queue's failure, or 0. Acquire only if there is one. */
-DBL_DEVICE int dbl_queue_status(const struct doorbell_queue *queue)
+DBL_DEVICE int dbl_queue_status(const struct doorbell_queue_view *queue)
 {
 	const struct dbl_queue_state *state = dbl_queue_state(queue);
 
@@ -154,7 +164,7 @@ DBL_DEVICE int dbl_queue_status(const struct doorbell_queue *queue)
  * Returns the last word of a completion if the NIC has written it, according to its owner bit; otherwise a word with
  * opcode 0xf (mlx5dv.h: MLX5_CQE_INVALID). Relaxed.
  */
-DBL_DEVICE uint32_t dbl_queue_completion(const struct doorbell_queue *queue, uint32_t index)
+DBL_DEVICE uint32_t dbl_queue_completion(const struct doorbell_queue_view *queue, uint32_t index)
 {
 	const uint8_t *cqe = (const uint8_t *)(uintptr_t)queue->completions + (size_t)(index & queue->cqe_mask) * 64;
 	const uint32_t word = dbl_load_dword_relaxed(cqe + 60);
@@ -183,7 +193,7 @@ DBL_DEVICE uint32_t dbl_completion_slots(uint32_t word, uint32_t completed)
  * the host's memory. Loads of many threads at once would wait for one another, and the fences of the thread that rings
  * for them. Returns whether it has stored anything.
  */
-DBL_DEVICE int dbl_queue_poll_own(const struct doorbell_queue *queue)
+DBL_DEVICE int dbl_queue_poll_own(const struct doorbell_queue_view *queue)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
 	const int32_t host_status = (int32_t)DBL_LOAD_FENCED(&dbl_queue_control(queue)->status);
@@ -255,7 +265,7 @@ DBL_DEVICE int dbl_queue_poll_own(const struct doorbell_queue *queue)
 }
 
 /* The same where the host counts completions. */
-DBL_DEVICE int dbl_queue_poll_host(const struct doorbell_queue *queue)
+DBL_DEVICE int dbl_queue_poll_host(const struct doorbell_queue_view *queue)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
 	const struct dbl_queue_control *control = dbl_queue_control(queue);
@@ -276,18 +286,21 @@ DBL_DEVICE int dbl_queue_poll_host(const struct doorbell_queue *queue)
 }
 
 /* Collects completions unless another thread is doing so. Returns whether this thread did. */
-DBL_DEVICE int dbl_queue_poll(const struct doorbell_queue *queue)
+DBL_DEVICE int dbl_queue_poll(const struct doorbell_queue_view *queue)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
+	const int is_exclusive = queue->mode == DBL_QUEUE_EXCLUSIVE;
 	int has_stored = 0;
 
-	if (dbl_load_dword_relaxed(&state->polling) != 0 || !dbl_take_dword(&state->polling, 0, 1))
+	if (!is_exclusive && (dbl_load_dword_relaxed(&state->polling) != 0 || !dbl_take_dword(&state->polling, 0, 1)))
 		return 0;
 	if (queue->record != 0) {
 		has_stored = dbl_queue_poll_own(queue);
 	} else {
 		has_stored = dbl_queue_poll_host(queue);
 	}
+	if (is_exclusive)
+		return 1;
 	/* Most polls find nothing, and have nothing to release. As a read-modify-write operation the release of the
 	   thread before goes on to the thread that comes next. */
 	if (has_stored)
@@ -297,8 +310,8 @@ DBL_DEVICE int dbl_queue_poll(const struct doorbell_queue *queue)
 	return 1;
 }
 
-/* doorbell_poll(). */
-DBL_DEVICE int dbl_queue_progress(const struct doorbell_queue *queue)
+/* doorbell_device_poll(). */
+DBL_DEVICE int dbl_queue_progress(const struct doorbell_queue_view *queue)
 {
 	const int status = dbl_queue_status(queue);
 
@@ -307,8 +320,28 @@ DBL_DEVICE int dbl_queue_progress(const struct doorbell_queue *queue)
 	return dbl_queue_status(queue);
 }
 
+/* The end of the slots that are complete. Acquire; in an exclusive view the calling thread has polled itself. */
+DBL_DEVICE uint32_t dbl_queue_completed(const struct doorbell_queue_view *queue)
+{
+	struct dbl_queue_state *state = dbl_queue_state(queue);
+
+	return queue->mode == DBL_QUEUE_EXCLUSIVE ? dbl_load_dword_own(&state->completed) : dbl_load_dword_gpu(&state->completed);
+}
+
+/* Reserves the slots from `from` up to `to` if the end of the reserved slots is `from`. Returns what that was. Relaxed. */
+DBL_DEVICE uint32_t dbl_queue_claim(const struct doorbell_queue_view *queue, uint32_t from, uint32_t to)
+{
+	struct dbl_queue_state *state = dbl_queue_state(queue);
+
+	if (queue->mode == DBL_QUEUE_EXCLUSIVE) {
+		dbl_store_dword_own(&state->reserved, to);
+		return from;
+	}
+	return dbl_claim_dword(&state->reserved, from, to);
+}
+
 /* Reserves slots if there was no room, a failure, or another thread that was faster, at the first look. */
-DBL_DEVICE int dbl_queue_reserve_later(const struct doorbell_queue *queue, uint32_t count, uint64_t timeout_ns,
+DBL_DEVICE int dbl_queue_reserve_later(const struct doorbell_queue_view *queue, uint32_t count, uint64_t timeout_ns,
 				       uint32_t *first)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
@@ -324,12 +357,12 @@ DBL_DEVICE int dbl_queue_reserve_later(const struct doorbell_queue *queue, uint3
 		if (status != 0)
 			return status;
 		/* Loaded in this order: an older `completed` makes the free space look smaller, never larger. */
-		completed = dbl_load_dword_gpu(&state->completed);
+		completed = dbl_queue_completed(queue);
 		reserved = dbl_load_dword_relaxed(&state->reserved);
 		while (reserved + count - completed <= queue->capacity) {
 			/* What another thread has left is the next attempt's value: a load of it would take as long as an
 			   attempt. */
-			found = dbl_claim_dword(&state->reserved, reserved, reserved + count);
+			found = dbl_queue_claim(queue, reserved, reserved + count);
 			if (found == reserved) {
 				*first = reserved;
 				return DOORBELL_OK;
@@ -384,7 +417,7 @@ DBL_DEVICE uint8_t dbl_queue_flags(uint32_t flags)
  * values and no array: a kernel would keep an array whose length it does not know at compile time in local memory.
  * Formats: dbl_wqe_build() of wqe.h.
  */
-DBL_DEVICE void dbl_queue_write(const struct doorbell_queue *queue, uint32_t slot, uint32_t opcode, uint32_t ds, uint32_t flags,
+DBL_DEVICE void dbl_queue_write(const struct doorbell_queue_view *queue, uint32_t slot, uint32_t opcode, uint32_t ds, uint32_t flags,
 				uint32_t imm, uint64_t word2, uint64_t word3, uint64_t word4, uint64_t word5, uint64_t word6,
 				uint64_t word7)
 {
@@ -403,7 +436,7 @@ DBL_DEVICE void dbl_queue_write(const struct doorbell_queue *queue, uint32_t slo
 }
 
 /* A request with one slice of local memory. A slice of length 0 has no segment, as in dbl_wqe_build(). */
-DBL_DEVICE void dbl_queue_write_slice(const struct doorbell_queue *queue, uint32_t slot, uint32_t opcode, uint32_t flags,
+DBL_DEVICE void dbl_queue_write_slice(const struct doorbell_queue_view *queue, uint32_t slot, uint32_t opcode, uint32_t flags,
 				      uint32_t imm, uint64_t local_addr, uint32_t lkey, uint32_t len_bytes, uint64_t remote_addr,
 				      uint32_t rkey)
 {
@@ -413,8 +446,59 @@ DBL_DEVICE void dbl_queue_write_slice(const struct doorbell_queue *queue, uint32
 			is_empty ? 0 : dbl_be32x2(len_bytes, lkey), is_empty ? 0 : dbl_be64(local_addr), 0, 0);
 }
 
+/* Whether the bytes of a put or get do not fit in the peer's memory. */
+DBL_DEVICE int dbl_too_long(struct doorbell_local local, struct doorbell_remote remote)
+{
+	return local.len_bytes > remote.len_bytes;
+}
+
+/* DOORBELL_OK, or why there is no addition to `remote`. */
+DBL_DEVICE int dbl_refused_add(const struct doorbell_queue_view *queue, struct doorbell_remote remote)
+{
+	if (remote.len_bytes < 8)
+		return DOORBELL_ERANGE;
+	if (remote.addr % 8 != 0)
+		return DOORBELL_EALIGNMENT;
+	return queue->sink == 0 ? DOORBELL_ESTATE : DOORBELL_OK;
+}
+
+DBL_DEVICE int dbl_refused_fetch_add(const struct doorbell_queue_view *queue, struct doorbell_local result, struct doorbell_remote remote)
+{
+	/* UINT64_MAX: doorbell_device_local_at(). */
+	return result.len_bytes < 8 || result.len_bytes == UINT64_MAX ? DOORBELL_ERANGE : dbl_refused_add(queue, remote);
+}
+
+DBL_DEVICE int dbl_refused_signal(const struct doorbell_queue_view *queue, struct doorbell_remote remote, uint32_t signal_op)
+{
+	if (signal_op == DOORBELL_SIGNAL_ADD)
+		return dbl_refused_add(queue, remote);
+	if (signal_op != DOORBELL_SIGNAL_SET || remote.len_bytes < 8)
+		return DOORBELL_ERANGE;
+	return remote.addr % 8 != 0 ? DOORBELL_EALIGNMENT : DOORBELL_OK;
+}
+
+/* A fetch-and-add: see doorbell_device_write_fetch_add(). */
+DBL_DEVICE void dbl_queue_write_add(const struct doorbell_queue_view *queue, uint32_t slot, uint32_t flags, uint64_t result_addr,
+				    uint32_t lkey, struct doorbell_remote remote, uint64_t add)
+{
+	dbl_queue_write(queue, slot, DBL_OPCODE_ATOMIC_FA, 4, flags, 0, dbl_be64(remote.addr), dbl_be32(remote.rkey), dbl_be64(add), 0,
+			dbl_be32x2(8, lkey), dbl_be64(result_addr));
+}
+
+/* A signal: see doorbell_device_write_signal(). */
+DBL_DEVICE void dbl_queue_write_signal(const struct doorbell_queue_view *queue, uint32_t slot, uint32_t flags, struct doorbell_remote remote,
+				       uint32_t signal_op, uint64_t value)
+{
+	if (signal_op == DOORBELL_SIGNAL_ADD)
+		dbl_queue_write_add(queue, slot, flags, queue->sink, queue->sink_lkey, remote, value);
+	else
+		dbl_queue_write(queue, slot, DBL_OPCODE_RDMA_WRITE, 3, flags | DOORBELL_WORK_ORDERED, 0, dbl_be64(remote.addr),
+				dbl_be32(remote.rkey), value << 32 | dbl_be32(DBL_INLINE_SEGMENT | (uint32_t)sizeof(value)), value >> 32,
+				0, 0);
+}
+
 /* Returns the end of the consecutive submitted slots from `begin` on. Relaxed. The caller holds `ringing`. */
-DBL_DEVICE uint32_t dbl_queue_submitted(const struct doorbell_queue *queue, uint32_t begin)
+DBL_DEVICE uint32_t dbl_queue_submitted(const struct doorbell_queue_view *queue, uint32_t begin)
 {
 	uint32_t end = begin, ahead, marks[DBL_MARKS_AT_ONCE];
 
@@ -439,9 +523,51 @@ DBL_DEVICE uint32_t dbl_queue_submitted(const struct doorbell_queue *queue, uint
 }
 
 /* The doorbell of a slot. Of the first bytes of a work request, the NIC uses only its index and the queue's number. */
-DBL_DEVICE uint64_t dbl_queue_doorbell(const struct doorbell_queue *queue, uint32_t slot)
+DBL_DEVICE uint64_t dbl_queue_doorbell(const struct doorbell_queue_view *queue, uint32_t slot)
 {
 	return dbl_be32x2((slot & 0xffff) << 8, queue->qpn << 8 | 1);
+}
+
+DBL_DEVICE void dbl_queue_mark_all(const struct doorbell_queue_view *queue, uint32_t first, uint32_t upto)
+{
+	uint32_t slot;
+
+	for (slot = first; slot != upto; slot++)
+		DBL_STORE_FENCED(dbl_queue_mark(queue, slot), slot + 1);
+}
+
+/* Rings the NIC for the slots before `end`. The caller holds `ringing`, or has the queue for itself. */
+DBL_DEVICE void dbl_queue_ring_upto(const struct doorbell_queue_view *queue, uint32_t end)
+{
+	uint64_t uar;
+
+	/* Before the record, because a NIC may use the record before it sees the doorbell, and a thread that finds a
+	   completion must find that it was rung for. */
+	DBL_STORE_FENCED(&dbl_queue_state(queue)->rung, end);
+	/* The work requests before the record. */
+	dbl_fence_release();
+	dbl_store_dword((void *)(uintptr_t)queue->record, dbl_be32(end & 0xffff));
+	/* The record before the doorbell. */
+	dbl_fence_register();
+	/* Alternately, without separate state: a burst of stores to one register would wait for its buffer. No index of an
+	   array, for which a kernel would copy the queue to local memory. */
+	uar = (end & 1) != 0 ? queue->uar[0] : queue->uar[1];
+	dbl_store_qword((void *)(uintptr_t)uar, dbl_queue_doorbell(queue, end - 1));
+	dbl_flush_registers();
+}
+
+/* doorbell_device_submit() of an exclusive view, where kernels ring. */
+DBL_DEVICE int dbl_queue_submit_own(const struct doorbell_queue_view *queue, uint32_t first, uint32_t upto)
+{
+	if (!DBL_LIKELY(dbl_load_dword_own(&dbl_queue_state(queue)->rung) == first)) {
+		DBL_SLOW();
+		return DOORBELL_ESTATE;
+	}
+	/* For shared views, which are used later: a mark of this count must not be there already. */
+	dbl_queue_mark_all(queue, first, upto);
+	dbl_queue_ring_upto(queue, upto);
+	DBL_RANG(queue);
+	return (int32_t)dbl_load_dword_own(&dbl_queue_state(queue)->status);
 }
 
 /*
@@ -449,11 +575,10 @@ DBL_DEVICE uint64_t dbl_queue_doorbell(const struct doorbell_queue *queue, uint3
  * meanwhile. The caller holds `ringing`, which is released. The caller has submitted the slots from `first` to `upto`
  * itself if `is_own`.
  */
-DBL_DEVICE void dbl_queue_ring(const struct doorbell_queue *queue, uint32_t first, uint32_t upto, int is_own)
+DBL_DEVICE void dbl_queue_ring(const struct doorbell_queue_view *queue, uint32_t first, uint32_t upto, int is_own)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
 	uint32_t begin, mark, end = upto;
-	uint64_t uar;
 
 	for (;;) {
 		begin = dbl_load_dword_relaxed(&state->rung);
@@ -465,21 +590,8 @@ DBL_DEVICE void dbl_queue_ring(const struct doorbell_queue *queue, uint32_t firs
 			/* The work requests that the marks announce. */
 			dbl_fence_acquire_gpu();
 		}
-		if (DBL_LIKELY(end != begin)) {
-			/* Before the record, because a NIC may use the record before it sees the doorbell, and
-			   a thread that finds a completion must find that it was rung for. */
-			DBL_STORE_FENCED(&state->rung, end);
-			/* The work requests before the record. */
-			dbl_fence_release();
-			dbl_store_dword((void *)(uintptr_t)queue->record, dbl_be32(end & 0xffff));
-			/* The record before the doorbell. */
-			dbl_fence_register();
-			/* Alternately, without separate state: a burst of stores to one register would wait for its
-			   buffer. No index of an array, for which a kernel would copy the queue to local memory. */
-			uar = (end & 1) != 0 ? queue->uar[0] : queue->uar[1];
-			dbl_store_qword((void *)(uintptr_t)uar, dbl_queue_doorbell(queue, end - 1));
-			dbl_flush_registers();
-		}
+		if (DBL_LIKELY(end != begin))
+			dbl_queue_ring_upto(queue, end);
 		DBL_RANG(queue);
 		/* Fails if a thread has submitted meanwhile and left its slots to this thread. */
 		if (DBL_LIKELY(dbl_leave_dword(&state->ringing, 1, 0)))
@@ -488,14 +600,6 @@ DBL_DEVICE void dbl_queue_ring(const struct doorbell_queue *queue, uint32_t firs
 		(void)dbl_swap_dword_acquire(&state->ringing, 1);
 		is_own = 0;
 	}
-}
-
-DBL_DEVICE void dbl_queue_mark_all(const struct doorbell_queue *queue, uint32_t first, uint32_t upto)
-{
-	uint32_t slot;
-
-	for (slot = first; slot != upto; slot++)
-		DBL_STORE_FENCED(dbl_queue_mark(queue, slot), slot + 1);
 }
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 /*
  * One operation of a graph that its application captures and launches by itself. The kernel doorbell_replay executes it with
- * each launch, with one thread. All that changes from launch to launch lies in memory: the counts of a kernel queue
+ * each launch, with one thread. All that changes from launch to launch lies in memory: the counts of a device queue
  * (queue_doorbell.h), those of the receive queue below, and the cells of the operations. So a launch needs no call of the
  * host. src/endpoint/replay has the host's side. C11 and CUDA.
  *
@@ -84,7 +84,7 @@ struct dbl_replay_report {
 
 /* An operation: the parameter of the kernel. Addresses are the device's. An operation without a queue has 0 for `queue.state`. */
 struct dbl_replay {
-	struct doorbell_queue queue;
+	struct doorbell_queue_view queue;
 	uint64_t recv; /* struct dbl_replay_recv */
 	uint64_t recv_ring;
 	uint64_t recv_record; /* the receive half of the doorbell record */
@@ -112,8 +112,8 @@ struct dbl_replay {
 DBL_STATIC_ASSERT(sizeof(struct dbl_replay_recv) == 512, "four lines");
 DBL_STATIC_ASSERT(sizeof(struct dbl_replay_cell) == 16, "a cell");
 DBL_STATIC_ASSERT(sizeof(struct dbl_replay_report) == 64, "a report is a cache line");
-DBL_STATIC_ASSERT(sizeof(struct dbl_replay) == 280, "35 words");
-DBL_STATIC_ASSERT(offsetof(struct dbl_replay, words) == 216, "words");
+DBL_STATIC_ASSERT(sizeof(struct dbl_replay) == 296, "37 words");
+DBL_STATIC_ASSERT(offsetof(struct dbl_replay, words) == 232, "words");
 
 /* Counts from `since_ns` on. Returns whether the time is over; the first call of a wait begins it. */
 DBL_DEVICE int dbl_replay_is_late(uint64_t *since_ns, uint64_t bound_ns)
@@ -142,10 +142,10 @@ DBL_DEVICE void dbl_replay_note_slot(const struct dbl_replay *replay, struct dbl
 
 DBL_DEVICE int dbl_replay_send(const struct dbl_replay *replay, struct dbl_replay_cell *cell)
 {
-	const struct doorbell_queue *queue = &replay->queue;
+	const struct doorbell_queue_view *queue = &replay->queue;
 	uint64_t wqe[DBL_WQEBB_BYTES / 8];
 	uint32_t slot;
-	const int code = doorbell_reserve(queue, 1, replay->timeout_ns, &slot);
+	const int code = doorbell_device_reserve(queue, 1, replay->timeout_ns, &slot);
 
 	if (code != DOORBELL_OK)
 		return code;
@@ -161,7 +161,7 @@ DBL_DEVICE int dbl_replay_send(const struct dbl_replay *replay, struct dbl_repla
 	if (queue->record == 0)
 		((uint64_t *)(uintptr_t)queue->doorbells)[slot & queue->slot_mask] = wqe[0];
 	dbl_replay_note_slot(replay, cell, slot);
-	return doorbell_submit(queue, slot, 1);
+	return doorbell_device_submit(queue, slot, 1);
 }
 
 /* Whether an entry names pages that there are. */
@@ -174,11 +174,12 @@ DBL_DEVICE int dbl_replay_is_entry(const struct dbl_replay *replay, uint64_t ent
 
 DBL_DEVICE int dbl_replay_pages(const struct dbl_replay *replay, struct dbl_replay_cell *cell)
 {
-	const struct doorbell_queue *queue = &replay->queue;
+	const struct doorbell_queue_view *queue = &replay->queue;
 	const uint64_t *table = (const uint64_t *)(uintptr_t)replay->words[DBL_PAGES_TABLE];
 	const uint32_t count = dbl_load_dword((const void *)(uintptr_t)replay->words[DBL_PAGES_COUNT]);
 	const uint32_t page_bytes = (uint32_t)replay->words[DBL_PAGES_BYTES];
 	const uint32_t at_once = queue->capacity < DBL_PAGES_AT_ONCE ? queue->capacity : DBL_PAGES_AT_ONCE;
+	struct doorbell_remote signal;
 	uint32_t done, slot, at, part;
 	uint64_t entry;
 	int code;
@@ -191,40 +192,46 @@ DBL_DEVICE int dbl_replay_pages(const struct dbl_replay *replay, struct dbl_repl
 			return DOORBELL_ERANGE;
 	for (done = 0; done < count; done += part) {
 		part = count - done < at_once ? count - done : at_once;
-		code = doorbell_reserve(queue, part, replay->timeout_ns, &slot);
+		code = doorbell_device_reserve(queue, part, replay->timeout_ns, &slot);
 		if (code != DOORBELL_OK)
 			return code;
 		for (at = 0; at < part; at++) {
 			entry = dbl_load_qword(table + done + at);
 			if (!dbl_replay_is_entry(replay, entry)) {
 				/* It was changed meanwhile. The slots are reserved, and the signal is not sent. */
-				doorbell_write_nop(queue, slot + at, 0);
+				doorbell_device_write_nop(queue, slot + at, 0);
 				code = DOORBELL_ERANGE;
 				continue;
 			}
-			(void)doorbell_write_put(queue, slot + at, at + 1 < part ? (uint32_t)DOORBELL_WORK_UNSIGNALED : 0u,
-						 replay->words[DBL_PAGES_LOCAL] + (uint64_t)(uint32_t)entry * page_bytes,
-						 (uint32_t)replay->words[DBL_PAGES_KEYS], page_bytes,
-						 replay->words[DBL_PAGES_REMOTE] + (entry >> 32) * page_bytes,
-						 (uint32_t)(replay->words[DBL_PAGES_KEYS] >> 32));
+			/* Their lengths were checked by the host. */
+			dbl_queue_write_slice(queue, slot + at, DBL_OPCODE_RDMA_WRITE,
+					      at + 1 < part ? (uint32_t)DOORBELL_WORK_UNSIGNALED : 0u, 0,
+					      replay->words[DBL_PAGES_LOCAL] + (uint64_t)(uint32_t)entry * page_bytes,
+					      (uint32_t)replay->words[DBL_PAGES_KEYS], page_bytes,
+					      replay->words[DBL_PAGES_REMOTE] + (entry >> 32) * page_bytes,
+					      (uint32_t)(replay->words[DBL_PAGES_KEYS] >> 32));
 		}
-		if (doorbell_submit(queue, slot, part) != DOORBELL_OK || code != DOORBELL_OK)
+		if (doorbell_device_submit(queue, slot, part) != DOORBELL_OK || code != DOORBELL_OK)
 			return code != DOORBELL_OK ? code : DOORBELL_EWORK;
 	}
-	code = doorbell_reserve(queue, 1, replay->timeout_ns, &slot);
+	code = doorbell_device_reserve(queue, 1, replay->timeout_ns, &slot);
 	if (code != DOORBELL_OK)
 		return code;
-	doorbell_write_signal(queue, slot, 0, replay->words[DBL_PAGES_SIGNAL], (uint32_t)(replay->words[DBL_PAGES_BYTES] >> 32),
-			      dbl_load_qword(&cell->launches) + 1);
+	signal.addr = replay->words[DBL_PAGES_SIGNAL];
+	signal.len_bytes = sizeof(uint64_t);
+	signal.rkey = (uint32_t)(replay->words[DBL_PAGES_BYTES] >> 32);
+	signal.reserved = 0;
+	/* Its address was checked by the host. */
+	(void)doorbell_device_write_signal(queue, slot, 0, signal, DOORBELL_SIGNAL_SET, dbl_load_qword(&cell->launches) + 1);
 	dbl_replay_note_slot(replay, cell, slot);
-	return doorbell_submit(queue, slot, 1);
+	return doorbell_device_submit(queue, slot, 1);
 }
 
 DBL_DEVICE int dbl_replay_wait_send(const struct dbl_replay *replay)
 {
 	const struct dbl_replay_cell *sent = (const struct dbl_replay_cell *)(uintptr_t)replay->awaited;
 
-	return doorbell_wait(&replay->queue, dbl_load_dword_relaxed(&sent->upto), replay->timeout_ns);
+	return doorbell_device_wait(&replay->queue, dbl_load_dword_relaxed(&sent->upto), replay->timeout_ns);
 }
 
 DBL_DEVICE int dbl_replay_recv(const struct dbl_replay *replay)

@@ -9,12 +9,12 @@ use super::Endpoint;
 use crate::bytecode::{Fence, Program};
 use crate::endpoint::config::SEGMENTS_MAX;
 #[cfg(feature = "cuda")]
-use crate::endpoint::device_queue::DeviceRecvQueue;
+use crate::endpoint::owned_queue::OwnedRecvQueue;
 use crate::endpoint::prepared::{OperationKind, Prepared, PreparedOperation};
 use crate::endpoint::queue::{self, HeldRegions, QueueState};
 use crate::endpoint::shared::{EndpointShared, timeout_ns};
 use crate::endpoint::work::Data;
-use crate::endpoint::{Control, DeviceQueue, QueueKind, Work};
+use crate::endpoint::{Control, OwnedSendQueue, QueueKind, Work};
 use crate::mlx5::{DataSegment, DoorbellStores, Opcode, Payload, SendRequest};
 use crate::nic::State;
 use crate::region::{Access, Slice};
@@ -318,7 +318,7 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Work`] if the endpoint has failed; [`Error::State`] if it is not connected, if the queue has work in flight, or if no thread
     /// could ring for a kernel.
-    pub(crate) fn take_send_queue(&mut self, with_flags: bool) -> Result<DeviceQueue> {
+    pub(crate) fn take_send_queue(&mut self, with_flags: bool) -> Result<OwnedSendQueue> {
         self.shared.check_alive()?;
         self.check_state("hand the send queue to kernels", State::ReadyToSend)?;
         if self.shared.path.control == Control::Sync {
@@ -342,7 +342,7 @@ impl Endpoint {
         self.roll_back_cancelled(QueueKind::Send)?;
         self.reap()?;
         let first = self.send.producer_index();
-        DeviceQueue::new(&self.shared, first, self.config.send_depth, with_flags)
+        OwnedSendQueue::new(&self.shared, first, self.config.send_depth, with_flags)
     }
 
     /// The receive queue, for kernels to own, as [`Endpoint::take_send_queue`].
@@ -350,10 +350,10 @@ impl Endpoint {
     /// # Errors
     /// As [`Endpoint::take_send_queue`].
     #[cfg(feature = "cuda")]
-    pub(in crate::endpoint) fn take_recv_queue(&mut self) -> Result<DeviceRecvQueue> {
+    pub(in crate::endpoint) fn take_recv_queue(&mut self) -> Result<OwnedRecvQueue> {
         self.roll_back_cancelled(QueueKind::Recv)?;
         let first = self.recv.producer_index();
-        DeviceRecvQueue::new(&self.shared, first, self.config.recv_depth)
+        OwnedRecvQueue::new(&self.shared, first, self.config.recv_depth)
     }
 
     /// The data segments of a work request that a kernel will post, which is checked as by [`Endpoint::prepare_send`]; none of inline bytes.

@@ -113,7 +113,7 @@ impl QueueState {
                 StateKind::KernelsOwnQueue,
                 operation,
                 format!(
-                    "its {} queue is owned by kernels: drop the kernel queue first",
+                    "its {} queue is owned by kernels: drop the device queue first",
                     self.kind.name()
                 ),
             )),

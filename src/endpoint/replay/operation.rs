@@ -44,7 +44,7 @@ pub(super) struct ReplayTarget<'a> {
 }
 
 /// Words up to `recv_capacity`.
-pub(super) const QUEUE_WORDS: usize = 19;
+pub(super) const QUEUE_WORDS: usize = 21;
 
 impl ReplayOperation {
     pub(super) fn new(timeout_ns: u64) -> ReplayOperation {
@@ -67,19 +67,19 @@ impl ReplayOperation {
         cell: &ReplayCell,
     ) -> ReplayWords {
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-        let mut words = [0; 35];
+        let mut words = [0; 37];
         if let Some(queues) = target.queues {
             words[..QUEUE_WORDS].copy_from_slice(queues);
         }
         words[QUEUE_WORDS] = pair(target.recv_ahead, self.kind as u32);
-        words[20] = fault;
-        words[21] = cell.cell_at();
-        words[22] = target.awaited.map_or(0, ReplayCell::cell_at);
-        words[23] = cell.report_at();
-        words[24] = self.timeout_ns;
-        words[25] = pair(self.opcode, self.segments);
-        words[26] = pair(self.condition, self.is_wide.into());
-        words[27..].copy_from_slice(&self.words);
+        words[22] = fault;
+        words[23] = cell.cell_at();
+        words[24] = target.awaited.map_or(0, ReplayCell::cell_at);
+        words[25] = cell.report_at();
+        words[26] = self.timeout_ns;
+        words[27] = pair(self.opcode, self.segments);
+        words[28] = pair(self.condition, self.is_wide.into());
+        words[29..].copy_from_slice(&self.words);
         words
     }
 }

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::device_queue::{DeviceQueue, DeviceRecvQueue};
 use super::super::device_queue_state::{fresh_marks, state_words};
-use super::super::queue_view::QueueView;
+use super::super::owned_queue::{OwnedRecvQueue, OwnedSendQueue};
+use super::super::queue_view::{QueueView, VIEW_WORDS};
 use super::operation::{
     OPERATION, QUEUE_WORDS, ReplayOperation, ReplayTarget, ReplayTicket, add, refused,
 };
@@ -40,8 +40,8 @@ struct ReplayParts {
     /// Before the memory that it maps.
     _memory: Box<dyn ReplayMemory>,
     words: [u64; QUEUE_WORDS],
-    recv: DeviceRecvQueue,
-    send: DeviceQueue,
+    recv: OwnedRecvQueue,
+    send: OwnedSendQueue,
 }
 
 impl ReplayQueues {
@@ -50,8 +50,8 @@ impl ReplayQueues {
     /// # Errors
     /// [`Error::State`] if kernels cannot have them; [`Error::Cuda`]. They are the endpoint's then, as before.
     pub(super) fn new(
-        mut send: DeviceQueue,
-        mut recv: DeviceRecvQueue,
+        mut send: OwnedSendQueue,
+        mut recv: OwnedRecvQueue,
         stream: &dyn ReplayStream,
     ) -> Result<ReplayQueues> {
         let mut view = QueueView::new(&send);
@@ -113,12 +113,12 @@ impl ReplayQueues {
             view.marks = mapped.start() + 2 * STATE_BYTES as u64;
         }
         let mut words = [0; QUEUE_WORDS];
-        words[..12].copy_from_slice(&view.words());
-        words[12] = mapped.start() + STATE_BYTES as u64;
-        words[13..17].copy_from_slice(&mapped.mapped()[send_parts..]);
+        words[..VIEW_WORDS].copy_from_slice(&view.words());
+        words[14] = mapped.start() + STATE_BYTES as u64;
+        words[15..19].copy_from_slice(&mapped.mapped()[send_parts..]);
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-        words[17] = pair(sizes.recv_wqes - 1, sizes.recv_stride_bytes.ilog2());
-        words[18] = pair(sizes.cqes[1] - 1, recv.capacity());
+        words[19] = pair(sizes.recv_wqes - 1, sizes.recv_stride_bytes.ilog2());
+        words[20] = pair(sizes.cqes[1] - 1, recv.capacity());
         // Last: what was refused has left the endpoint as it was.
         send.begin()?;
         recv.begin();

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use doorbell::__private::PutStep;
-use doorbell::{DeviceBuffer, Error, KernelQueue};
+use doorbell::{DeviceBuffer, DeviceQueue, Error};
 
 use super::{End, Lane, World};
 use crate::memory::{Found, Memory, place};
@@ -50,7 +50,7 @@ impl Codes {
 
 /// A send queue that kernels own, and the kernels that were launched with it.
 pub struct OwnedQueue {
-    queue: KernelQueue,
+    queue: DeviceQueue,
     puts: Vec<(usize, Put)>,
 }
 
@@ -70,7 +70,7 @@ impl World<'_> {
             return;
         };
         let failure = endpoint.failure();
-        match KernelQueue::on_gpu(cuda.context(), endpoint) {
+        match DeviceQueue::on_gpu(cuda.context(), endpoint) {
             Ok(owned) => {
                 if let Some(failure) = failure {
                     self.model.lie(

@@ -57,7 +57,7 @@ static int reach(uint64_t *address, uint64_t len_bytes)
 }
 
 /* The headers take the addresses of a queue as they are: here they are made ones of the CPU. */
-static int reach_queue(struct doorbell_queue *queue)
+static int reach_queue(struct doorbell_queue_view *queue)
 {
     /* By their first bytes: what lies on several pages may be several registrations, side by side. */
     int reached = reach(&queue->state, sizeof(struct dbl_queue_state)) && reach(&queue->control, sizeof(struct dbl_queue_control)) &&
@@ -74,7 +74,7 @@ static int reach_queue(struct doorbell_queue *queue)
 /* doorbell_put_step(queue, step) */
 int doorbell_put_step(const void *const arguments[], uint64_t thread)
 {
-    struct doorbell_queue queue;
+    struct doorbell_queue_view queue;
     struct dbl_step step;
     int found;
 
@@ -216,12 +216,12 @@ int gpu_check_ring(const void *const arguments[], uint64_t thread)
 int gpu_check_put(const void *const arguments[], uint64_t thread)
 {
     struct measured_puts puts;
-    struct doorbell_queue queue;
+    struct doorbell_queue_view queue;
 
     memcpy(&puts, arguments[0], sizeof puts);
     if (!reach(&puts.queues, sizeof queue * puts.queue_count) || !reach(&puts.codes, 4 * (thread + 1)))
         return ILLEGAL_ADDRESS;
-    memcpy(&queue, (struct doorbell_queue *)(uintptr_t)puts.queues + thread % puts.queue_count, sizeof queue);
+    memcpy(&queue, (struct doorbell_queue_view *)(uintptr_t)puts.queues + thread % puts.queue_count, sizeof queue);
     if (!reach_queue(&queue))
         return ILLEGAL_ADDRESS;
     ((int *)(uintptr_t)puts.codes)[thread] = measured_put(&puts, &queue, (uint32_t)thread);
@@ -256,12 +256,12 @@ int gpu_check_time(const void *const arguments[], uint64_t thread)
 int gpu_check_flood(const void *const arguments[], uint64_t thread)
 {
     struct measured_flood flood;
-    struct doorbell_queue queue;
+    struct doorbell_queue_view queue;
 
     memcpy(&flood, arguments[0], sizeof flood);
     if (!reach(&flood.queues, sizeof queue * flood.queue_count) || !reach(&flood.codes, 4 * (thread + 1)))
         return ILLEGAL_ADDRESS;
-    memcpy(&queue, (struct doorbell_queue *)(uintptr_t)flood.queues + thread / flood.threads % flood.queue_count, sizeof queue);
+    memcpy(&queue, (struct doorbell_queue_view *)(uintptr_t)flood.queues + thread / flood.threads % flood.queue_count, sizeof queue);
     if (!reach_queue(&queue))
         return ILLEGAL_ADDRESS;
     ((int *)(uintptr_t)flood.codes)[thread] = measured_flooded(&flood, &queue);
@@ -272,7 +272,7 @@ int gpu_check_flood(const void *const arguments[], uint64_t thread)
 int gpu_check_post(const void *const arguments[], uint64_t thread)
 {
     struct measured_posts posts;
-    struct doorbell_queue queue;
+    struct doorbell_queue_view queue;
     uint64_t threads, first, at, upto_thread = thread + 1;
     uint32_t round, upto;
     int code = DOORBELL_OK;
@@ -282,7 +282,7 @@ int gpu_check_post(const void *const arguments[], uint64_t thread)
     if (!reach(&posts.queues, sizeof queue * posts.queue_count) || !reach(&posts.codes, 4 * threads) || !reach(&posts.data, 8 * threads + 8) ||
         !reach(&posts.arrived, 8 * (threads + 1 + posts.blocks)))
         return ILLEGAL_ADDRESS;
-    memcpy(&queue, (struct doorbell_queue *)(uintptr_t)posts.queues + thread / posts.threads % posts.queue_count, sizeof queue);
+    memcpy(&queue, (struct doorbell_queue_view *)(uintptr_t)posts.queues + thread / posts.threads % posts.queue_count, sizeof queue);
     if (!reach_queue(&queue))
         return ILLEGAL_ADDRESS;
     if (posts.how != MEASURED_BLOCKS) {
@@ -295,11 +295,12 @@ int gpu_check_post(const void *const arguments[], uint64_t thread)
     for (round = 0; round < posts.rounds && code == DOORBELL_OK; round++) {
         for (at = first; at < upto_thread; at++)
             measured_store(&posts, round, (uint32_t)at);
-        code = doorbell_put_signal(&queue, posts.local_addr + 8 * first, posts.lkey, 8 * posts.threads, posts.remote_addr + 8 * first,
-                                   posts.rkey, measured_counter(&posts) + 8 + 8 * (thread / posts.threads), posts.rkey, round + 1,
-                                   MEASURED_BOUND_NS, &upto);
+        code = doorbell_device_put_signal(&queue, measured_local(posts.local_addr + 8 * first, posts.lkey, 8 * posts.threads),
+                                          measured_remote(posts.remote_addr + 8 * first, posts.rkey, 8 * posts.threads),
+                                          measured_remote(measured_counter(&posts) + 8 + 8 * (thread / posts.threads), posts.rkey, 8),
+                                          DOORBELL_SIGNAL_SET, round + 1, MEASURED_BOUND_NS, &upto);
         if (code == DOORBELL_OK)
-            code = doorbell_wait(&queue, upto, MEASURED_BOUND_NS);
+            code = doorbell_device_wait(&queue, upto, MEASURED_BOUND_NS);
         for (at = first; at < upto_thread && code == DOORBELL_OK; at++)
             code = measured_look(&posts, round, (uint32_t)at);
     }
@@ -311,18 +312,18 @@ int gpu_check_post(const void *const arguments[], uint64_t thread)
 int gpu_check_full(const void *const arguments[], uint64_t thread)
 {
     struct measured_full full;
-    struct doorbell_queue queue;
+    struct doorbell_queue_view queue;
     uint32_t first = 0, slot;
 
     (void)thread;
     memcpy(&full, arguments[0], sizeof full);
     if (!reach(&full.queue, sizeof queue) || !reach(&full.codes, 4 * 6) || !reach(&full.took_ns, 8))
         return ILLEGAL_ADDRESS;
-    memcpy(&queue, (struct doorbell_queue *)(uintptr_t)full.queue, sizeof queue);
+    memcpy(&queue, (struct doorbell_queue_view *)(uintptr_t)full.queue, sizeof queue);
     if (!reach_queue(&queue))
         return ILLEGAL_ADDRESS;
     measured_fill(&full, &queue, &first);
-    ((int *)(uintptr_t)full.codes)[3] = doorbell_reserve(&queue, 32, full.bound_ns, &slot);
+    ((int *)(uintptr_t)full.codes)[3] = doorbell_device_reserve(&queue, 32, full.bound_ns, &slot);
     measured_drain(&full, &queue, first);
     return SUCCESS;
 }
@@ -341,7 +342,7 @@ int gpu_check_group(const void *const arguments[], uint64_t thread)
     ((uint32_t *)(uintptr_t)group.data)[thread] = group.value + (uint32_t)thread;
     if (thread + 1 < threads)
         return SUCCESS;
-    code = doorbell_trigger_thread(&group.trigger, MEASURED_BOUND_NS);
+    code = doorbell_device_trigger(&group.trigger, MEASURED_BOUND_NS);
     for (at = 0; at < threads; at++)
         ((int *)(uintptr_t)group.codes)[at] = code;
     return SUCCESS;
@@ -373,7 +374,7 @@ int doorbell_step(const void *const arguments[], uint64_t thread)
     if (address && !(code = doorbell_cuda_standin_reach(address, sizeof *code)))
         return ILLEGAL_ADDRESS;
     work(work_ns);
-    found = doorbell_trigger_thread(trigger, timeout_ns);
+    found = doorbell_device_trigger(trigger, timeout_ns);
     if (found == DOORBELL_EINVAL)
         return ILLEGAL_ADDRESS;
     if (code)

@@ -75,17 +75,17 @@ static KERNELS: &[Kernel] = &[
         once: true,
         run: KernelCode::C(doorbell_step),
     },
-    // `struct doorbell_queue`, `struct dbl_step`.
+    // `struct doorbell_queue_view`, `struct dbl_step`.
     Kernel {
         name: c"doorbell_put_step",
-        parameters: &[96, 64],
+        parameters: &[112, 64],
         once: true,
         run: KernelCode::C(doorbell_put_step),
     },
     // `struct dbl_replay`.
     Kernel {
         name: c"doorbell_replay",
-        parameters: &[280],
+        parameters: &[296],
         once: true,
         run: KernelCode::C(doorbell_replay),
     },

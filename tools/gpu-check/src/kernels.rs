@@ -6,8 +6,8 @@ use std::ptr::null_mut;
 use anyhow::{Context, Result, ensure};
 use cudarc::driver::sys::{self, CUfunction};
 use doorbell::{
-    Access, CudaContext, CudaStream, Device, Endpoint, EndpointConfig, Executor, KernelStream,
-    QueueKind, Region, RemoteSlice, Trigger,
+    Access, CudaContext, CudaStream, Device, Endpoint, EndpointConfig, Executor, QueueKind, Region,
+    RemoteSlice, Trigger, TriggerStream,
 };
 use serde_json::{Value, json};
 
@@ -132,7 +132,7 @@ pub fn triggers_of_groups(short: bool) -> Result<Value> {
         return Ok(json!({"waived": WITHOUT}));
     };
     let stream = CudaStream::new(&gpu.context, "groups")?;
-    let kernels = KernelStream::new(&gpu.context, "groups")?;
+    let kernels = TriggerStream::new(&gpu.context, "groups")?;
     let rounds = if short { 10 } else { 500 };
     for device in ["softcx", "softcx,path=proxy"] {
         let domain = Device::open(device)?.protection_domain();

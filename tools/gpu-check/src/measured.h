@@ -12,6 +12,29 @@
 /* The value read is not the one that was stored or put. */
 enum { MEASURED_WRONG = -1000 };
 
+/* Memory of this side, and of the peer, for the NIC. */
+DBL_DEVICE struct doorbell_local measured_local(uint64_t addr, uint32_t lkey, uint64_t len_bytes)
+{
+	struct doorbell_local local;
+
+	local.addr = addr;
+	local.len_bytes = len_bytes;
+	local.lkey = lkey;
+	local.reserved = 0;
+	return local;
+}
+
+DBL_DEVICE struct doorbell_remote measured_remote(uint64_t addr, uint32_t rkey, uint64_t len_bytes)
+{
+	struct doorbell_remote remote;
+
+	remote.addr = addr;
+	remote.len_bytes = len_bytes;
+	remote.rkey = rkey;
+	remote.reserved = 0;
+	return remote;
+}
+
 /* A thread of the host polls for the doorbell: it stores `go`, and measures the time until it reads `flag`. */
 struct measured_doorbells {
 	uint64_t go;       /* uint32_t: the round that may begin */
@@ -35,11 +58,11 @@ DBL_DEVICE int measured_ring(const struct measured_doorbells *doorbells)
 		/* As near as a parameter, before the time runs. */
 		if (triggers)
 			trigger = triggers[round - 1];
-		code = doorbell_kernel_wait_value32((const uint32_t *)(uintptr_t)doorbells->go, DOORBELL_WAIT_GEQ, round, MEASURED_BOUND_NS, NULL);
+		code = doorbell_device_wait_value32((const uint32_t *)(uintptr_t)doorbells->go, DOORBELL_WAIT_GEQ, round, MEASURED_BOUND_NS, NULL);
 		if (code != DOORBELL_OK)
 			break;
 		if (triggers) {
-			code = doorbell_trigger_thread(&trigger, MEASURED_BOUND_NS);
+			code = doorbell_device_trigger(&trigger, MEASURED_BOUND_NS);
 			continue;
 		}
 		if (doorbells->ordered)
@@ -135,7 +158,7 @@ DBL_DEVICE int measured_time(const struct measured_times *times)
 	start_ns = dbl_now_ns();
 	for (at = 1; at <= times->count && code == DOORBELL_OK; at++) {
 		dbl_store_dword((void *)(uintptr_t)times->ping, at);
-		code = doorbell_kernel_wait_value32((const uint32_t *)(uintptr_t)times->pong, DOORBELL_WAIT_GEQ, at, MEASURED_BOUND_NS, NULL);
+		code = doorbell_device_wait_value32((const uint32_t *)(uintptr_t)times->pong, DOORBELL_WAIT_GEQ, at, MEASURED_BOUND_NS, NULL);
 	}
 	*took_ns = dbl_now_ns() - start_ns;
 	return code;
@@ -143,7 +166,7 @@ DBL_DEVICE int measured_time(const struct measured_times *times)
 
 /* Threads that post to queues: puts of 8 bytes to a place of their own, and as many additions to one counter. */
 struct measured_puts {
-	uint64_t queues; /* struct doorbell_queue for each */
+	uint64_t queues; /* struct doorbell_queue_view for each */
 	uint64_t codes;  /* int32_t for each thread */
 	uint64_t local_addr;
 	uint64_t remote_addr; /* the counter; 8 bytes for each thread behind it */
@@ -156,26 +179,28 @@ struct measured_puts {
 };
 
 /* `queue` is that of the thread, or a copy of it. */
-DBL_DEVICE int measured_put(const struct measured_puts *puts, const struct doorbell_queue *queue, uint32_t thread)
+DBL_DEVICE int measured_put(const struct measured_puts *puts, const struct doorbell_queue_view *queue, uint32_t thread)
 {
 	const uint64_t place = 8 + 8 * (uint64_t)thread;
+	const struct doorbell_local local = measured_local(puts->local_addr + place, puts->lkey, 8);
+	const struct doorbell_remote remote = measured_remote(puts->remote_addr + place, puts->rkey, 8);
 	uint32_t at, upto = 0;
 	int code = DOORBELL_OK;
 
 	for (at = 0; at < puts->puts && code == DOORBELL_OK; at++) {
-		code = doorbell_put(queue, puts->local_addr + place, puts->lkey, 8, puts->remote_addr + place, puts->rkey, MEASURED_BOUND_NS,
-				    &upto);
+		code = doorbell_device_put(queue, local, remote, MEASURED_BOUND_NS, &upto);
 		if (code == DOORBELL_OK && puts->adds)
-			code = doorbell_add(queue, puts->local_addr, puts->lkey, puts->remote_addr, puts->rkey, 1, MEASURED_BOUND_NS, &upto);
+			code = doorbell_device_signal(queue, measured_remote(puts->remote_addr, puts->rkey, 8), DOORBELL_SIGNAL_ADD, 1,
+						      MEASURED_BOUND_NS, &upto);
 	}
-	return code != DOORBELL_OK ? code : doorbell_wait(queue, upto, MEASURED_BOUND_NS);
+	return code != DOORBELL_OK ? code : doorbell_device_wait(queue, upto, MEASURED_BOUND_NS);
 }
 
 /* Threads that post on their own, or as warps, or as blocks, round by round: each puts a word of its own, and looks whether it has arrived. */
 enum measured_how { MEASURED_LANES, MEASURED_WARPS, MEASURED_BLOCKS };
 
 struct measured_posts {
-	uint64_t queues;      /* struct doorbell_queue for each */
+	uint64_t queues;      /* struct doorbell_queue_view for each */
 	uint64_t codes;       /* int32_t for each thread */
 	uint64_t data;        /* as kernels reach it: uint64_t for each thread */
 	uint64_t arrived;     /* the same where it goes; then a counter; then a signal's word for each block */
@@ -220,9 +245,13 @@ DBL_DEVICE uint64_t measured_brought(const struct measured_posts *posts)
 }
 
 /* A thread by itself: a put and an addition, and its neighbours do it in other ways. */
-DBL_DEVICE int measured_post_lane(const struct measured_posts *posts, const struct doorbell_queue *queue, uint32_t thread)
+DBL_DEVICE int measured_post_lane(const struct measured_posts *posts, const struct doorbell_queue_view *queue, uint32_t thread)
 {
-	const uint64_t place = 8 * (uint64_t)thread, counter = measured_counter(posts), brought = measured_brought(posts);
+	const uint64_t place = 8 * (uint64_t)thread;
+	const struct doorbell_local local = measured_local(posts->local_addr + place, posts->lkey, 8);
+	const struct doorbell_local brought = measured_local(measured_brought(posts), posts->lkey, 8);
+	const struct doorbell_remote remote = measured_remote(posts->remote_addr + place, posts->rkey, 8);
+	const struct doorbell_remote counter = measured_remote(measured_counter(posts), posts->rkey, 8);
 	uint32_t round, upto = 0, slot;
 	int code = DOORBELL_OK;
 
@@ -230,29 +259,24 @@ DBL_DEVICE int measured_post_lane(const struct measured_posts *posts, const stru
 		measured_store(posts, round, thread);
 		switch (thread % 3) {
 		case 0:
-			code = doorbell_put(queue, posts->local_addr + place, posts->lkey, 8, posts->remote_addr + place, posts->rkey,
-					    MEASURED_BOUND_NS, &upto);
-			if (code == DOORBELL_OK)
-				code = doorbell_add(queue, brought, posts->lkey, counter, posts->rkey, 1, MEASURED_BOUND_NS, &upto);
+			code = doorbell_device_put_signal(queue, local, remote, counter, DOORBELL_SIGNAL_ADD, 1, MEASURED_BOUND_NS, &upto);
 			break;
 		case 1:
-			code = doorbell_add(queue, brought, posts->lkey, counter, posts->rkey, 1, MEASURED_BOUND_NS, &upto);
+			code = doorbell_device_fetch_add(queue, brought, counter, 1, MEASURED_BOUND_NS, &upto);
 			if (code == DOORBELL_OK)
-				code = doorbell_put(queue, posts->local_addr + place, posts->lkey, 8, posts->remote_addr + place,
-						    posts->rkey, MEASURED_BOUND_NS, &upto);
+				code = doorbell_device_put(queue, local, remote, MEASURED_BOUND_NS, &upto);
 			break;
 		default:
-			code = doorbell_reserve(queue, 2, MEASURED_BOUND_NS, &slot);
+			code = doorbell_device_reserve(queue, 2, MEASURED_BOUND_NS, &slot);
 			if (code != DOORBELL_OK)
 				break;
-			doorbell_write_put(queue, slot, DOORBELL_WORK_UNSIGNALED, posts->local_addr + place, posts->lkey, 8,
-					   posts->remote_addr + place, posts->rkey);
-			doorbell_write_add(queue, slot + 1, 0, brought, posts->lkey, counter, posts->rkey, 1);
+			(void)doorbell_device_write_put(queue, slot, DOORBELL_WORK_UNSIGNALED, local, remote);
+			(void)doorbell_device_write_fetch_add(queue, slot + 1, 0, brought, counter, 1);
 			upto = slot + 2;
-			code = doorbell_submit(queue, slot, 2);
+			code = doorbell_device_submit(queue, slot, 2);
 		}
 		if (code == DOORBELL_OK)
-			code = doorbell_wait(queue, upto, MEASURED_BOUND_NS);
+			code = doorbell_device_wait(queue, upto, MEASURED_BOUND_NS);
 		if (code == DOORBELL_OK)
 			code = measured_look(posts, round, thread);
 	}
@@ -261,44 +285,44 @@ DBL_DEVICE int measured_post_lane(const struct measured_posts *posts, const stru
 
 /* A queue of which every slot is reserved, and none is submitted: `codes` of what is asked of it, and how long the bound took. */
 struct measured_full {
-	uint64_t queue; /* struct doorbell_queue */
+	uint64_t queue; /* struct doorbell_queue_view */
 	uint64_t codes; /* int32_t: of filling it; of one more; of one more at once; of a warp; of submitting all; of one more then */
 	uint64_t took_ns; /* uint64_t: of the second */
 	uint64_t bound_ns;
 };
 
-DBL_DEVICE void measured_fill(const struct measured_full *full, const struct doorbell_queue *queue, uint32_t *first)
+DBL_DEVICE void measured_fill(const struct measured_full *full, const struct doorbell_queue_view *queue, uint32_t *first)
 {
 	int32_t *codes = (int32_t *)(uintptr_t)full->codes;
 	uint32_t slot, at;
 	uint64_t start_ns;
 
-	codes[0] = doorbell_reserve(queue, 1, 0, first);
+	codes[0] = doorbell_device_reserve(queue, 1, 0, first);
 	for (at = 1; at < queue->capacity && codes[0] == DOORBELL_OK; at++)
-		codes[0] = doorbell_reserve(queue, 1, 0, &slot);
+		codes[0] = doorbell_device_reserve(queue, 1, 0, &slot);
 	start_ns = dbl_now_ns();
-	codes[1] = doorbell_reserve(queue, 1, full->bound_ns, &slot);
+	codes[1] = doorbell_device_reserve(queue, 1, full->bound_ns, &slot);
 	*(uint64_t *)(uintptr_t)full->took_ns = dbl_now_ns() - start_ns;
-	codes[2] = doorbell_put(queue, 0, 0, 8, 0, 0, 0, NULL);
+	codes[2] = doorbell_device_put(queue, measured_local(0, 0, 8), measured_remote(0, 0, 8), 0, NULL);
 }
 
-DBL_DEVICE void measured_drain(const struct measured_full *full, const struct doorbell_queue *queue, uint32_t first)
+DBL_DEVICE void measured_drain(const struct measured_full *full, const struct doorbell_queue_view *queue, uint32_t first)
 {
 	int32_t *codes = (int32_t *)(uintptr_t)full->codes;
 	uint32_t at, slot;
 
 	for (at = 0; at < queue->capacity; at++)
-		doorbell_write_nop(queue, first + at, 0);
-	codes[4] = doorbell_submit(queue, first, queue->capacity);
+		doorbell_device_write_nop(queue, first + at, 0);
+	codes[4] = doorbell_device_submit(queue, first, queue->capacity);
 	if (codes[4] == DOORBELL_OK)
-		codes[4] = doorbell_wait(queue, first + queue->capacity, MEASURED_BOUND_NS);
-	codes[5] = doorbell_reserve(queue, 1, 0, &slot);
+		codes[4] = doorbell_device_wait(queue, first + queue->capacity, MEASURED_BOUND_NS);
+	codes[5] = doorbell_device_reserve(queue, 1, 0, &slot);
 	if (codes[5] != DOORBELL_OK)
 		return;
-	doorbell_write_nop(queue, slot, 0);
-	codes[5] = doorbell_submit(queue, slot, 1);
+	doorbell_device_write_nop(queue, slot, 0);
+	codes[5] = doorbell_device_submit(queue, slot, 1);
 	if (codes[5] == DOORBELL_OK)
-		codes[5] = doorbell_wait(queue, slot + 1, MEASURED_BOUND_NS);
+		codes[5] = doorbell_device_wait(queue, slot + 1, MEASURED_BOUND_NS);
 }
 
 /* A warp or a block whose threads have each stored a word of what its trigger sends. */
@@ -319,7 +343,7 @@ struct measured_emits {
 
 /* Puts that are reserved, written, submitted and rung in queues that no NIC looks at. */
 struct measured_flood {
-	uint64_t queues; /* struct doorbell_queue for each */
+	uint64_t queues; /* struct doorbell_queue_view for each */
 	uint64_t codes;  /* int32_t for each thread */
 	uint32_t queue_count;
 	uint32_t count; /* of each thread */
@@ -327,13 +351,13 @@ struct measured_flood {
 	uint32_t threads; /* of a block */
 };
 
-DBL_DEVICE int measured_flooded(const struct measured_flood *flood, const struct doorbell_queue *queue)
+DBL_DEVICE int measured_flooded(const struct measured_flood *flood, const struct doorbell_queue_view *queue)
 {
 	uint32_t at;
 	int code = DOORBELL_OK;
 
 	for (at = 0; at < flood->count && code == DOORBELL_OK; at++)
-		code = doorbell_put(queue, 64 + at, 1, 8, 64 + at, 2, 0, NULL);
+		code = doorbell_device_put(queue, measured_local(64 + at, 1, 8), measured_remote(64 + at, 2, 8), 0, NULL);
 	return code;
 }
 

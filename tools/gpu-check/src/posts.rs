@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use doorbell::{
-    Access, CudaContext, CudaStream, Device, Endpoint, EndpointConfig, Executor, KernelQueue,
+    Access, CudaContext, CudaStream, Device, DeviceQueue, Endpoint, EndpointConfig, Executor,
     ProtectionDomain, Region,
 };
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ const EWORK: i32 = -19;
 /// Queues of a GPU, with their peers.
 struct PeeredQueues {
     // In the order in which they may go.
-    queues: Vec<KernelQueue>,
+    queues: Vec<DeviceQueue>,
     ends: Vec<(Endpoint, Option<Endpoint>)>,
     views: doorbell::DeviceBuffer,
 }
@@ -37,7 +37,7 @@ impl PeeredQueues {
             let mut b = Endpoint::new(domain, &config)?;
             a.connect(&b.address())?;
             b.connect(&a.address())?;
-            let queue = KernelQueue::on_gpu(context, &mut a)?;
+            let queue = DeviceQueue::on_gpu(context, &mut a)?;
             views.extend(queue.view().to_bytes());
             queues.push(queue);
             ends.push((a, Some(b)));

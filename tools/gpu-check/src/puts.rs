@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use doorbell::{
-    Access, CudaContext, CudaStream, Device, DeviceBuffer, Endpoint, EndpointConfig, Error,
-    Executor, KernelQueue, QueueKind, Region, RemoteSlice, Work,
+    Access, CudaContext, CudaStream, Device, DeviceBuffer, DeviceQueue, Endpoint, EndpointConfig,
+    Error, Executor, QueueKind, Region, RemoteSlice, Work,
 };
 use serde_json::{Value, json};
 
@@ -150,14 +150,14 @@ fn put(
         local.write(8 + 8 * u64::from(thread), &value.to_ne_bytes())?;
     }
     let mut ends: Vec<(Endpoint, Endpoint)> = Vec::new();
-    let mut queues: Vec<KernelQueue> = Vec::new();
+    let mut queues: Vec<DeviceQueue> = Vec::new();
     let mut views: Vec<u8> = Vec::new();
     for _ in 0..queue_count {
         let mut a = Endpoint::new(&domain, &config())?;
         let mut b = Endpoint::new(&domain, &config())?;
         a.connect(&b.address())?;
         b.connect(&a.address())?;
-        let queue = KernelQueue::on_gpu(context, &mut a)?;
+        let queue = DeviceQueue::on_gpu(context, &mut a)?;
         views.extend(queue.view().to_bytes());
         queues.push(queue);
         ends.push((a, b));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use doorbell::__private::{Attachments, Outcome, Owner, Submission};
-use doorbell::{CudaStream, Executor, KernelStream};
+use doorbell::{CudaStream, Executor, TriggerStream};
 use doorbell_wire::bytecode::{Fence, Program, Role, Target, TargetId, Targets};
 use serde_json::{Value, json};
 
@@ -121,7 +121,7 @@ pub fn trigger_to_doorbell(short: bool) -> Result<Value> {
         attachments: Attachments::default(),
         is_discarded: AtomicBool::new(false),
     });
-    let kernels = KernelStream::new(&gpu.context, "doorbells")?;
+    let kernels = TriggerStream::new(&gpu.context, "doorbells")?;
     let mut triggers = Vec::new();
     for number in 0..turns * u64::from(rounds) {
         let round = number % u64::from(rounds) + 1;

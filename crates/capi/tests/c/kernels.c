@@ -21,13 +21,13 @@ static void everywhere(struct rig *rig)
 	doorbell_stream *stream = rig->stream;
 	doorbell_trigger trigger;
 
-	FAILS(DOORBELL_EINVAL, "UTF-8", doorbell_stream_create_kernel("\xff", &stream));
+	FAILS(DOORBELL_EINVAL, "UTF-8", doorbell_stream_create_trigger("\xff", &stream));
 	EXPECT(stream == NULL);
-	FAILS(DOORBELL_EINVAL, "`stream`", doorbell_stream_create_kernel(NULL, NULL));
-	FAILS(DOORBELL_ESTATE, "not a kernel stream", doorbell_stream_take_trigger(rig->stream, &trigger));
+	FAILS(DOORBELL_EINVAL, "`stream`", doorbell_stream_create_trigger(NULL, NULL));
+	FAILS(DOORBELL_ESTATE, "not a trigger stream", doorbell_stream_take_trigger(rig->stream, &trigger));
 	FAILS(DOORBELL_EINVAL, "`trigger`", doorbell_stream_take_trigger(rig->stream, NULL));
 	FAILS(DOORBELL_EINVAL, "`stream`", doorbell_stream_take_trigger(NULL, &trigger));
-	FAILS(DOORBELL_ESTATE, "not a kernel stream", doorbell_stream_discard_triggers(rig->stream));
+	FAILS(DOORBELL_ESTATE, "not a trigger stream", doorbell_stream_discard_triggers(rig->stream));
 }
 
 /* Has a kernel execute it: doorbell_step(trigger, work_ns, timeout_ns, code). */
@@ -88,7 +88,7 @@ static void note(void *argument)
 	(void)argument;
 }
 
-/* Ends of a kernel stream, and the codes that kernels get. */
+/* Ends of a trigger stream, and the codes that kernels get. */
 static void ends(const struct driver *driver, const struct kernel *kernel, struct rig *rig)
 {
 	doorbell_trigger trigger;
@@ -99,10 +99,10 @@ static void ends(const struct driver *driver, const struct kernel *kernel, struc
 	int status = 1;
 
 	/* A wait that misses its deadline is one code of the kernel, and the stream goes on. */
-	WORKS(doorbell_stream_create_kernel("of the test", &stream));
+	WORKS(doorbell_stream_create_trigger("of the test", &stream));
 	WORKS(doorbell_stream_status_word(stream, &word));
 	EXPECT(word != 0);
-	FAILS(DOORBELL_ESTATE, "kernel stream", doorbell_stream_launch(stream, note, NULL));
+	FAILS(DOORBELL_ESTATE, "trigger stream", doorbell_stream_launch(stream, note, NULL));
 	WORKS(doorbell_post_recv(rig->b, 7, &(doorbell_slice){rig->region, 0, 8}, 1, NULL));
 	WORKS(doorbell_stream_wait_cq(stream, rig->b, DOORBELL_QUEUE_RECV, 50, &waited));
 	GIVES(1, doorbell_stream_take_trigger(stream, &trigger));
@@ -126,7 +126,7 @@ static void ends(const struct driver *driver, const struct kernel *kernel, struc
 	WORKS(doorbell_stream_destroy(stream));
 
 	/* What is given up. */
-	WORKS(doorbell_stream_create_kernel(NULL, &stream));
+	WORKS(doorbell_stream_create_trigger(NULL, &stream));
 	WORKS(doorbell_stream_write_value32(stream, rig->region, 8192, 9, &waited));
 	GIVES(1, doorbell_stream_take_trigger(stream, &trigger));
 	WORKS(doorbell_stream_discard_triggers(stream));
@@ -150,11 +150,11 @@ static int with_the_feature(struct rig *rig)
 
 	if (!driver_load(&driver))
 		return 0;
-	FAILS(DOORBELL_ESTATE, "context", doorbell_stream_create_kernel(NULL, &stream));
+	FAILS(DOORBELL_ESTATE, "context", doorbell_stream_create_trigger(NULL, &stream));
 	DRIVER(driver.device_get(&device, 0));
 	DRIVER(driver.ctx_retain(&context, device));
 	DRIVER(driver.ctx_set(context));
-	WORKS(doorbell_stream_create_kernel(NULL, &stream));
+	WORKS(doorbell_stream_create_trigger(NULL, &stream));
 	WORKS(doorbell_stream_destroy(stream));
 	EXPECT(doorbell_endpoint_path(rig->a, &control, NULL, 0) > 0);
 	if (!WITH_KERNEL || control == DOORBELL_CONTROL_SYNC) {
@@ -170,7 +170,7 @@ static int with_the_feature(struct rig *rig)
 	/* CU_STREAM_NON_BLOCKING */
 	DRIVER(driver.stream_create(&kernel.stream, 1));
 	DRIVER(driver.alloc(&kernel.code, 8));
-	WORKS(doorbell_stream_create_kernel("of the test", &stream));
+	WORKS(doorbell_stream_create_trigger("of the test", &stream));
 	for (value = 1; value < 100; value++)
 		transfers(&driver, &kernel, rig, stream, value);
 	WORKS(doorbell_stream_destroy(stream));
@@ -191,7 +191,7 @@ int main(void)
 	if (WITH_CUDA)
 		ran = with_the_feature(&rig);
 	else
-		FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_stream_create_kernel(NULL, &stream));
+		FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_stream_create_trigger(NULL, &stream));
 	rig_end(&rig);
 	if (ran)
 		puts("done");

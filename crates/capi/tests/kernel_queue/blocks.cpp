@@ -70,7 +70,7 @@ static uint64_t *here(uint64_t address)
  * request and what is to be sent, and writes what was brought. That all threads wrote those before, and read this after, is what the calls
  * are to see to.
  */
-void freed(const struct doorbell_queue *lent, uint32_t from, uint32_t upto)
+void freed(const struct doorbell_queue_view *lent, uint32_t from, uint32_t upto)
 {
 	for (uint32_t slot = from; slot != upto; slot++) {
 		uint64_t wqe[DBL_WQEBB_BYTES / 8];
@@ -85,13 +85,13 @@ void freed(const struct doorbell_queue *lent, uint32_t from, uint32_t upto)
 		CHECK((dbl_be32(first) >> 8 & 0xffff) == (slot & 0xffff));
 		memcpy(&len_bytes, data, sizeof(len_bytes));
 		len_bytes = dbl_be32(len_bytes);
-		/* mlx5dv.h: MLX5_INLINE_SEG */
-		if (opcode == DBL_OPCODE_NOP || len_bytes >> 31 != 0)
+		/* mlx5dv.h: MLX5_INLINE_SEG. And what no one reads. */
+		if (opcode == DBL_OPCODE_NOP || len_bytes >> 31 != 0 || dbl_be64(data[1]) == lent->sink)
 			continue;
 		volatile uint64_t *word = here(dbl_be64(data[1]));
 		for (uint32_t at = 0; at < len_bytes / 8; at++) {
 			const uint64_t value = word[at];
-			if (opcode != DBL_OPCODE_RDMA_WRITE)
+			if (is_add || opcode == DBL_OPCODE_RDMA_READ)
 				word[at] = value;
 		}
 		if (notes.empty())
@@ -105,7 +105,7 @@ void freed(const struct doorbell_queue *lent, uint32_t from, uint32_t upto)
 }
 
 /* By the holder of the doorbell lock. */
-void rang(const struct doorbell_queue *lent)
+void rang(const struct doorbell_queue_view *lent)
 {
 	const uint32_t now = dbl_load_dword(&dbl_queue_state(lent)->rung);
 
@@ -169,9 +169,9 @@ static void nearly_wrap()
 	if (control == DOORBELL_CONTROL_DIRECT)
 		begin_at(0xffff0000);
 	for (left = 65536 - 500; left != 0; left--) {
-		CHECK(doorbell_reserve(&queue, 1, BOUND, &slot) == 0);
-		doorbell_write_nop(&queue, slot, 0);
-		CHECK(doorbell_submit(&queue, slot, 1) == 0);
+		CHECK(doorbell_device_reserve(&queue, 1, BOUND, &slot) == 0);
+		doorbell_device_write_nop(&queue, slot, 0);
+		CHECK(doorbell_device_submit(&queue, slot, 1) == 0);
 	}
 }
 
@@ -184,7 +184,7 @@ static void load(uint32_t block_count, blocks_index shape, uint32_t rounds, uint
 	set_up(16ull * work.operations, 8ull * work.operations + 8);
 	nearly_wrap();
 	const uint32_t begin = dbl_queue_state(&queue)->reserved;
-	CHECK(doorbell_wait(&queue, begin, BOUND) == 0);
+	CHECK(doorbell_device_wait(&queue, begin, BOUND) == 0);
 	std::vector<outcome> outcomes(work.operations);
 	work.outcomes = outcomes.data();
 	notes.assign(work.operations, note());
@@ -194,7 +194,7 @@ static void load(uint32_t block_count, blocks_index shape, uint32_t rounds, uint
 	const uint32_t end = dbl_queue_state(&queue)->reserved;
 	CHECK(end - begin > 500 && (end & 0xffff) < (begin & 0xffff));
 	CHECK(control == DOORBELL_CONTROL_PROXY || end < begin);
-	CHECK(doorbell_wait(&queue, end, BOUND) == 0);
+	CHECK(doorbell_device_wait(&queue, end, BOUND) == 0);
 	check_puts(block_count);
 	/* One doorbell for each group. */
 	if (groups == 1 && control == DOORBELL_CONTROL_DIRECT)
@@ -256,6 +256,39 @@ static void put_signal_and_get()
 	}
 }
 
+/* Each operation of a warp and of a block, in each round once: the peer's receives, its counter and the slots tell how many were made. */
+static void scopes()
+{
+	const blocks_index shapes[] = {{48, 1, 1}, {8, 4, 2}};
+	const uint32_t block_count = 2;
+
+	for (const blocks_index &shape : shapes) {
+		for (const bool by_warps : {true, false}) {
+			const uint32_t threads = threads_of(shape), teams = block_count * (by_warps ? (threads + LANES - 1) / LANES : 1);
+			work.threads = threads;
+			work.rounds = 6;
+			work.by_warps = by_warps;
+			work.operations = teams * work.rounds;
+			set_up(64 + (8ull * threads + 64) * teams, 64 + (8ull * threads + 64) * teams);
+			for (uint32_t receive = 0; receive < work.operations; receive++)
+				CHECK(doorbell_post_recv(ends[1], receive, NULL, 0, NULL) == 0);
+			launch(SCOPES, block_count, shape);
+			const uint64_t *const target = (const uint64_t *)doorbell_region_pointer(remote_region);
+			CHECK(target[0] == work.operations);
+			/* put, put_signal (two), signal, get, put_imm, fetch_add, put_inline */
+			CHECK(dbl_queue_state(&queue)->reserved == 8 * work.operations);
+			std::vector<uint8_t> seen(work.rounds * 64);
+			for (uint32_t receive = 0; receive < work.operations; receive++) {
+				doorbell_completion completion;
+				CHECK(doorbell_wait_cq(ends[1], DOORBELL_QUEUE_RECV, 20000, &completion) == 0);
+				CHECK(completion.imm < seen.size() && completion.imm % 64 < teams && !seen[completion.imm]);
+				seen[completion.imm] = 1;
+			}
+			tear_down();
+		}
+	}
+}
+
 /* A lane that is late, for it waits for what another warp has sent, keeps no slots from going out. */
 static void late_lane()
 {
@@ -288,6 +321,18 @@ static void expect_codes(kernel what, uint32_t mask, int code)
 	}
 }
 
+/* One put by all of them together: it takes one slot. */
+static void expect_together(uint32_t mask, uint64_t timeout_ns, int code)
+{
+	const uint32_t before = dbl_queue_state(&queue)->reserved, slots = code == DOORBELL_OK ? 1 : 0;
+
+	work.timeout_ns = timeout_ns;
+	expect_codes(ONE_PUT_TOGETHER, mask, code);
+	for (uint32_t lane = 0; lane < LANES; lane++)
+		CHECK(outcomes_of_one[lane].upto == ((mask >> lane & 1) != 0 && code == DOORBELL_OK ? before + 1 : 77));
+	CHECK(dbl_queue_state(&queue)->reserved == before + slots);
+}
+
 /* One put by each of them. */
 static void expect_one(uint32_t mask, uint64_t timeout_ns, int code)
 {
@@ -318,6 +363,10 @@ static void too_many_lanes()
 {
 	set_up(4096, 4096);
 	CHECK(queue.capacity == 16);
+	/* One for all has room. */
+	expect_together(0xffffffff, BOUND, DOORBELL_OK);
+	expect_together(0x80000001, BOUND, DOORBELL_OK);
+	expect_together(0x00010000, BOUND, DOORBELL_OK);
 	expect_one(0xffffffff, BOUND, DOORBELL_ERANGE);
 	expect_one(0x8421ffff, BOUND, DOORBELL_ERANGE);
 	expect_one(0xffff0000, BOUND, DOORBELL_OK);
@@ -349,6 +398,7 @@ static void full_and_aborted()
 	const uint64_t since_ns = dbl_now_ns();
 	expect_one(0x80000000, SECOND / 10, DOORBELL_EFULL);
 	CHECK(dbl_now_ns() - since_ns >= SECOND / 10);
+	expect_together(0xf0f0f0f0, 0, DOORBELL_EFULL);
 	expect_block(DOORBELL_EFULL, DOORBELL_ETIMEOUT);
 	/* And an abort, while they wait for room. */
 	CHECK(pthread_create(&aborting, NULL, abort_soon, NULL) == 0);
@@ -356,6 +406,7 @@ static void full_and_aborted()
 	CHECK(pthread_join(aborting, NULL) == 0);
 	CHECK(dbl_now_ns() - since_ns < BOUND - BOUND / 8);
 	expect_one(0xffffffff, BOUND, DOORBELL_EWORK);
+	expect_together(0xffffffff, BOUND, DOORBELL_EWORK);
 	expect_block(DOORBELL_EWORK, DOORBELL_EWORK);
 	CHECK(doorbell_endpoint_create(domain, &patient, &ends[1]) == 0);
 	recover();
@@ -369,7 +420,7 @@ static void failed()
 	set_up(4096, 4096);
 	remote.rkey ^= 0x5500;
 	expect_one(0x00ff0000, BOUND, DOORBELL_OK);
-	CHECK(doorbell_wait(&queue, outcomes_of_one[16].upto, BOUND) == DOORBELL_EWORK);
+	CHECK(doorbell_device_wait(&queue, outcomes_of_one[16].upto, BOUND) == DOORBELL_EWORK);
 	expect_one(0x00ff0000, BOUND, DOORBELL_EWORK);
 	expect_one(0xffffffff, 0, DOORBELL_EWORK);
 	recover();
@@ -440,7 +491,7 @@ static void *answer(void *)
 			CHECK(work.data[thread] == word_of(round * work.threads + thread));
 			work.replies[thread] = ~work.data[thread];
 		}
-		doorbell_kernel_write_value32(&answered, round + 1);
+		doorbell_device_write_value32(&answered, round + 1);
 	}
 	return NULL;
 }
@@ -554,6 +605,7 @@ static const struct {
 	{"a_warp", a_warp},
 	{"groups_of_a_warp", groups_of_a_warp},
 	{"warps_and_blocks", warps_and_blocks},
+	{"scopes", scopes},
 	{"late_lane", late_lane},
 	{"put_signal_and_get", put_signal_and_get},
 	{"too_many_lanes", too_many_lanes},

@@ -6,6 +6,16 @@ static inline uint32_t thread_of_block()
 	return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
 }
 
+static doorbell_local here_at(const job *job, uint64_t offset, uint64_t len_bytes)
+{
+	return doorbell_device_local_at(job->local, offset, len_bytes);
+}
+
+static doorbell_remote there_at(const job *job, uint64_t offset, uint64_t len_bytes)
+{
+	return doorbell_device_remote_at(job->remote, offset, len_bytes);
+}
+
 /* Each lane's operation at its own place; of up to three groups of a warp at once. With `groups` 1 of one group alone, and round by round. */
 __global__ void puts(const job *job)
 {
@@ -13,8 +23,6 @@ __global__ void puts(const job *job)
 
 	for (uint32_t round = 0; round < job->rounds; round++) {
 		const uint32_t group = group_of(round, lane), operation = operation_of(job, blockIdx.x, thread, round);
-		const doorbell_remote remote = job->remote;
-		const doorbell_sge local = job->local;
 		uint32_t upto = 0, slot;
 		int code;
 
@@ -25,23 +33,23 @@ __global__ void puts(const job *job)
 		const uint32_t lanes = mask_of(job, warp, round, group), count = __popc(lanes), rank = dbl_rank(lanes);
 		if (!adds(round)) {
 			job->source[operation] = word_of(operation);
-			code = doorbell_put_warp(&job->queue, lanes, local.addr + 8 * operation, local.lkey, 8,
-						 remote.addr + 8 * operation, remote.rkey, BOUND, &upto);
+			code = doorbell_device_put_lanes(&job->queue, lanes, here_at(job, 8 * operation, 8), there_at(job, 8 * operation, 8), BOUND,
+							 &upto);
 		} else {
-			code = doorbell_reserve_warp(&job->queue, lanes, BOUND, &slot);
+			code = doorbell_device_reserve_lanes(&job->queue, lanes, BOUND, &slot);
 			EXPECT(code == DOORBELL_OK);
-			doorbell_write_add(&job->queue, slot, rank + 1 < count ? (uint32_t)DOORBELL_WORK_UNSIGNALED : 0u,
-					   local.addr + 8 * (job->operations + operation), local.lkey,
-					   remote.addr + 8 * job->operations, remote.rkey, 1);
+			EXPECT(doorbell_device_write_fetch_add(&job->queue, slot, rank + 1 < count ? (uint32_t)DOORBELL_WORK_UNSIGNALED : 0u,
+							       here_at(job, 8 * (job->operations + operation), 8),
+							       there_at(job, 8 * job->operations, 8), 1) == DOORBELL_OK);
 			upto = slot - rank + count;
-			code = doorbell_submit_warp(&job->queue, lanes, slot);
+			code = doorbell_device_submit_lanes(&job->queue, lanes, slot);
 		}
 		EXPECT(code == DOORBELL_OK);
 		job->outcomes[operation].code = code;
 		job->outcomes[operation].upto = upto;
 		/* Some wait for theirs, and find it. */
 		if ((round * 31 + thread * 7) % 61 == 0) {
-			EXPECT(doorbell_wait(&job->queue, upto, BOUND) == DOORBELL_OK);
+			EXPECT(doorbell_device_wait(&job->queue, upto, BOUND) == DOORBELL_OK);
 			EXPECT(adds(round) || job->target[operation] == word_of(operation));
 		}
 	}
@@ -53,8 +61,18 @@ __global__ void one_put(const job *job)
 	outcome *outcome = &job->outcomes[thread_of_block()];
 
 	if (job->mask >> dbl_lane() & 1)
-		outcome->code = doorbell_put_warp(&job->queue, job->mask, job->local.addr, job->local.lkey, 8, job->remote.addr,
-						  job->remote.rkey, job->timeout_ns, &outcome->upto);
+		outcome->code = doorbell_device_put_lanes(&job->queue, job->mask, here_at(job, 0, 8), there_at(job, 0, 8), job->timeout_ns,
+							  &outcome->upto);
+}
+
+/* One put of 8 bytes by all lanes of `mask` together. */
+__global__ void one_put_together(const job *job)
+{
+	outcome *outcome = &job->outcomes[thread_of_block()];
+
+	if (job->mask >> dbl_lane() & 1)
+		outcome->code = doorbell_device_put_warp(&job->queue, job->mask, here_at(job, 0, 8), there_at(job, 0, 8), job->timeout_ns,
+							 &outcome->upto);
 }
 
 /* The block's put with a signal, and its wait for all that was posted before: the two codes of each thread. */
@@ -64,16 +82,18 @@ __global__ void one_signal(const job *job)
 	const uint32_t posted = dbl_load_dword(&dbl_queue_state(&job->queue)->reserved);
 	uint32_t upto = 77;
 
-	outcome->code = doorbell_put_signal_block(&job->queue, job->local.addr, job->local.lkey, 8, job->remote.addr, job->remote.rkey,
-						  job->remote.addr + 8, job->remote.rkey, 1, job->timeout_ns, &upto);
+	outcome->code = doorbell_device_put_signal_block(&job->queue, here_at(job, 0, 8), there_at(job, 0, 8), there_at(job, 8, 8),
+							 DOORBELL_SIGNAL_SET, 1, job->timeout_ns, &upto);
 	EXPECT((upto == 77) == (outcome->code != DOORBELL_OK));
-	outcome->upto = (uint32_t)doorbell_wait_block(&job->queue, posted, job->timeout_ns);
+	outcome->upto = (uint32_t)doorbell_device_wait_block(&job->queue, posted, job->timeout_ns);
+	/* All were posted, and by no other thread. */
+	EXPECT(doorbell_device_quiet_block(&job->queue, job->timeout_ns) == (int)outcome->upto);
+	EXPECT(doorbell_device_flush_block(&job->queue, job->timeout_ns) == (int)outcome->upto);
 }
 
 /* What was put before fails once the lanes of `mask` have their slots, and before they submit them. */
 __global__ void failure_between(const job *job)
 {
-	const doorbell_sge local = job->local;
 	uint32_t upto = 0, slot;
 
 	if ((job->mask >> dbl_lane() & 1) == 0)
@@ -81,45 +101,46 @@ __global__ void failure_between(const job *job)
 	/* Not as its first lane does, which submits for all: another finds it. */
 	const bool finds = dbl_rank(job->mask) == 1;
 	if (finds)
-		EXPECT(doorbell_put(&job->queue, local.addr, local.lkey, 8, job->remote.addr, job->remote.rkey, BOUND, &upto) ==
-		       DOORBELL_OK);
-	EXPECT(doorbell_reserve_warp(&job->queue, job->mask, BOUND, &slot) == DOORBELL_OK);
-	doorbell_write_nop(&job->queue, slot, 0);
+		EXPECT(doorbell_device_put(&job->queue, here_at(job, 0, 8), there_at(job, 0, 8), BOUND, &upto) == DOORBELL_OK);
+	EXPECT(doorbell_device_reserve_lanes(&job->queue, job->mask, BOUND, &slot) == DOORBELL_OK);
+	doorbell_device_write_nop(&job->queue, slot, 0);
 	if (finds)
-		EXPECT(doorbell_wait(&job->queue, upto, BOUND) == DOORBELL_EWORK);
-	job->outcomes[thread_of_block()].code = doorbell_submit_warp(&job->queue, job->mask, slot);
+		EXPECT(doorbell_device_wait(&job->queue, upto, BOUND) == DOORBELL_EWORK);
+	job->outcomes[thread_of_block()].code = doorbell_device_submit_lanes(&job->queue, job->mask, slot);
 }
 
 /* The put of one lane of `mask` is longer than any NIC sends. */
 __global__ void one_too_long(const job *job)
 {
-	const uint32_t len_bytes = dbl_rank(job->mask) == 1 ? DOORBELL_MESSAGE_BYTES_MAX + 1 : 8;
+	doorbell_local local = here_at(job, 0, 8);
+	doorbell_remote remote = there_at(job, 0, 8);
 
+	if (dbl_rank(job->mask) == 1)
+		local.len_bytes = remote.len_bytes = DOORBELL_MESSAGE_BYTES_MAX + 1;
 	if (job->mask >> dbl_lane() & 1)
 		job->outcomes[thread_of_block()].code =
-			doorbell_put_warp(&job->queue, job->mask, job->local.addr, job->local.lkey, len_bytes, job->remote.addr,
-					  job->remote.rkey, job->timeout_ns, nullptr);
+			doorbell_device_put_lanes(&job->queue, job->mask, local, remote, job->timeout_ns, nullptr);
 }
 
 /* The last lane of the first warp comes when the second warp's put has arrived; the others are there long before. */
 __global__ void late_lane(const job *job)
 {
+	const doorbell_local local = here_at(job, 0, 8);
+	const doorbell_remote remote = there_at(job, 0, 8);
 	const uint32_t thread = thread_of_block();
 	uint32_t *flag = reinterpret_cast<uint32_t *>(job->data), upto;
 
 	if (thread < LANES) {
 		if (thread == LANES - 1)
-			EXPECT(doorbell_kernel_wait_value32(flag, DOORBELL_WAIT_GEQ, 1, BOUND, nullptr) == DOORBELL_OK);
-		EXPECT(doorbell_put_warp(&job->queue, 0xffffffff, job->local.addr, job->local.lkey, 8, job->remote.addr, job->remote.rkey,
-					 BOUND, &upto) == DOORBELL_OK);
-		EXPECT(doorbell_wait(&job->queue, upto, BOUND) == DOORBELL_OK);
+			EXPECT(doorbell_device_wait_value32(flag, DOORBELL_WAIT_GEQ, 1, BOUND, nullptr) == DOORBELL_OK);
+		EXPECT(doorbell_device_put_lanes(&job->queue, 0xffffffff, local, remote, BOUND, &upto) == DOORBELL_OK);
+		EXPECT(doorbell_device_wait(&job->queue, upto, BOUND) == DOORBELL_OK);
 	} else if (thread == LANES) {
 		usleep(50000);
-		EXPECT(doorbell_put(&job->queue, job->local.addr, job->local.lkey, 8, job->remote.addr, job->remote.rkey, BOUND, &upto) ==
-		       DOORBELL_OK);
+		EXPECT(doorbell_device_put(&job->queue, local, remote, BOUND, &upto) == DOORBELL_OK);
 		/* Which is less than the other lanes wait. */
-		EXPECT(doorbell_wait(&job->queue, upto, BOUND / 2) == DOORBELL_OK);
-		doorbell_kernel_write_value32(flag, 1);
+		EXPECT(doorbell_device_wait(&job->queue, upto, BOUND / 2) == DOORBELL_OK);
+		doorbell_device_write_value32(flag, 1);
 	}
 }
 
@@ -129,39 +150,117 @@ __global__ void late_lane(const job *job)
  */
 __global__ void put_signal_and_get(const job *job)
 {
-	__shared__ uint32_t read;
 	const uint32_t thread = thread_of_block(), other = (thread + 1) % job->threads, bytes = 8 * job->threads;
-	const uint64_t from = job->local.addr + 2 * bytes * blockIdx.x;
+	const uint64_t from = 2 * bytes * blockIdx.x;
 	uint64_t *source = job->source + 2 * job->threads * blockIdx.x;
 
 	for (uint32_t round = 0; round < job->rounds; round++) {
 		const uint32_t part = blockIdx.x * job->rounds + round;
-		const uint64_t to = job->remote.addr + (uint64_t)bytes * part;
+		const doorbell_remote to = there_at(job, (uint64_t)bytes * part, bytes);
 		/* Further than any lane gets. */
-		uint32_t upto = 1u << 30;
+		uint32_t upto = 1u << 30, read = 0;
 
 		source[thread] = word_of(part * job->threads + thread);
-		EXPECT(doorbell_put_signal_block(&job->queue, from, job->local.lkey, bytes, to, job->remote.rkey,
-						 job->remote.addr + 8 * (job->operations + part), job->remote.rkey,
-						 word_of(part), BOUND, &upto) == DOORBELL_OK);
-		EXPECT(doorbell_wait_block(&job->queue, upto, BOUND) == DOORBELL_OK);
+		EXPECT(doorbell_device_put_signal_block(&job->queue, here_at(job, from, bytes), to, there_at(job, 8 * (job->operations + part), 8),
+							DOORBELL_SIGNAL_SET, word_of(part), BOUND, &upto) == DOORBELL_OK);
+		EXPECT(doorbell_device_wait_block(&job->queue, upto, BOUND) == DOORBELL_OK);
 		/* One after the other, with codes that differ: no completion has got that far. */
-		EXPECT(doorbell_wait_block(&job->queue, upto + (1u << 30), 0) == DOORBELL_ETIMEOUT);
-		EXPECT(doorbell_wait_block(&job->queue, upto, BOUND) == DOORBELL_OK);
-		if (thread == 0)
-			EXPECT(doorbell_get(&job->queue, from + bytes, job->local.lkey, bytes, to, job->remote.rkey, BOUND, &read) ==
-			       DOORBELL_OK);
-		__syncthreads();
-		EXPECT(doorbell_wait_block(&job->queue, read, BOUND) == DOORBELL_OK);
+		EXPECT(doorbell_device_wait_block(&job->queue, upto + (1u << 30), 0) == DOORBELL_ETIMEOUT);
+		EXPECT(doorbell_device_wait_block(&job->queue, upto, BOUND) == DOORBELL_OK);
+		EXPECT(doorbell_device_get_block(&job->queue, here_at(job, from + bytes, bytes), to, BOUND, &read) == DOORBELL_OK);
+		EXPECT(doorbell_device_wait_block(&job->queue, read, BOUND) == DOORBELL_OK);
 		EXPECT(source[job->threads + other] == word_of(part * job->threads + other));
 	}
+}
+
+/*
+ * Each operation by a warp, or by a block: it is made once, and carries what all its threads have stored before. Team t has a part of
+ * both memories, of 8 bytes a thread and four words; all teams add to the counter at the beginning of the remote memory.
+ */
+template <bool BY_WARP> static void scopes_of(const job *job)
+{
+	const uint32_t thread = thread_of_block(), size = BY_WARP ? lanes_of(job, thread / LANES) : job->threads;
+	const uint32_t lanes = BY_WARP ? (uint32_t)((1ull << size) - 1) : 0, member = BY_WARP ? thread % LANES : thread;
+	const uint32_t teams = BY_WARP ? (job->threads + LANES - 1) / LANES : 1, team = blockIdx.x * teams + (BY_WARP ? thread / LANES : 0);
+	const uint32_t other = (member + 1) % size, stride = 8 * job->threads + 64, bytes = 8 * size;
+	const uint64_t part = 64 + (uint64_t)stride * team, words = part + 8 * job->threads;
+	uint64_t *source = job->source + part / 8, *target = job->target + part / 8, *flags = job->target + words / 8;
+	const doorbell_local from = here_at(job, part, bytes), result = here_at(job, words, 8);
+	const doorbell_remote to = there_at(job, part, bytes), counter = there_at(job, 0, 8);
+	const auto meet = [&]() {
+		if (BY_WARP)
+			__syncwarp(lanes);
+		else
+			__syncthreads();
+	};
+/* The call of either scope. */
+#define TOGETHER(name, ...) \
+	(BY_WARP ? doorbell_device_##name##_warp(WITH_QUEUE_##name lanes, __VA_ARGS__) : doorbell_device_##name##_block(WITH_QUEUE_##name __VA_ARGS__))
+#define WITH_QUEUE_put &job->queue,
+#define WITH_QUEUE_put_imm &job->queue,
+#define WITH_QUEUE_put_inline &job->queue,
+#define WITH_QUEUE_get &job->queue,
+#define WITH_QUEUE_fetch_add &job->queue,
+#define WITH_QUEUE_signal &job->queue,
+#define WITH_QUEUE_put_signal &job->queue,
+#define WITH_QUEUE_wait &job->queue,
+#define WITH_QUEUE_quiet &job->queue,
+#define WITH_QUEUE_flush &job->queue,
+#define WITH_QUEUE_wait_value32
+#define WITH_QUEUE_signal_wait_until
+
+	for (uint32_t round = 0; round < job->rounds; round++) {
+		const uint64_t tag = word_of(round * 64 + team);
+		uint32_t upto = 0;
+
+		source[member] = tag + member;
+		EXPECT(TOGETHER(put, from, to, BOUND, &upto) == DOORBELL_OK);
+		EXPECT(TOGETHER(wait, upto, BOUND) == DOORBELL_OK);
+		EXPECT(target[other] == tag + other);
+		meet();
+		source[member] = ~tag + member;
+		EXPECT(TOGETHER(put_signal, from, to, there_at(job, words, 8), DOORBELL_SIGNAL_ADD, 1, BOUND, &upto) == DOORBELL_OK);
+		EXPECT(TOGETHER(signal_wait_until, &flags[0], DOORBELL_CMP_EQ, round + 1, BOUND, nullptr) == DOORBELL_OK);
+		EXPECT(target[other] == ~tag + other);
+		EXPECT(TOGETHER(quiet, BOUND) == DOORBELL_OK);
+		EXPECT(TOGETHER(signal, there_at(job, words + 8, 8), DOORBELL_SIGNAL_SET, round + 1, BOUND, nullptr) == DOORBELL_OK);
+		EXPECT(TOGETHER(wait_value32, reinterpret_cast<uint32_t *>(&flags[1]), DOORBELL_WAIT_GEQ, round + 1, BOUND, nullptr) == DOORBELL_OK);
+		EXPECT(TOGETHER(signal_wait_until, &flags[1], DOORBELL_CMP_GT, round + 1, 0, nullptr) == DOORBELL_ETIMEOUT);
+		source[member] = 0;
+		EXPECT(TOGETHER(get, from, to, BOUND, &upto) == DOORBELL_OK);
+		EXPECT(TOGETHER(flush, BOUND) == DOORBELL_OK);
+		EXPECT(source[other] == ~tag + other);
+		meet();
+		source[member] = tag - member;
+		EXPECT(TOGETHER(put_imm, from, to, round * 64 + team, BOUND, &upto) == DOORBELL_OK);
+		EXPECT(TOGETHER(fetch_add, result, counter, 1, BOUND, &upto) == DOORBELL_OK);
+		EXPECT(TOGETHER(wait, upto, BOUND) == DOORBELL_OK);
+		EXPECT(target[other] == tag - other);
+		EXPECT(job->source[words / 8] < job->operations);
+		/* The first thread's bytes. */
+		const uint64_t mine = tag + 7 * member;
+		EXPECT(TOGETHER(put_inline, &mine, 8, there_at(job, words + 16, 8), BOUND, &upto) == DOORBELL_OK);
+		EXPECT(TOGETHER(wait, upto, BOUND) == DOORBELL_OK);
+		EXPECT(flags[2] == tag);
+		/* A refusal is everyone's. */
+		EXPECT(TOGETHER(signal, there_at(job, words + 4, 8), DOORBELL_SIGNAL_SET, 1, BOUND, &upto) == DOORBELL_EALIGNMENT);
+		meet();
+	}
+}
+
+__global__ void scopes(const job *job)
+{
+	if (job->by_warps)
+		scopes_of<true>(job);
+	else
+		scopes_of<false>(job);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ triggers */
 
 static int execute_one(const job *job, const doorbell_trigger *trigger, uint64_t timeout_ns)
 {
-	return job->by_warps ? doorbell_trigger_warp(trigger, timeout_ns) : doorbell_trigger_block(trigger, timeout_ns);
+	return job->by_warps ? doorbell_device_trigger_warp(trigger, 0xffffffff, timeout_ns) : doorbell_device_trigger_block(trigger, timeout_ns);
 }
 
 /* One trigger, by all of them; the code of each thread. */
@@ -273,5 +372,5 @@ __global__ void own_shared(const job *job)
 /* As in enum kernel. */
 const kernel_of_block BLOCK_NAME(BLOCK)[KERNELS] = {
 	CALL(puts),	     CALL(one_put), CALL(one_signal), CALL(failure_between), CALL(late_lane),	 CALL(one_too_long),  CALL(put_signal_and_get),
-	CALL(execute),	     CALL(ping),    CALL(relay),      CALL(shuffle_alone),   CALL(warp_barrier), CALL(block_barrier), CALL(own_shared),
+	CALL(one_put_together), CALL(scopes), CALL(execute),	     CALL(ping),    CALL(relay),      CALL(shuffle_alone),   CALL(warp_barrier), CALL(block_barrier), CALL(own_shared),
 };

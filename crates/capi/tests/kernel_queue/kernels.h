@@ -6,12 +6,12 @@
 
 #include <doorbell.h>
 
-struct doorbell_queue;
+struct doorbell_queue_view;
 
 /* What the kernels call back: once in each turn of a wait, and the hooks of doorbell/queue.h. */
 void turned();
-void freed(const struct doorbell_queue *queue, uint32_t from, uint32_t upto);
-void rang(const struct doorbell_queue *queue);
+void freed(const struct doorbell_queue_view *queue, uint32_t from, uint32_t upto);
+void rang(const struct doorbell_queue_view *queue);
 
 #define DBL_HAS_BLOCKS
 #define DBL_TURN() turned()
@@ -41,8 +41,8 @@ struct outcome {
 
 /* What kernels are given, by address. Which fields, they say. */
 struct job {
-	struct doorbell_queue queue;
-	doorbell_sge local;
+	struct doorbell_queue_view queue;
+	doorbell_local local;
 	doorbell_remote remote;
 	uint64_t *source, *target; /* where the two are in this process */
 	uint32_t threads, rounds, groups, mask;
@@ -62,6 +62,8 @@ enum kernel {
 	LATE_LANE,
 	ONE_TOO_LONG,
 	PUT_SIGNAL_AND_GET,
+	ONE_PUT_TOGETHER,
+	SCOPES,
 	EXECUTE,
 	PING,
 	RELAY,

@@ -34,11 +34,22 @@ static doorbell_device *device;
 static doorbell_domain *domain;
 static doorbell_endpoint *ends[2];
 static doorbell_region *local_region, *remote_region;
-static doorbell_kernel_queue *kernel_queue;
-static struct doorbell_queue queue;
-static doorbell_sge local;
+static doorbell_device_queue *device_queue;
+static struct doorbell_queue_view queue;
+static doorbell_local local;
 static doorbell_remote remote;
 static uint32_t depth, control;
+
+/* Parts of both sides. */
+static inline doorbell_local here_at(uint64_t offset, uint64_t len_bytes)
+{
+	return doorbell_device_local_at(local, offset, len_bytes);
+}
+
+static inline doorbell_remote there_at(uint64_t offset, uint64_t len_bytes)
+{
+	return doorbell_device_remote_at(remote, offset, len_bytes);
+}
 
 static inline void connect_ends(void)
 {
@@ -55,9 +66,9 @@ static inline void lend(void)
 {
 	const doorbell_slice slice = {local_region, 0, doorbell_region_len_bytes(local_region)};
 
-	CHECK(doorbell_kernel_queue_create(ends[0], DOORBELL_KERNELS_HOST, &kernel_queue) == 0);
-	CHECK(doorbell_kernel_queue_view(kernel_queue, &queue, sizeof(queue)) == 0);
-	CHECK(doorbell_kernel_queue_sge(kernel_queue, &slice, &local) == 0);
+	CHECK(doorbell_device_queue_create(ends[0], DOORBELL_KERNELS_HOST, &device_queue) == 0);
+	CHECK(doorbell_device_queue_view(device_queue, &queue, sizeof(queue)) == 0);
+	CHECK(doorbell_device_queue_local(device_queue, &slice, &local) == 0);
 	CHECK((queue.record == 0) == (control == DOORBELL_CONTROL_PROXY));
 }
 
@@ -86,7 +97,7 @@ static inline void set_up(uint64_t local_bytes, uint64_t remote_bytes)
 
 static inline void tear_down(void)
 {
-	CHECK(doorbell_kernel_queue_destroy(kernel_queue) == 0);
+	CHECK(doorbell_device_queue_destroy(device_queue) == 0);
 	CHECK(doorbell_endpoint_destroy(ends[0]) == 0);
 	CHECK(doorbell_endpoint_destroy(ends[1]) == 0);
 	CHECK(doorbell_region_destroy(local_region) == 0);
@@ -101,16 +112,16 @@ static inline void recover(void)
 	uint32_t upto;
 	int end;
 
-	CHECK(doorbell_put(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 0, &upto) == DOORBELL_EWORK);
+	CHECK(doorbell_device_put(&queue, here_at(0, 8), there_at(0, 8), 0, &upto) == DOORBELL_EWORK);
 	CHECK(doorbell_endpoint_reset(ends[0]) == DOORBELL_ESTATE);
-	CHECK(doorbell_kernel_queue_destroy(kernel_queue) == 0);
+	CHECK(doorbell_device_queue_destroy(device_queue) == 0);
 	for (end = 0; end < 2; end++)
 		CHECK(doorbell_endpoint_reset(ends[end]) == 0);
 	CHECK(doorbell_region_remote(remote_region, &remote) == 0);
 	connect_ends();
 	lend();
-	CHECK(doorbell_put(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 0, &upto) == 0);
-	CHECK(doorbell_wait(&queue, upto, 20 * SECOND) == 0);
+	CHECK(doorbell_device_put(&queue, here_at(0, 8), there_at(0, 8), 0, &upto) == 0);
+	CHECK(doorbell_device_wait(&queue, upto, 20 * SECOND) == 0);
 }
 
 static inline void destroy_peer(void)
@@ -132,7 +143,7 @@ static inline void set_up_waiting(void)
 	int end;
 
 	set_up(4096, 4096);
-	CHECK(doorbell_kernel_queue_destroy(kernel_queue) == 0);
+	CHECK(doorbell_device_queue_destroy(device_queue) == 0);
 	CHECK(doorbell_endpoint_config_init(&patient, sizeof(patient)) == 0);
 	patient.send_depth = depth;
 	patient.control = control + 1;

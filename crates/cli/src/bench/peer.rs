@@ -12,7 +12,7 @@ use doorbell::{
     RemoteRegion, Result, StateKind, Work,
 };
 #[cfg(feature = "cuda")]
-use doorbell::{CudaStream, GraphBuilder, GraphExec, KernelQueue, stream_post_all};
+use doorbell::{CudaStream, DeviceQueue, GraphBuilder, GraphExec, stream_post_all};
 
 use super::backend::{Backend, BenchStream};
 use super::carrier::Carrier;
@@ -287,7 +287,7 @@ impl Peer {
         let to = self.remote.slice(messages.arrival_offset(), size_bytes)?;
         let remote = (to.addr(), to.rkey());
         let imm = self.announced.then_some(step as u32);
-        let put = |queue: &KernelQueue| {
+        let put = |queue: &DeviceQueue| {
             Ok(PutStep {
                 local: queue.local(&messages.leaving(size_bytes)?)?,
                 len_bytes: size_bytes as u32,

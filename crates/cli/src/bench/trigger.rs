@@ -10,8 +10,8 @@ use doorbell::__private::PutStep;
 use doorbell::Result;
 #[cfg(feature = "cuda")]
 use doorbell::{
-    CudaContext, CudaStream, DeviceBuffer, Endpoint, Error, Executor, KernelQueue, KernelStream,
-    StateKind,
+    CudaContext, CudaStream, DeviceBuffer, DeviceQueue, Endpoint, Error, Executor, StateKind,
+    TriggerStream,
 };
 
 /// What rings the doorbell of a step.
@@ -41,10 +41,10 @@ pub enum TriggerKernels {}
 
 #[cfg(feature = "cuda")]
 enum By {
-    Prepared(KernelStream),
+    Prepared(TriggerStream),
     Built {
         /// Set when the endpoint is connected.
-        queue: Option<Box<KernelQueue>>,
+        queue: Option<Box<DeviceQueue>>,
         /// Error code of the last kernel that failed.
         code: DeviceBuffer,
         /// The stream that kernels were launched on.
@@ -65,7 +65,7 @@ impl TriggerKernels {
     ) -> Result<Option<TriggerKernels>> {
         let by = match kind {
             TriggerKind::Stream => return Ok(None),
-            TriggerKind::Kernel => By::Prepared(KernelStream::new(context, "bench-kernels")?),
+            TriggerKind::Kernel => By::Prepared(TriggerStream::new(context, "bench-kernels")?),
             TriggerKind::Build => {
                 let code = context.alloc(4)?;
                 code.copy_from_host(0, &[0; 4])?;
@@ -89,7 +89,7 @@ impl TriggerKernels {
     /// Those of the library.
     pub fn connected(&mut self, endpoint: &mut Endpoint) -> Result<()> {
         if let By::Built { queue, .. } = &mut self.by {
-            *queue = Some(Box::new(KernelQueue::on_gpu(&self.context, endpoint)?));
+            *queue = Some(Box::new(DeviceQueue::on_gpu(&self.context, endpoint)?));
         }
         Ok(())
     }
@@ -103,7 +103,7 @@ impl TriggerKernels {
         &mut self,
         on: &CudaStream,
         kernel: Duration,
-        put: impl FnOnce(&KernelQueue) -> Result<PutStep>,
+        put: impl FnOnce(&DeviceQueue) -> Result<PutStep>,
         prepare: impl FnOnce(&dyn Executor) -> Result<()>,
     ) -> Result<()> {
         let kernels = match &mut self.by {

@@ -11,13 +11,13 @@ use crate::endpoint::QueueKind;
 use crate::endpoint::device_queue_state::{DeviceQueueState, SubmissionFlags};
 use crate::endpoint::shared::EndpointShared;
 use crate::nic::{QueuePairMemory, Queues};
-use crate::region::Region;
+use crate::region::{ProtectionDomain, Region};
 use crate::stream::next_id;
 use crate::{Error, Result, StateKind, WorkError};
 
 /// The send queue of an endpoint, before kernels own it and as long as they do. The endpoint gets it back by a reset.
 #[derive(Debug)]
-pub(crate) struct DeviceQueue {
+pub(crate) struct OwnedSendQueue {
     state: Arc<DeviceQueueState>,
     shared: Arc<EndpointShared>,
     has_begun: bool,
@@ -25,15 +25,15 @@ pub(crate) struct DeviceQueue {
     id: u64,
 }
 
-impl DeviceQueue {
-    /// A queue in which nothing is under way, and whose next slot has the running count `first`. Kernels own it from [`DeviceQueue::begin`] on. A `flags`
+impl OwnedSendQueue {
+    /// A queue in which nothing is under way, and whose next slot has the running count `first`. Kernels own it from [`OwnedSendQueue::begin`] on. A `flags`
     /// in the process's memory is made if the host rings, or on request.
     pub(super) fn new(
         shared: &Arc<EndpointShared>,
         first: u32,
         depth: u32,
         with_flags: bool,
-    ) -> Result<DeviceQueue> {
+    ) -> Result<OwnedSendQueue> {
         let rings = shared.doorbells().is_some();
         let Queues::Mlx5(memory) = shared.qp.queues();
         let slots = memory.sizes.send_wqebbs;
@@ -44,7 +44,7 @@ impl DeviceQueue {
         let flags = flags.transpose()?;
         let state =
             DeviceQueueState::new((slots, capacity), (first, first_completion), rings, flags)?;
-        Ok(DeviceQueue {
+        Ok(OwnedSendQueue {
             state: Arc::new(state),
             shared: Arc::clone(shared),
             has_begun: false,
@@ -57,7 +57,7 @@ impl DeviceQueue {
     /// # Errors
     /// [`Error::State`] while the endpoint is being reset.
     pub(crate) fn begin(&mut self) -> Result<()> {
-        let DeviceQueue { state, shared, .. } = self;
+        let OwnedSendQueue { state, shared, .. } = self;
         let entered = shared.enter_stream()?;
         let queue = &shared.queues[0];
         if state.host_rings() {
@@ -102,6 +102,15 @@ impl DeviceQueue {
         self.shared.qp.qpn()
     }
 
+    pub(crate) fn domain(&self) -> &ProtectionDomain {
+        &self.shared.domain
+    }
+
+    /// Whether the device has atomics.
+    pub(crate) fn has_atomics(&self) -> bool {
+        self.shared.qp.abilities().atomics
+    }
+
     /// The failure of the endpoint, if it has failed. Checks for new failures first.
     pub(crate) fn failure(&self) -> Option<WorkError> {
         self.shared.look_for_failure();
@@ -114,7 +123,7 @@ impl DeviceQueue {
         if !region.is_registered() {
             return Err(Error::state(
                 StateKind::Deregistered,
-                "name memory to a kernel queue",
+                "name memory to a device queue",
                 "the region is deregistered",
             ));
         }
@@ -126,14 +135,14 @@ impl DeviceQueue {
 /// The receive queue of an endpoint, as kernels have it. They post and collect on every control path: a receive has no doorbell but its record.
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
-pub(super) struct DeviceRecvQueue {
+pub(super) struct OwnedRecvQueue {
     state: Arc<DeviceQueueState>,
     shared: Arc<EndpointShared>,
     has_begun: bool,
 }
 
 #[cfg(feature = "cuda")]
-impl DeviceRecvQueue {
+impl OwnedRecvQueue {
     /// A queue in which nothing is under way, and whose next receive has the running count `first`.
     ///
     /// # Errors
@@ -142,14 +151,14 @@ impl DeviceRecvQueue {
         shared: &Arc<EndpointShared>,
         first: u32,
         depth: u32,
-    ) -> Result<DeviceRecvQueue> {
+    ) -> Result<OwnedRecvQueue> {
         let Queues::Mlx5(memory) = shared.qp.queues();
         let wqes = memory.sizes.recv_wqes;
         let capacity = depth.min(wqes).min(memory.sizes.cqes[1]);
         let first_completion = shared.queues[1].completion_to_hand_over()?;
         let state =
             DeviceQueueState::new((wqes, capacity), (first, first_completion), false, None)?;
-        Ok(DeviceRecvQueue {
+        Ok(OwnedRecvQueue {
             state: Arc::new(state),
             shared: Arc::clone(shared),
             has_begun: false,
@@ -174,7 +183,7 @@ impl DeviceRecvQueue {
 }
 
 #[cfg(feature = "cuda")]
-impl Drop for DeviceRecvQueue {
+impl Drop for OwnedRecvQueue {
     fn drop(&mut self) {
         if self.has_begun {
             self.shared.queues[1].end_device_ownership();
@@ -182,7 +191,7 @@ impl Drop for DeviceRecvQueue {
     }
 }
 
-impl Drop for DeviceQueue {
+impl Drop for OwnedSendQueue {
     fn drop(&mut self) {
         if !self.has_begun {
             return;

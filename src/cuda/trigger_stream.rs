@@ -26,8 +26,8 @@ const TURN_STOPPED: u64 = 1 << 63;
 /// itself for data that it receives.
 ///
 /// Operations are queued on it as on any stream ([`stream_post`](crate::stream_post), the `stream_queue_*` calls and waits of an
-/// [`Endpoint`](crate::Endpoint), [`stream_wait_value32`](crate::stream_wait_value32), events). [`KernelStream::take`] returns the queued work as a
-/// [`Trigger`], a value of 512 bytes that the application passes to its kernel, which executes it with `doorbell_trigger_thread`, `_warp` or
+/// [`Endpoint`](crate::Endpoint), [`stream_wait_value32`](crate::stream_wait_value32), events). [`TriggerStream::take`] returns the queued work as a
+/// [`Trigger`], a value of 512 bytes that the application passes to its kernel, which executes it with `doorbell_device_trigger`, `_warp` or
 /// `_block` of `include/doorbell/device.cuh`. The application launches the kernel on any stream of the same context.
 ///
 /// - Triggers of a stream are executed once each, in the order in which they were taken, by kernels of the context's device. The device functions
@@ -37,7 +37,7 @@ const TURN_STOPPED: u64 = 1 << 63;
 ///   executed and end as [`Status::Discarded`](crate::Status::Discarded), and the stream has failed: every later call reports it, and
 ///   every later trigger returns an error.
 /// - A deadline counts from the moment at which the kernel begins to execute the trigger.
-/// - **Every trigger that was taken must be executed**, or discarded by [`KernelStream::discard_taken`]. Until then its operations are in flight:
+/// - **Every trigger that was taken must be executed**, or discarded by [`TriggerStream::discard_taken`]. Until then its operations are in flight:
 ///   their endpoints cannot be [reset](crate::Endpoint::reset), and later operations of these endpoints on other streams wait.
 /// - When the last handle is dropped, triggers that were taken can still be executed, and keep what they need. Other queued work is discarded.
 /// - On the `sync` path no kernel rings: the call that posts an operation waits for the triggers that were taken, and then carries it out.
@@ -46,18 +46,18 @@ const TURN_STOPPED: u64 = 1 << 63;
 ///
 /// Clones are handles of the same stream, usable from any thread.
 #[derive(Clone)]
-pub struct KernelStream {
-    inner: Arc<KernelStreamInner>,
+pub struct TriggerStream {
+    inner: Arc<TriggerStreamInner>,
 }
 
-struct KernelStreamInner {
+struct TriggerStreamInner {
     handle: CudaStreamHandle,
     /// The turn word, in device memory, where a GPU has atomic operations. Queued work keeps it, for triggers that are executed after the last handle
     /// was dropped.
     turn: Arc<DeviceBuffer>,
 }
 
-impl Drop for KernelStreamInner {
+impl Drop for TriggerStreamInner {
     fn drop(&mut self) {
         let state = self.handle.state();
         let queue = state.queue.lock();
@@ -68,12 +68,12 @@ impl Drop for KernelStreamInner {
     }
 }
 
-impl KernelStream {
+impl TriggerStream {
     /// A stream for kernels of that context.
     ///
     /// # Errors
     /// [`Error::Cuda`]; [`Error::System`] if the watching thread cannot be started.
-    pub fn new(context: &CudaContext, name: impl Into<String>) -> Result<KernelStream> {
+    pub fn new(context: &CudaContext, name: impl Into<String>) -> Result<TriggerStream> {
         let handle = CudaStreamHandle::new(context, name.into())?;
         let turn = Arc::new(context.alloc(8)?);
         turn.copy_from_host(0, &0_u64.to_ne_bytes())?;
@@ -83,8 +83,8 @@ impl KernelStream {
         queue.is_watched = true;
         queue.kept = Some(Arc::clone(&turn));
         drop(queue);
-        Ok(KernelStream {
-            inner: Arc::new(KernelStreamInner { handle, turn }),
+        Ok(TriggerStream {
+            inner: Arc::new(TriggerStreamInner { handle, turn }),
         })
     }
 
@@ -112,7 +112,7 @@ impl KernelStream {
             return Err(Error::state(
                 StateKind::WrongKind,
                 "take a trigger",
-                "a kernel stream cannot execute this work",
+                "a trigger stream cannot execute this work",
             ));
         };
         let words = queue.batch.words(range);
@@ -181,14 +181,14 @@ impl KernelStream {
         self.inner.handle.state().count.words.status_at()
     }
 
-    /// The value of the [`KernelStream::status_word`].
+    /// The value of the [`TriggerStream::status_word`].
     #[must_use]
     pub fn status(&self) -> i32 {
         let words = &self.inner.handle.state().count.words;
         words.status().load(Ordering::Acquire)
     }
 
-    /// Sets the [`KernelStream::status_word`] to 0, so that it takes the next failure.
+    /// Sets the [`TriggerStream::status_word`] to 0, so that it takes the next failure.
     pub fn clear_status(&self) {
         let words = &self.inner.handle.state().count.words;
         words.status().store(0, Ordering::SeqCst);
@@ -207,19 +207,19 @@ impl KernelStream {
     }
 }
 
-impl fmt::Debug for KernelStream {
+impl fmt::Debug for TriggerStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KernelStream")
+        f.debug_struct("TriggerStream")
             .field("name", &self.inner.handle.state().name)
             .finish_non_exhaustive()
     }
 }
 
-impl crate::stream::SealedExecutor for KernelStream {}
+impl crate::stream::SealedExecutor for TriggerStream {}
 
 // SAFETY: kernels execute a trigger once and in order, which the turn word ensures; `settle` and `discard` take each program out
 // of `pending` before its owner is told, so it is told once; nothing else is ever in a trigger.
-unsafe impl Executor for KernelStream {
+unsafe impl Executor for TriggerStream {
     fn id(&self) -> u64 {
         self.inner.handle.state().id
     }
@@ -293,7 +293,7 @@ unsafe impl Executor for KernelStream {
             return Err(Error::state(
                 StateKind::Deadlock,
                 "stream synchronize",
-                "the trigger of the queued operations was not taken; call KernelStream::take",
+                "the trigger of the queued operations was not taken; call TriggerStream::take",
             ));
         }
         if !state.wait_until(target, deadline) {

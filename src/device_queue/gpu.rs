@@ -1,9 +1,9 @@
-//! Kernel queues whose kernels run on a GPU.
+//! Device queues whose kernels run on a GPU.
 #![allow(unsafe_code)] // promises that memory stays mapped
 
 use crate::Result;
 use crate::cuda::{CudaContext, DeviceBuffer, HostRegistration, registers_error};
-use crate::endpoint::{DeviceQueue, QueueView, fresh_marks, state_words};
+use crate::endpoint::{OwnedSendQueue, QueueView, fresh_marks, state_words};
 
 /// Bytes of `struct dbl_queue_state`, behind which the marks lie where the kernels ring.
 const STATE_BYTES: usize = 512;
@@ -19,7 +19,7 @@ pub(super) struct OnGpu {
 impl OnGpu {
     pub(super) fn new(
         context: &CudaContext,
-        queue: &DeviceQueue,
+        queue: &OwnedSendQueue,
         view: &mut QueueView,
     ) -> Result<OnGpu> {
         let mut mapped = Vec::new();
@@ -27,7 +27,7 @@ impl OnGpu {
         view.reach(queue, |address, len_bytes| {
             let is_register = registers.contains(&address);
             let keeper = is_register.then(|| queue.uar_mapping()).flatten();
-            // SAFETY: memory of the queue, which lives longer than this: `KernelQueue` drops this first.
+            // SAFETY: memory of the queue, which lives longer than this: `DeviceQueue` drops this first.
             let pinned = unsafe { HostRegistration::new_kept(context, address, len_bytes, keeper) };
             let pinned = pinned.map_err(|error| {
                 if is_register {

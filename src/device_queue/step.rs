@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::KernelQueue;
+use super::DeviceQueue;
 use crate::Result;
 use crate::cuda::CudaStream;
 
@@ -12,7 +12,7 @@ use crate::cuda::CudaStream;
 pub struct PutStep {
     /// How long the kernel works before.
     pub work: Duration,
-    /// Address and key of what is to be put, as [`KernelQueue::local`] has them.
+    /// Address and key of what is to be put, as [`DeviceQueue::local`] has them.
     pub local: (u64, u32),
     /// Bytes.
     pub len_bytes: u32,
@@ -26,9 +26,9 @@ pub struct PutStep {
     pub code: u64,
 }
 
-impl KernelQueue {
+impl DeviceQueue {
     /// Queues a kernel of one thread that works, puts and waits for the completion: an application's kernel in small. The queue is one
-    /// [of the stream's GPU](KernelQueue::on_gpu).
+    /// [of the stream's GPU](DeviceQueue::on_gpu).
     ///
     /// # Errors
     /// As [`CudaStream::spin`].

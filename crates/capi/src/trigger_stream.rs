@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::handle::get;
 use crate::stream::doorbell_stream;
 #[cfg(feature = "cuda")]
-use doorbell_rs::{CudaContext, KernelStream};
+use doorbell_rs::{CudaContext, TriggerStream};
 use doorbell_rs::{Error, StateKind};
 
 /// 64-bit words of a trigger.
@@ -40,12 +40,12 @@ impl doorbell_trigger {
     };
 }
 
-/// Makes a kernel stream.
+/// Makes a trigger stream.
 ///
 /// # Safety
 /// As the header says of pointers.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn doorbell_stream_create_kernel(
+pub unsafe extern "C" fn doorbell_stream_create_trigger(
     name: *const c_char,
     stream: *mut *mut doorbell_stream,
 ) -> c_int {
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn doorbell_stream_create_kernel(
         let (place, name) = unsafe {
             let place = out_handle(stream, "stream")?;
             let name = if name.is_null() {
-                "kernels"
+                "trigger"
             } else {
                 text(name, "name")?
             };
@@ -95,24 +95,26 @@ pub unsafe extern "C" fn doorbell_stream_discard_triggers(stream: *mut doorbell_
 }
 
 #[cold]
-fn no_kernel_stream() -> Failure {
+fn no_trigger_stream() -> Failure {
     Failure::Library(Error::state(
         StateKind::WrongKind,
         "triggers of a stream",
-        "it is not a kernel stream; doorbell_stream_create_kernel creates one",
+        "it is not a trigger stream; doorbell_stream_create_trigger creates one",
     ))
 }
 
 #[cfg(feature = "cuda")]
 fn make(name: &str) -> Result<doorbell_stream, Failure> {
     let context = CudaContext::current()?;
-    Ok(doorbell_stream::Kernel(KernelStream::new(&context, name)?))
+    Ok(doorbell_stream::Trigger(TriggerStream::new(
+        &context, name,
+    )?))
 }
 
 #[cfg(feature = "cuda")]
 fn take(stream: &doorbell_stream) -> Result<Option<doorbell_trigger>, Failure> {
-    let doorbell_stream::Kernel(kernels) = stream else {
-        return Err(no_kernel_stream());
+    let doorbell_stream::Trigger(kernels) = stream else {
+        return Err(no_trigger_stream());
     };
     Ok(kernels.take()?.map(|trigger| {
         // SAFETY: both are repr(C) with the same fields, integers: the drift test and `trigger.rs` hold both to the header.
@@ -121,11 +123,11 @@ fn take(stream: &doorbell_stream) -> Result<Option<doorbell_trigger>, Failure> {
 }
 
 /// # Safety
-/// As [`KernelStream::discard_taken`].
+/// As [`TriggerStream::discard_taken`].
 #[cfg(feature = "cuda")]
 unsafe fn discard(stream: &doorbell_stream) -> Result<(), Failure> {
-    let doorbell_stream::Kernel(kernels) = stream else {
-        return Err(no_kernel_stream());
+    let doorbell_stream::Trigger(kernels) = stream else {
+        return Err(no_trigger_stream());
     };
     // SAFETY: the caller's promise.
     Ok(unsafe { kernels.discard_taken() }?)
@@ -138,10 +140,10 @@ fn make(_: &str) -> Result<doorbell_stream, Failure> {
 
 #[cfg(not(feature = "cuda"))]
 fn take(_: &doorbell_stream) -> Result<Option<doorbell_trigger>, Failure> {
-    Err(no_kernel_stream())
+    Err(no_trigger_stream())
 }
 
 #[cfg(not(feature = "cuda"))]
 unsafe fn discard(_: &doorbell_stream) -> Result<(), Failure> {
-    Err(no_kernel_stream())
+    Err(no_trigger_stream())
 }
