@@ -1025,3 +1025,507 @@ fn the_example_pushes_layers() {
         kv_push::run(&arguments.map(String::from)).unwrap();
     }
 }
+
+/// One endpoint fails; operations of another are in the same graph, behind it. These are not executed, so that endpoint fails, too: a later launch must not go on in
+/// the middle.
+#[test]
+fn an_endpoint_whose_operations_are_skipped_fails() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("an_endpoint_whose_operations", &config()) else {
+        return;
+    };
+    let mut other = Pair::new(&device(), &config());
+    let words = other.region(4096);
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    let mut tickets = Vec::new();
+    let (first, second) = (&mut bench.pair.a, &mut other.a);
+    let graph = bench
+        .a
+        .capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL, |stream| {
+            let slices = [from.slice(0, 8).unwrap()];
+            let work = Work::write(&slices, to.remote().slice(0, 8).unwrap());
+            tickets.push(first.stream_queue_send(stream, &work).unwrap());
+            tickets.push(first.stream_wait_cq(stream, QueueKind::Send).unwrap());
+            let slices = [words.slice(64, 8).unwrap()];
+            let work = Work::write(&slices, words.remote().slice(128, 8).unwrap());
+            tickets.push(second.stream_queue_send(stream, &work).unwrap());
+            tickets.push(second.stream_wait_cq(stream, QueueKind::Send).unwrap());
+        });
+    bench.a.launch(&graph);
+    bench.a.wait();
+    assert!(tickets.iter().all(|ticket| ticket.launches() == Some(1)));
+    bench.pair.a.abort();
+    bench.a.launch(&graph);
+    bench.a.wait();
+    let until = std::time::Instant::now() + Duration::from_secs(20);
+    while other.a.failure().is_none() {
+        assert!(std::time::Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let failure = other.a.failure().unwrap();
+    assert_eq!(failure.cause, doorbell::Cause::Discarded);
+    assert!(tickets.iter().all(is_failed), "{tickets:?}");
+}
+
+#[test]
+fn a_receive_without_immediate_data_reports_none() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("a_receive_without_immediate", &config()) else {
+        return;
+    };
+    let both = exchange(&mut bench, Mode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    check(&bench, &both, 3);
+    assert_eq!(both.tickets[3].details(), Some((64, None)));
+}
+
+/// The builder would not know of the node, and its ticket would be that of an operation that is executed once.
+#[test]
+fn what_kernels_wait_for_is_refused_in_a_builders_capture() {
+    let _alone = alone();
+    let Some(bench) = Bench::new("what_kernels_wait_for", &config()) else {
+        return;
+    };
+    let words = bench.pair.region(4096);
+    let stream = &bench.a.stream;
+    let builder = doorbell::GraphBuilder::capture(stream).unwrap();
+    let equal = Condition64::Equal(0);
+    let refused = stream_wait_value64(stream, &words, 0, equal, SOON).unwrap_err();
+    assert!(
+        matches!(&refused, Error::State { kind, .. } if *kind == StateKind::Captured),
+        "{refused}"
+    );
+    drop(builder.instantiate().unwrap());
+    stream_wait_value64(stream, &words, 0, equal, SOON).unwrap();
+    stream.synchronize(SOON).unwrap();
+}
+
+/// The fault is taken while the launch that has failed is still on its way: the rest of the launch stays given up. What is queued later is executed.
+#[test]
+fn a_fault_is_taken_in_the_order_of_the_stream() {
+    let _alone = alone();
+    let Some(bench) = Bench::new("a_fault_is_taken_in_order", &config()) else {
+        return;
+    };
+    let words = bench.pair.region(4096);
+    words.fill(0, 4096, 0).unwrap();
+    let mut tickets = Vec::new();
+    let graph = bench
+        .a
+        .capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL, |stream| {
+            let short = Some(Duration::from_millis(20));
+            let equal = Condition64::Equal(1);
+            tickets.push(stream_wait_value64(stream, &words, 0, equal, short).unwrap());
+            stream.spin(Duration::from_millis(100)).unwrap();
+            tickets.push(stream_write_value64(stream, &words, 64, 12).unwrap());
+        });
+    for _ in 0..3 {
+        words.fill(0, 4096, 0).unwrap();
+        let before = tickets[1].launches();
+        bench.a.launch(&graph);
+        let until = std::time::Instant::now() + Duration::from_secs(20);
+        while bench.a.stream.take_fault().is_none() {
+            assert!(std::time::Instant::now() < until);
+        }
+        // It is taken once.
+        assert!(bench.a.stream.take_fault().is_none());
+        bench.a.wait();
+        assert_eq!((words.load_u64(64), tickets[1].launches()), (Ok(0), before));
+        words.store_u64(0, 1).unwrap();
+        bench.a.launch(&graph);
+        bench.a.wait();
+        assert_eq!(words.load_u64(64), Ok(12));
+        bench.a.stream.synchronize(SOON).unwrap();
+    }
+}
+
+/// Behind a wait of a kernel that takes longer than its time limit, an endpoint whose queues are not those of graphs transmits nothing.
+#[test]
+fn what_is_behind_a_late_wait_of_a_kernel_is_not_transmitted() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("what_is_behind_a_late_wait", &config()) else {
+        return;
+    };
+    let words = bench.pair.region(4096);
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    let stream = &bench.a.stream;
+    let slices = [from.slice(0, 8).unwrap()];
+    let work = Work::write(&slices, to.remote().slice(0, 8).unwrap());
+    for round in 0..6 {
+        words.fill(0, 4096, 0).unwrap();
+        from.fill(0, 8, 7).unwrap();
+        to.fill(0, 8, 0).unwrap();
+        let ends = round % 2 == 1;
+        let short = Some(Duration::from_millis(if ends { 20_000 } else { 20 }));
+        let reached = Condition64::GreaterOrEqual(1);
+        let waited = stream_wait_value64(stream, &words, 0, reached, short).unwrap();
+        let sent = bench.pair.a.stream_queue_send(stream, &work).unwrap();
+        bench
+            .pair
+            .a
+            .stream_wait_cq(stream, QueueKind::Send)
+            .unwrap();
+        if ends {
+            std::thread::sleep(Duration::from_millis(5));
+            assert!(to.is_filled_with(0, 8, 0).unwrap());
+            words.store_u64(0, 1).unwrap();
+            stream.synchronize(SOON).unwrap();
+            assert!(to.is_filled_with(0, 8, 7).unwrap());
+            assert_eq!(
+                (waited.status(), sent.status()),
+                (Status::Complete, Status::Complete)
+            );
+            continue;
+        }
+        let fault = stream.synchronize(SOON).unwrap_err();
+        assert!(fault.to_string().contains("time limit"), "{fault}");
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(to.is_filled_with(0, 8, 0).unwrap());
+        assert!(is_failed(&waited));
+        assert_ne!(sent.status(), Status::Complete);
+        stream.take_fault().unwrap();
+        bench.pair.reset();
+    }
+}
+
+#[test]
+fn a_wait_that_is_refused_leaves_the_send_to_the_next() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("a_wait_that_is_refused", &config()) else {
+        return;
+    };
+    let words = bench.pair.region(4096);
+    words.fill(0, 4096, 0).unwrap();
+    let _both = exchange(&mut bench, Mode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    let slices = [from.slice(0, 8).unwrap()];
+    let work = Work::write(&slices, to.remote().slice(0, 8).unwrap());
+    let (stream, a) = (&bench.a.stream, &mut bench.pair.a);
+    a.stream_queue_send(stream, &work).unwrap();
+    let short = Some(Duration::from_millis(20));
+    stream_wait_value64(stream, &words, 0, Condition64::GreaterOrEqual(1), short).unwrap();
+    stream.synchronize(SOON).unwrap_err();
+    a.stream_wait_cq(stream, QueueKind::Send).unwrap_err();
+    stream.take_fault().unwrap();
+    let waited = a.stream_wait_cq(stream, QueueKind::Send).unwrap();
+    stream.synchronize(SOON).unwrap();
+    assert_eq!(waited.status(), Status::Complete);
+}
+
+/// Two instances of a graph, on two streams at the same time.
+#[test]
+fn launches_of_two_instances_are_all_counted() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("launches_of_two_instances", &config()) else {
+        return;
+    };
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    let slices = [from.slice(0, 8).unwrap()];
+    let work = Work::write(&slices, to.remote().slice(0, 8).unwrap());
+    let (stream, endpoint) = (&bench.a.stream, &mut bench.pair.a);
+    bench.a.begin(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    let sent = endpoint.stream_queue_send(stream, &work).unwrap();
+    let waited = endpoint.stream_wait_cq(stream, QueueKind::Send).unwrap();
+    let (mut graph, mut one, mut two) = (null_mut(), null_mut(), null_mut());
+    // SAFETY: the capture of this stream; the graph is destroyed once, and the executable ones by `Graph`.
+    unsafe {
+        ok(sys::cuStreamEndCapture(bench.a.raw, &mut graph));
+        ok(sys::cuGraphInstantiateWithFlags(&mut one, graph, 0));
+        ok(sys::cuGraphInstantiateWithFlags(&mut two, graph, 0));
+        ok(sys::cuGraphDestroy(graph));
+    }
+    let (one, two) = (Graph(one), Graph(two));
+    let launches = from_env("DOORBELL_GRAPH_LAUNCHES", 1_000);
+    for _ in 0..launches {
+        bench.a.launch(&one);
+        bench.b.launch(&two);
+    }
+    bench.a.wait();
+    bench.b.wait();
+    let counts = (sent.launches(), waited.launches());
+    assert_eq!(counts, (Some(2 * launches), Some(2 * launches)));
+}
+
+/// Graph, endpoints and regions go while a launch runs, which has to end as if they were there.
+#[test]
+fn graphs_are_destroyed_while_they_run() {
+    let _alone = alone();
+    for _ in 0..10 {
+        let Some(mut bench) = Bench::new("graphs_are_destroyed", &config()) else {
+            return;
+        };
+        let both = exchange(&mut bench, Mode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+        bench.from.fill(0, 64, 1).unwrap();
+        bench.to.fill(0, 64, 0).unwrap();
+        bench.b.launch(&both.receiver);
+        let Exchange {
+            sender,
+            receiver,
+            tickets,
+        } = both;
+        drop(receiver);
+        bench.a.launch(&sender);
+        drop(sender);
+        let other = Pair::new(&device(), &config());
+        drop(std::mem::replace(&mut bench.pair, other));
+        bench.b.wait();
+        bench.a.wait();
+        assert!(bench.is_filled(64, 1));
+        assert_eq!(tickets[3].launches(), Some(1));
+    }
+}
+
+/// A send of a capture that was broken off is not taken for one of the next capture.
+#[test]
+fn captures_that_are_broken_off_leave_nothing_to_wait_for() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("captures_that_are_broken_off", &config()) else {
+        return;
+    };
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    let slices = [from.slice(0, 8).unwrap()];
+    let work = Work::write(&slices, to.remote().slice(0, 8).unwrap());
+    for round in 0..10 {
+        bench.a.begin(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+        let (stream, a) = (&bench.a.stream, &mut bench.pair.a);
+        a.stream_queue_send(stream, &work).unwrap();
+        let mut graph = null_mut();
+        // SAFETY: calls that a capture does not permit, which breaks it off, and that ends it.
+        unsafe {
+            assert_ne!(
+                sys::cuStreamSynchronize(bench.a.raw),
+                sys::CUresult::CUDA_SUCCESS
+            );
+            a.stream_queue_send(stream, &work).unwrap_err();
+            a.stream_wait_cq(stream, QueueKind::Send).unwrap_err();
+            assert_ne!(
+                sys::cuStreamEndCapture(bench.a.raw, &mut graph),
+                sys::CUresult::CUDA_SUCCESS
+            );
+        }
+        let mut waited = None;
+        let mode = Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        let graph = bench.a.capture(mode, |stream| {
+            a.stream_queue_send(stream, &work).unwrap();
+            waited = Some(a.stream_wait_cq(stream, QueueKind::Send).unwrap());
+            a.stream_wait_cq(stream, QueueKind::Send).unwrap_err();
+        });
+        from.fill(0, 8, round).unwrap();
+        bench.a.launch(&graph);
+        bench.a.wait();
+        assert!(bench.is_filled(8, round));
+        assert_eq!(waited.unwrap().launches(), Some(1));
+        drop(graph);
+        if round % 3 == 2 {
+            bench.pair.reset();
+        }
+    }
+}
+
+/// Posts, sends and waits in a random order, by graphs and by calls outside of them: each message arrives in the receive that was posted first, and each wait reports the
+/// message that came first.
+#[test]
+fn random_orders_pair_sends_receives_and_waits() {
+    let _alone = alone();
+    for seed in 1..=from_env("DOORBELL_GRAPH_SEEDS", 4) {
+        let Some(mut bench) = Bench::new("random_orders", &config()) else {
+            return;
+        };
+        let mut random = Random(seed * 7919);
+        let (from, to) = (bench.from.clone(), bench.to.clone());
+        let mode = Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        // First some host work to move the queues.
+        let host = HostStream::new("before").unwrap();
+        for _ in 0..random.below(40) {
+            bench
+                .pair
+                .b
+                .post_recv(0, &[to.slice(0, 8).unwrap()])
+                .unwrap();
+            let s = [from.slice(0, 8).unwrap()];
+            let Pair { a, b, .. } = &mut bench.pair;
+            a.stream_queue_send(&host, &Work::send(&s)).unwrap();
+            a.stream_wait_cq(&host, QueueKind::Send).unwrap();
+            b.stream_wait_cq(&host, QueueKind::Recv).unwrap();
+            host.synchronize(SOON).unwrap();
+        }
+        // Graphs: sends of imm k; posts of buffer k; waits.
+        let Pair { a, b, .. } = &mut bench.pair;
+        let mut sends = Vec::new();
+        for k in 0..4u32 {
+            let mut t = None;
+            let g = bench.a.capture(mode, |stream| {
+                let s = [from.slice(0, 8 + u64::from(k)).unwrap()];
+                let work = Work::send(&s);
+                let work = if k % 2 == 0 { work.imm(100 + k) } else { work };
+                a.stream_queue_send(stream, &work).unwrap();
+                t = Some(a.stream_wait_cq(stream, QueueKind::Send).unwrap());
+            });
+            sends.push((g, t.unwrap(), 0u64));
+        }
+        let mut posts = Vec::new();
+        for k in 0..6u64 {
+            let g = bench.b.capture(mode, |stream| {
+                let n = 1 + k % 3;
+                for j in 0..n {
+                    b.stream_queue_recv(
+                        stream,
+                        0,
+                        &[
+                            to.slice(1024 * k + 64 * j, 16).unwrap(),
+                            to.slice(1024 * k + 64 * j + 16, 16).unwrap(),
+                        ][..(1 + j as usize % 2)],
+                    )
+                    .unwrap();
+                }
+            });
+            posts.push((g, 1 + k % 3));
+        }
+        let mut w = None;
+        let waits = bench.b.capture(mode, |stream| {
+            w = Some(b.stream_wait_cq(stream, QueueKind::Recv).unwrap());
+        });
+        let w = w.unwrap();
+        let mut waited = 0u64;
+        let mut posted = std::collections::VecDeque::new();
+        let mut sent = std::collections::VecDeque::new();
+        let mut value = 0u8;
+        for step in 0..600 {
+            match random.below(3) {
+                0 if posted.len() + sent.len() <= 28 => {
+                    if random.below(4) == 0 {
+                        let off = 512 + 1024 * random.below(6);
+                        b.stream_queue_recv(&bench.b.stream, 0, &[to.slice(off, 16).unwrap()])
+                            .unwrap();
+                        posted.push_back(off);
+                    } else {
+                        let k = random.below(6);
+                        bench.b.launch(&posts[k as usize].0);
+                        for j in 0..posts[k as usize].1 {
+                            posted.push_back(1024 * k + 64 * j);
+                        }
+                    }
+                    bench.b.wait();
+                }
+                1 if !posted.is_empty() => {
+                    value = value.wrapping_add(1);
+                    from.fill(0, 16, value).unwrap();
+                    let off = posted.pop_front().unwrap();
+                    to.fill(off, 16, !value).unwrap();
+                    if random.below(5) == 0 {
+                        let s = [from.slice(0, 8).unwrap()];
+                        a.stream_queue_send(&bench.a.stream, &Work::send(&s))
+                            .unwrap();
+                        let t = a.stream_wait_cq(&bench.a.stream, QueueKind::Send).unwrap();
+                        bench.a.stream.synchronize(SOON).unwrap();
+                        assert_eq!(t.status(), Status::Complete);
+                        sent.push_back((8, None, off, value));
+                    } else {
+                        let k = random.below(4) as usize;
+                        bench.a.launch(&sends[k].0);
+                        bench.a.wait();
+                        sends[k].2 += 1;
+                        assert_eq!(sends[k].1.launches(), Some(sends[k].2));
+                        sent.push_back((
+                            8 + k as u32,
+                            (k % 2 == 0).then_some(100 + k as u32),
+                            off,
+                            value,
+                        ));
+                    }
+                    let (len, _, off, value) = *sent.back().unwrap();
+                    // Buffers may repeat; the check is at once.
+                    assert!(
+                        to.is_filled_with(off, len.into(), value).unwrap(),
+                        "seed {seed} step {step}"
+                    );
+                }
+                2 if !sent.is_empty() => {
+                    let (len, imm, _, _) = sent.pop_front().unwrap();
+                    if random.below(5) == 0 {
+                        let t = b.stream_wait_cq(&bench.b.stream, QueueKind::Recv).unwrap();
+                        bench.b.stream.synchronize(SOON).unwrap();
+                        assert_eq!(
+                            (t.status(), t.details()),
+                            (Status::Complete, Some((len, imm)))
+                        );
+                    } else {
+                        bench.b.launch(&waits);
+                        bench.b.wait();
+                        waited += 1;
+                        assert_eq!(
+                            (w.launches(), w.details()),
+                            (Some(waited), Some((len, imm))),
+                            "seed {seed} step {step}"
+                        );
+                    }
+                }
+                _ => {}
+            }
+        }
+        drop((sends, posts, waits));
+        bench.pair.reset();
+    }
+}
+
+/// More receives than the 16 bits of a doorbell record count.
+#[test]
+fn doorbell_records_wrap() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("doorbell_records_wrap", &config()) else {
+        return;
+    };
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    let mode = Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    let Pair { a, b, .. } = &mut bench.pair;
+    let s = [from.slice(0, 8).unwrap()];
+    let r = [to.slice(0, 8).unwrap()];
+    let mut last = None;
+    let sender = bench.a.capture(mode, |stream| {
+        for _ in 0..24 {
+            a.stream_queue_send(stream, &Work::send(&s)).unwrap();
+        }
+        for _ in 0..24 {
+            a.stream_wait_cq(stream, QueueKind::Send).unwrap();
+        }
+    });
+    let receiver = bench.b.capture(mode, |stream| {
+        for _ in 0..24 {
+            b.stream_queue_recv(stream, 0, &r).unwrap();
+        }
+        for _ in 0..24 {
+            last = Some(b.stream_wait_cq(stream, QueueKind::Recv).unwrap());
+        }
+    });
+    for launch in 0..3000u64 {
+        bench.b.launch(&receiver);
+        bench.a.launch(&sender);
+        if launch % 64 == 0 {
+            bench.a.wait();
+            bench.b.wait();
+        }
+    }
+    bench.a.wait();
+    bench.b.wait();
+    assert_eq!(last.unwrap().launches(), Some(3000));
+}
+
+/// Nothing of an operation outside of a capture stays behind when the stream has executed it, also if the stream gets nothing more.
+#[test]
+fn operations_outside_of_a_capture_keep_nothing() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("operations_outside_of_a_capture", &config()) else {
+        return;
+    };
+    let to = bench.to.clone();
+    let both = exchange(&mut bench, Mode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    for _ in 0..8 {
+        bench
+            .pair
+            .b
+            .stream_queue_recv(&bench.b.stream, 0, &[to.slice(0, 16).unwrap()])
+            .unwrap();
+        bench.b.wait();
+    }
+    drop(both);
+    bench.pair.b.reset().unwrap();
+}

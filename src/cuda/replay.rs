@@ -3,8 +3,9 @@
 
 use std::any::Any;
 use std::ffi::c_void;
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys::{self, CUgraph, CUstreamCaptureStatus, CUuserObject};
 
@@ -12,15 +13,17 @@ use super::capabilities::{UNORDERED_WRITES, WritesOrdering};
 use super::context::CudaContext;
 use super::driver::check;
 use super::gpu_mapping::registers_error;
-use super::host_call;
 use super::host_registration::HostRegistration;
 use super::kernel_address::kernel_address;
 use super::memory::DeviceBuffer;
+use super::state::replay_failure;
 use super::stream::CudaStream;
 use super::stream_progress::Count;
+use crate::bytecode::{Program, Role, TargetId, Targets};
 use crate::proxy::drop_elsewhere;
 use crate::stream::{
-    KernelMemory, ReplayCells, ReplayKeeper, ReplayMemory, ReplayPart, ReplayStream, ReplayWords,
+    Attachments, Executor, KernelMemory, Outcome, Owner, ReplayCell, ReplayCells, ReplayKeeper,
+    ReplayMemory, ReplayPart, ReplayStream, ReplayWords, StreamFailure,
 };
 use crate::{Error, Result, StateKind};
 
@@ -103,9 +106,15 @@ impl ReplayStream for CudaStream {
         &self.state().replay_cells
     }
 
-    fn queue(&self, words: &ReplayWords, keeper: ReplayKeeper) -> Result<()> {
+    fn queue(
+        &self,
+        words: &ReplayWords,
+        cell: &Arc<ReplayCell>,
+        keeper: ReplayKeeper,
+    ) -> Result<()> {
         let state = self.state();
         state.check()?;
+        state.forbid_builder("add an operation to a graph of the application")?;
         let module = state.context.module()?;
         let entered = state.context.enter_relaxed()?;
         // SAFETY: the parameter of the kernel; what it names stays as long as what is kept here, which is longer than any launch.
@@ -119,18 +128,75 @@ impl ReplayStream for CudaStream {
             return launch();
         }
         drop(entered);
+        let (gate, program) = ReplayGate::new(cell, kept)?;
         self.launch_kernel(|_, _| launch())?;
-        let kept: host_call::HostFunction = Box::new(move || drop_elsewhere(Box::new(kept)));
-        let _entered = state.context.enter()?;
-        // SAFETY: the stream lives as long as its state.
-        match unsafe { host_call::launch(self.raw_inside(), kept) } {
-            Ok(()) => Ok(()),
-            Err((error, kept)) => {
+        self.submit_program(&program, Arc::clone(&gate) as Arc<dyn Owner>, 0)
+            .inspect_err(|_| {
                 // The kernel is queued, and may run after any time.
-                std::mem::forget(kept);
-                Err(error)
-            }
-        }
+                std::mem::forget(gate);
+            })
+    }
+}
+
+/// A wait behind a kernel that is no node of a graph, until the kernel has executed its operation. It is there for the operations behind it: if the kernel has
+/// not, they are given up before the stream comes to them, as behind any wait that fails. It keeps what the kernel uses.
+struct ReplayGate {
+    /// Before the memory.
+    attachments: Attachments,
+    targets: Targets,
+    passed: TargetId,
+    is_given_up: AtomicBool,
+    _kept: KeptByGraph,
+    cell: Arc<ReplayCell>,
+}
+
+impl ReplayGate {
+    fn new(cell: &Arc<ReplayCell>, kept: KeptByGraph) -> Result<(Arc<ReplayGate>, Program)> {
+        let mut targets = Targets::new();
+        let word = targets.register("an operation of a kernel", Role::Memory, 4);
+        let passed = word.id();
+        let at = word.dword(0)?;
+        let mut program = Program::new(&targets);
+        program.poll_geq(at, 1)?;
+        let gate = ReplayGate {
+            attachments: Attachments::default(),
+            targets,
+            passed,
+            is_given_up: AtomicBool::new(false),
+            _kept: kept,
+            cell: Arc::clone(cell),
+        };
+        Ok((Arc::new(gate), program))
+    }
+}
+
+// SAFETY: the one target of the table is a word of the cell, which the gate keeps, and which is atomic to everyone.
+unsafe impl Owner for ReplayGate {
+    fn targets(&self) -> &Targets {
+        &self.targets
+    }
+
+    fn base(&self, target: TargetId) -> Option<NonNull<u8>> {
+        (target == self.passed).then(|| self.cell.passed())
+    }
+
+    fn attachments(&self) -> Option<&Attachments> {
+        Some(&self.attachments)
+    }
+
+    fn failure_of(&self, _cookie: u64, outcome: Outcome) -> Option<StreamFailure> {
+        (outcome == Outcome::Released).then(|| match self.cell.code() {
+            0 => "an operation of a kernel was given up".into(),
+            code => replay_failure(code),
+        })
+    }
+
+    fn give_up(&self, _generation: u32) {
+        self.is_given_up.store(true, Ordering::Release);
+    }
+
+    fn released(&self, _cookie: u64) -> bool {
+        self.cell.code() != 0 || self.is_given_up.load(Ordering::Acquire)
     }
 }
 

@@ -8,16 +8,19 @@ use std::sync::{Arc, OnceLock, Weak};
 use cudarc::driver::sys::{self, CUstream};
 
 use super::call_queue::CallQueue;
-use super::capture::forbid;
+use super::capture::{forbid, is_captured};
 use super::context::{ContextOnDemand, CudaContext, PER_THREAD};
 use super::deferred_free::{self, StreamWork};
+use super::host_call::{self, HostFunction, in_host_function};
 use super::host_functions::GivenUpFunctions;
 use super::owner_readers::OwnerReaders;
 use super::pending_queue::PendingQueue;
 use super::stream_progress::{Count, CountedStream};
-use super::stream_words::{STATUS_FULL, STATUS_RANGE, STATUS_TIMEOUT, STATUS_WORK, StreamWords};
+use super::stream_words::{
+    STATUS_FULL, STATUS_RANGE, STATUS_STREAM, STATUS_TIMEOUT, STATUS_WORK, StreamWords,
+};
 use crate::Result;
-use crate::proxy::PollMembership;
+use crate::proxy::{PollMembership, drop_elsewhere};
 use crate::stream::{Fault, Lock, Progress, ReplayCells, StreamFailure, StreamPosition, next_id};
 
 /// A wait for a mark that no GPU counts.
@@ -71,8 +74,7 @@ pub(super) struct StreamState {
     pub(super) cut: AtomicU64,
     /// Of its operations in graphs of the application.
     pub(super) replay_cells: ReplayCells,
-    /// Such an operation was not executed, and the fault says so.
-    has_replay_fault: AtomicBool,
+    pub(super) replay_fault: Arc<ReplayFaultState>,
     /// The stream itself, kept for its work after the last handle was dropped.
     pub(super) remaining: Lock<Option<Arc<StreamState>>>,
     pub(super) weak: Weak<StreamState>,
@@ -128,7 +130,7 @@ impl StreamState {
                 aborted: AtomicBool::new(false),
                 cut: AtomicU64::new(u64::MAX),
                 replay_cells: ReplayCells::default(),
-                has_replay_fault: AtomicBool::new(false),
+                replay_fault: Arc::default(),
                 remaining: Lock::default(),
                 weak: weak.clone(),
                 forgiven: AtomicU64::new(0),
@@ -145,18 +147,52 @@ impl StreamState {
 
     /// Reports a failure of earlier work.
     pub(super) fn check(&self) -> Result<()> {
-        let code = self.count.words.replay_fault().load(Ordering::Acquire);
-        if code != 0 && !self.has_replay_fault.swap(true, Ordering::Relaxed) {
-            self.fault.fail(replay_failure(code));
+        let word = self.count.words.replay_fault();
+        let code = word.load(Ordering::Acquire);
+        if code != 0 && !self.replay_fault.is_reported.swap(true, Ordering::AcqRel) {
+            if word.load(Ordering::Acquire) != 0 {
+                self.fault.fail(replay_failure(code));
+            } else {
+                // It was cleared meanwhile.
+                self.replay_fault
+                    .is_reported
+                    .store(false, Ordering::Release);
+            }
         }
         self.fault.check(&self.name)
     }
 
-    /// Lets operations in graphs of the application be executed again.
+    /// Lets operations in graphs of the application be executed again, from here on in the order of the stream: the rest of the launch that has failed, and
+    /// launches behind it, may still be queued, and stay given up. At once if the stream is being captured, or executes nothing any more.
     pub(super) fn clear_replay_fault(&self) {
-        let word = self.count.words.replay_fault();
-        word.store(0, Ordering::Release);
-        self.has_replay_fault.store(false, Ordering::Relaxed);
+        let fault = &self.replay_fault;
+        if self.count.words.replay_fault().load(Ordering::Acquire) == 0
+            || fault.is_clearing.swap(true, Ordering::AcqRel)
+        {
+            return;
+        }
+        let (count, state) = (Arc::clone(&self.count), Arc::clone(fault));
+        let mut clear: Option<HostFunction> = Some(Box::new(move || {
+            state.clear(&count);
+            // A host function must not unregister the words.
+            drop_elsewhere(Box::new(count));
+        }));
+        let _ = self.alone(|| {
+            if self.ended.load(Ordering::Acquire) || in_host_function() || is_captured(self.raw)? {
+                return Ok(());
+            }
+            let Some(function) = clear.take() else {
+                return Ok(());
+            };
+            // SAFETY: the stream lives as long as its state.
+            unsafe { host_call::launch(self.raw, function) }.map_err(|(error, function)| {
+                clear = Some(function);
+                error
+            })
+        });
+        if clear.is_some() {
+            fault.clear(&self.count);
+        }
     }
 
     /// The driver's handle, for the application.
@@ -181,6 +217,21 @@ impl StreamState {
     fn may_be_captured(&self) -> bool {
         // Acquire: a call that comes after the capture has begun comes after the handle was given out, too.
         self.is_exposed.load(Ordering::Acquire) || self.is_captured.load(Ordering::Acquire)
+    }
+
+    /// Fails if a graph builder captures the stream: what is queued on it would be repeated, and the builder would not know.
+    ///
+    /// # Errors
+    /// [`Error::State`](crate::Error::State).
+    pub(super) fn forbid_builder(&self, operation: &'static str) -> Result<()> {
+        if self.is_captured.load(Ordering::Acquire) {
+            return Err(crate::Error::state(
+                crate::StateKind::Captured,
+                operation,
+                "a `GraphBuilder` captures the stream; add the operation with that",
+            ));
+        }
+        Ok(())
     }
 
     /// Whether the application may capture the stream. False is certain.
@@ -223,9 +274,26 @@ impl StreamState {
     }
 }
 
+/// Operations in graphs of the application that were not executed.
+#[derive(Debug, Default)]
+pub(super) struct ReplayFaultState {
+    /// The stream's fault says so.
+    is_reported: AtomicBool,
+    /// The stream is going to clear the word.
+    is_clearing: AtomicBool,
+}
+
+impl ReplayFaultState {
+    fn clear(&self, count: &Count) {
+        count.words.replay_fault().store(0, Ordering::Release);
+        self.is_reported.store(false, Ordering::Release);
+        self.is_clearing.store(false, Ordering::Release);
+    }
+}
+
 /// That of an operation in a graph of the application, by the code of the kernel.
 #[cold]
-fn replay_failure(code: i32) -> StreamFailure {
+pub(super) fn replay_failure(code: i32) -> StreamFailure {
     let reason = match code {
         STATUS_TIMEOUT => "it took longer than its time limit".to_owned(),
         STATUS_FULL => "its queue stayed full for its time limit".to_owned(),
@@ -233,7 +301,7 @@ fn replay_failure(code: i32) -> StreamFailure {
             "its table of pages names a page that there is not, or more than it has room for"
                 .to_owned()
         }
-        STATUS_WORK => "its endpoint has failed".to_owned(),
+        STATUS_WORK | STATUS_STREAM => "its endpoint has failed".to_owned(),
         code => format!("code {code}"),
     };
     format!("an operation of a captured graph was not executed: {reason}").into()

@@ -15,6 +15,7 @@ use super::memory_work::MemoryCall;
 use super::pending::{PendingEntry, PendingWork, defer_drops};
 use super::state::{HostEventWait, StreamState};
 use super::stream_words::STATUS_STREAM;
+use crate::proxy::drop_elsewhere;
 use crate::stream::{
     Backoff, Dependent, Event, Owner, Record, StreamFailure, StreamPosition, Submission,
 };
@@ -231,6 +232,12 @@ impl StreamState {
         queue.waited.clear();
         queue.followed = None;
         let result = prepare(self, &mut queue).and_then(|()| issue(self, &mut queue));
+        // Not with the stream's next operation, which may never come: the stream may be done with them already, and owners keep memory.
+        for owner in queue.waited.drain(..) {
+            if let Some(last) = owner.into_deferred_drop() {
+                drop_elsewhere(last);
+            }
+        }
         // Dropped without the lock: an owner may be dropped with an entry that was refused.
         let refused = std::mem::take(&mut queue.entering);
         if result.is_err() {

@@ -12,6 +12,8 @@ use crate::stream::FailureListener;
 
 /// DOORBELL_ERANGE of the C interface: a table of pages names a page that there is not.
 pub(super) const STATUS_RANGE: i32 = -10;
+/// DOORBELL_EASYNC of the C interface: an earlier operation of the stream has failed.
+pub(super) const STATUS_STREAM: i32 = -18;
 /// DOORBELL_EWORK of the C interface.
 pub(super) const STATUS_WORK: i32 = -19;
 

@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -72,11 +73,17 @@ pub trait ReplayStream: fmt::Debug {
     /// Where the words of the stream's operations come from.
     fn cells(&self) -> &ReplayCells;
 
-    /// Adds a node to the graph, which keeps `keeper`; on a stream that is not captured, queues the kernel.
+    /// Adds a node to the graph, which keeps `keeper`; on a stream that is not captured, queues the kernel, whose words have that cell. What is queued behind
+    /// the kernel is given up if the kernel does not execute its operation.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda); those of the stream.
-    fn queue(&self, words: &ReplayWords, keeper: ReplayKeeper) -> Result<()>;
+    fn queue(
+        &self,
+        words: &ReplayWords,
+        cell: &Arc<ReplayCell>,
+        keeper: ReplayKeeper,
+    ) -> Result<()>;
 }
 
 /// `struct dbl_replay_report` of `include/doorbell/detail/replay.h`.
@@ -87,6 +94,8 @@ struct ReplayReport {
     code: AtomicI32,
     len_bytes: AtomicU32,
     imm: AtomicU32,
+    has_imm: AtomicU32,
+    passed: AtomicU32,
 }
 
 const _: () = assert!(size_of::<ReplayReport>() == 64);
@@ -168,6 +177,7 @@ impl ReplayCell {
         let report = self.report();
         report.launches.store(0, Ordering::Relaxed);
         report.code.store(0, Ordering::Relaxed);
+        report.passed.store(0, Ordering::Relaxed);
         Ok(())
     }
 
@@ -182,6 +192,11 @@ impl ReplayCell {
         self.chunk.memory.mapped().first().copied().unwrap_or(0) + offset
     }
 
+    /// The 32-bit word that is 1 when the operation was executed.
+    pub(crate) fn passed(&self) -> NonNull<u8> {
+        NonNull::from(&self.report().passed).cast()
+    }
+
     /// How many launches have executed the operation.
     pub(crate) fn launches(&self) -> u64 {
         self.report().launches.load(Ordering::Acquire)
@@ -193,11 +208,12 @@ impl ReplayCell {
     }
 
     /// Bytes and immediate data of the last receive that it has waited for.
-    pub(crate) fn details(&self) -> (u32, u32) {
+    pub(crate) fn details(&self) -> (u32, Option<u32>) {
         let report = self.report();
+        let has_imm = report.has_imm.load(Ordering::Relaxed) != 0;
         (
             report.len_bytes.load(Ordering::Relaxed),
-            report.imm.load(Ordering::Relaxed),
+            has_imm.then(|| report.imm.load(Ordering::Relaxed)),
         )
     }
 }

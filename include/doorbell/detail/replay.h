@@ -70,7 +70,7 @@ struct dbl_replay_recv {
 struct dbl_replay_cell {
 	uint64_t launches; /* that have executed it */
 	uint32_t upto;	   /* of a send: one more than its last slot */
-	uint32_t reserved;
+	uint32_t counting; /* 1 while a thread counts a launch */
 };
 
 /* What the host learns of an operation, in its memory. */
@@ -79,7 +79,9 @@ struct dbl_replay_report {
 	int32_t code;	    /* of the first launch that has not; 0 while there is none */
 	uint32_t len_bytes; /* of the last receive */
 	uint32_t imm;
-	uint32_t reserved[11];
+	uint32_t has_imm;
+	uint32_t passed; /* 1 when it was executed: the stream may go on */
+	uint32_t reserved[9];
 };
 
 /* An operation: the parameter of the kernel. Addresses are the device's. An operation without a queue has 0 for `queue.state`. */
@@ -311,6 +313,8 @@ DBL_DEVICE int dbl_replay_wait_recv(const struct dbl_replay *replay, struct dbl_
 	/* It is not consumed, so that the host finds it. */
 	if (dbl_completion_is_error(word))
 		return DOORBELL_EWORK;
+	/* mlx5dv.h: MLX5_CQE_RESP_WR_IMM and MLX5_CQE_RESP_SEND_IMM. */
+	dbl_store_dword(&report->has_imm, word >> 28 == 1 || word >> 28 == 3);
 	/* mlx5dv.h, struct mlx5_cqe64: imm_inval_pkey is at 36, byte_cnt at 44. */
 	dbl_store_dword(&report->imm, dbl_be32(dbl_load_dword_relaxed(cqe + 36)));
 	dbl_store_dword(&report->len_bytes, dbl_be32(dbl_load_dword_relaxed(cqe + 44)));
@@ -371,16 +375,20 @@ DBL_DEVICE void dbl_replay_tell(int32_t *word, int code)
  * The operation was not executed. Nothing behind it is, of this endpoint or of this stream, in this launch or a later one:
  * a signal must not be sent behind data that were not.
  */
-DBL_DEVICE void dbl_replay_fail(const struct dbl_replay *replay, struct dbl_replay_report *report, int code)
+DBL_DEVICE void dbl_replay_fail(const struct dbl_replay *replay, struct dbl_replay_report *report, int code, int is_skipped)
 {
 	struct dbl_queue_control *control = (struct dbl_queue_control *)(uintptr_t)replay->queue.control;
+	/* What has failed is another operation of the stream, which may be of another endpoint. */
+	const int of_queue = is_skipped ? DOORBELL_EASYNC : code;
 
 	dbl_replay_tell(&report->code, code);
 	if (replay->queue.state) {
-		(void)dbl_claim_dword((uint32_t *)&dbl_queue_state(&replay->queue)->status, 0, (uint32_t)code);
-		dbl_store_qword(&control->replay_timeout_ns, replay->timeout_ns);
-		dbl_fence_release();
-		dbl_replay_tell(&control->replay_code, code);
+		(void)dbl_claim_dword((uint32_t *)&dbl_queue_state(&replay->queue)->status, 0, (uint32_t)of_queue);
+		if (dbl_load_dword(&control->replay_code) == 0) {
+			dbl_store_qword(&control->replay_timeout_ns, replay->timeout_ns);
+			dbl_fence_release();
+			dbl_replay_tell(&control->replay_code, of_queue);
+		}
 	}
 	/* Last: who finds the stream's failure finds its cause. */
 	dbl_fence_release();
@@ -393,9 +401,10 @@ DBL_DEVICE int dbl_replay_execute(const struct dbl_replay *replay)
 	struct dbl_replay_cell *cell = (struct dbl_replay_cell *)(uintptr_t)replay->cell;
 	struct dbl_replay_report *report = (struct dbl_replay_report *)(uintptr_t)replay->report;
 	int code = (int32_t)dbl_load_dword((const void *)(uintptr_t)replay->fault);
+	const int is_skipped = code != DOORBELL_OK;
 	uint64_t launches;
 
-	if (code == DOORBELL_OK) {
+	if (!is_skipped) {
 		switch (replay->kind) {
 		case DBL_REPLAY_SEND:
 			code = dbl_replay_send(replay, cell);
@@ -428,14 +437,19 @@ DBL_DEVICE int dbl_replay_execute(const struct dbl_replay *replay)
 		}
 	}
 	if (code != DOORBELL_OK) {
-		dbl_replay_fail(replay, report, code);
+		dbl_replay_fail(replay, report, code, is_skipped);
 		return code;
 	}
+	/* Another instance of the graph may execute it at the same time. */
+	while (!dbl_take_dword(&cell->counting, 0, 1))
+		DBL_TURN();
 	launches = dbl_load_qword(&cell->launches) + 1;
 	dbl_store_qword(&cell->launches, launches);
 	/* What the operation has brought, and the details, before the count. */
 	dbl_fence_release();
+	dbl_store_dword(&report->passed, 1);
 	dbl_store_qword(&report->launches, launches);
+	dbl_store_dword_release_gpu(&cell->counting, 0);
 	return DOORBELL_OK;
 }
 

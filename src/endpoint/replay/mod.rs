@@ -117,7 +117,11 @@ impl Endpoint {
             ..ReplayOperation::new(timeout_ns(timeout))
         };
         let cell = Arc::new(stream.cells().take(stream)?);
-        replay.queue(stream, &operation, &cell, awaited)?;
+        replay.queue(stream, &operation, &cell, awaited.clone())?;
+        // Not before: what was refused has left the send to the next wait.
+        if let Some(send) = &awaited {
+            replay.has_wait(send);
+        }
         Ok(Ticket::of_replay(replay.ticket(
             cell,
             (kind == QueueKind::Recv, capture.is_none()),

@@ -107,8 +107,7 @@ impl ReplayTicket {
     /// Bytes and immediate data of the receive that a wait has waited for last.
     pub(in crate::endpoint) fn details(&self) -> Option<(u32, Option<u32>)> {
         let is_received = self.waits_for_recv && self.launches() > 0;
-        let (len_bytes, imm) = self.cell.details();
-        is_received.then_some((len_bytes, Some(imm)))
+        is_received.then(|| self.cell.details())
     }
 
     pub(in crate::endpoint) fn is_of(&self, endpoint: &Arc<EndpointShared>) -> bool {
@@ -153,5 +152,5 @@ pub(super) fn add(
     kept: ReplayKeeper,
 ) -> Result<()> {
     let words: ReplayWords = operation.words(target, stream.fault_word(), cell);
-    stream.queue(&words, kept)
+    stream.queue(&words, cell, kept)
 }

@@ -186,19 +186,22 @@ impl ReplayQueues {
     }
 
     /// The oldest send of that capture for which no wait was added.
-    pub(super) fn next_unwaited(&mut self, capture: Option<u64>) -> Result<Arc<ReplayCell>> {
-        let found = self
-            .unwaited
-            .iter()
-            .position(|send| send.capture == capture);
-        let found = found.and_then(|at| self.unwaited.remove(at));
-        found.map(|send| send.cell).ok_or_else(|| {
+    pub(super) fn next_unwaited(&self, capture: Option<u64>) -> Result<Arc<ReplayCell>> {
+        let mut sends = self.unwaited.iter();
+        let found = sends.find(|send| send.capture == capture);
+        found.map(|send| Arc::clone(&send.cell)).ok_or_else(|| {
             Error::state(
                 StateKind::NothingPosted,
                 OPERATION,
                 "nothing to wait for: all signaled sends of this capture have their wait; a wait and its send are in one capture",
             )
         })
+    }
+
+    /// Its wait was added.
+    pub(super) fn has_wait(&mut self, send: &Arc<ReplayCell>) {
+        let at = (self.unwaited.iter()).position(|other| Arc::ptr_eq(&other.cell, send));
+        at.and_then(|at| self.unwaited.remove(at));
     }
 
     pub(super) fn ticket(

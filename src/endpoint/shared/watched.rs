@@ -9,7 +9,7 @@ use crate::Cause;
 use crate::WcStatus;
 use crate::endpoint::QueueKind;
 use crate::endpoint::clock::now_ns;
-use crate::endpoint::device_queue_state::{STATUS_RANGE, STATUS_WORK};
+use crate::endpoint::device_queue_state::{STATUS_RANGE, STATUS_STREAM, STATUS_WORK};
 use crate::endpoint::queue::{ErrorCompletion, QueueState};
 use crate::endpoint::watchdog::Watched;
 use crate::nic::State;
@@ -119,7 +119,7 @@ impl EndpointShared {
             let cause = match code {
                 // The completion in error, or what else has failed the endpoint, is the cause.
                 STATUS_WORK => return,
-                STATUS_RANGE => Cause::Discarded,
+                STATUS_RANGE | STATUS_STREAM => Cause::Discarded,
                 _ => Cause::Deadline(Duration::from_nanos(timeout_ns)),
             };
             self.fail_in(epoch, None, cause);
