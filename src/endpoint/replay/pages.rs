@@ -18,7 +18,7 @@ use crate::{Error, Result, StateKind};
 pub struct PagePush<'a> {
     /// Bytes of a page, 1 to 2^30.
     pub page_bytes: u32,
-    /// Where the pages are. A rest that is no whole page is not used.
+    /// Where the pages are: less than 4 GiB, as a slice has. A rest that is no whole page is not used.
     pub local: Slice<'a>,
     /// Where the peer's pages are, with the length of that memory.
     pub remote: RemoteSlice,
