@@ -54,7 +54,7 @@ int doorbell_stream_destroy(doorbell_stream *stream);
  * or is aborted before. It may queue work, also on its own stream, but it must not wait for that stream:
  * calls that synchronise with it return DOORBELL_ESTATE, and waits for tickets, completions or room end at their own time
  * limit. On a CUDA stream a thread of the driver makes the call (cuLaunchHostFunc); the function must then
- * not call CUDA, directly or through a call with a CUDA stream. Kernel streams do not support this call.
+ * not call CUDA, directly or through a call with a CUDA stream. Trigger streams do not support this call.
  */
 int doorbell_stream_launch(doorbell_stream *stream, doorbell_host_fn function, void *argument);
 
@@ -100,7 +100,7 @@ int doorbell_stream_query(doorbell_stream *stream);
  * that stream has passed the event, so abort that stream too. The library cannot end waits that the program queued
  * itself (cuStreamWaitEvent, cuStreamWaitValue32).
  *
- * Kernel stream: ends all waits of its triggers, including waits for events and waits of triggers that are executed
+ * Trigger stream: ends all waits of its triggers, including waits for events and waits of triggers that are executed
  * later. Operations that were not taken are discarded. The stream cannot be used afterwards.
  */
 int doorbell_stream_abort(doorbell_stream *stream);

@@ -291,7 +291,7 @@ fn wait_any(
         return Err(Error::state(
             StateKind::Unsupported,
             "stream value",
-            "a kernel stream waits for words of 32 bits in host memory; use a CUDA stream",
+            "a trigger stream waits for words of 32 bits in host memory; use a CUDA stream",
         ));
     }
     watchdog()?;

@@ -1,4 +1,4 @@
-/* Kernel streams in C: WITH_CUDA says whether the library was built with the feature, WITH_KERNEL whether there is a kernel to execute
+/* Trigger streams in C: WITH_CUDA says whether the library was built with the feature, WITH_KERNEL whether there is a kernel to execute
  * triggers: the stand-in for the driver has one of that name. */
 #include "driver.h"
 #include "expect.h"
