@@ -133,7 +133,8 @@ fn flood(
             near + 136,
         ];
         views.extend(addresses.iter().flat_map(|it| it.to_ne_bytes()));
-        let numbers = [slots - 1, 0, slots, 7];
+        // Behind the number of the queue pair: no place for what additions find, and shared by threads.
+        let numbers = [slots - 1, 0, slots, 7, 0, 0, 0, 0];
         views.extend(numbers.iter().flat_map(|it| it.to_ne_bytes()));
     }
     let queues = context.alloc(views.len() as u64)?;
