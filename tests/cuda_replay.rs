@@ -18,7 +18,7 @@ use doorbell::softcx::Faults;
 use doorbell::{
     Access, Condition, Condition64, Control, CudaContext, CudaStream, DeviceBuffer, EndpointConfig,
     Error, Executor, HostStream, PagePush, ProtectionDomain, QueueKind, Region, StateKind, Status,
-    Ticket, Work, stream_wait_count64, stream_wait_value32, stream_wait_value64,
+    Ticket, Work, WritesOrdering, stream_wait_count64, stream_wait_value32, stream_wait_value64,
     stream_write_value32, stream_write_value64,
 };
 use rig::gpu::{alone, context};
@@ -129,6 +129,10 @@ impl Bench {
         }
         if let Err(error) = usable(&context) {
             waived(test, &format!("{error}"));
+            return None;
+        }
+        if context.capabilities().ordering == WritesOrdering::None {
+            waived(test, "the GPU does not see writes of NICs in order");
             return None;
         }
         let pair = Pair::new(&device, config);

@@ -9,12 +9,14 @@ use doorbell::{
 };
 
 use crate::rig::{SOON, strict_device as device};
+use crate::waived::waived;
 
 /// Words of 64 bits and words that must equal a value, in memory of the host: each condition ends its wait, and not before it holds.
 #[test]
 fn words_of_64_bits_are_stored_and_awaited() {
     let domain = device().protection_domain();
     let region = Region::alloc(&domain, 4096, Access::ALL).unwrap();
+    region.store_u64(64, 0).unwrap();
     let stream = crate::rig::stream("wide words");
     let high = 1u64 << 40;
     if std::env::var("DOORBELL_TEST_STREAM").is_ok_and(|kind| kind == "cuda-trigger") {
@@ -26,6 +28,14 @@ fn words_of_64_bits_are_stored_and_awaited() {
         );
         return;
     }
+    let first = stream_wait_value64(&stream, &region, 64, Condition64::Equal(0), SOON);
+    if let Err(refused) = &first
+        && refused.to_string().contains("writes of NICs in order")
+    {
+        waived("words_of_64_bits", &refused.to_string());
+        return;
+    }
+    first.unwrap();
     for (condition, not_yet, then) in [
         (
             Condition64::GreaterOrEqual(high),
