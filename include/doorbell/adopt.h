@@ -40,8 +40,8 @@ typedef void (*doorbell_release)(void *argument);
  * drive. Without either word an mlx5 device is used directly, and any other one by plain verbs. Direct use needs nothing
  * of how the context was opened.
  *
- * A context has one queue of asynchronous events (ibv_get_async_event). The library does not read it: whoever reads it
- * passes events on with doorbell_device_report_async_event. If nobody else reads it, the setting "events=library" makes
+ * A context has one queue of asynchronous events (ibv_get_async_event). The library does not read it. The program reads it
+ * and passes the events on with doorbell_device_report_async_event. If nobody else reads it, the setting "events=library" makes
  * the library read it. Without either, failures that have no completion are found only by the deadlines of waits, and the
  * library does not learn that a device has been removed.
  *

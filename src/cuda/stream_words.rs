@@ -208,7 +208,7 @@ impl StreamWords {
         self.device_address(std::ptr::from_ref(self.status()).addr())
     }
 
-    /// The code of the first operation in a graph of the application that was not executed; 0 if there is none.
+    /// 0, or the code of the first operation that a kernel of a captured graph did not execute.
     pub(super) fn replay_fault(&self) -> &AtomicI32 {
         &self.page.replay.0
     }

@@ -23,8 +23,8 @@ impl Device {
     /// plain verbs. Direct use needs nothing of how the context was opened: no `devx`, no privilege. Each queue pair gets a parent domain of its own, which
     /// holds its UAR register and the memory of its queues.
     ///
-    /// *Asynchronous events*: a context has one queue of events, and its reader takes those of all objects. The library does not read it: whoever reads it
-    /// passes the events on with [`Device::report_async_event`]. If nobody reads it, the setting `events=library` makes the library its reader, as for a device that it has
+    /// *Asynchronous events*: a context has one queue of events, and its reader takes those of all objects. The library does not read it. The program reads it
+    /// and passes the events on with [`Device::report_async_event`]. If nobody reads it, the setting `events=library` makes the library its reader, as for a device that it has
     /// opened. Without either, failures that have no completion are found only by the deadlines of waits, and the library does not learn that a device has been removed.
     ///
     /// Each call makes another [`Device`]; objects of two do not work together. So adopt a context once, and clone the device.
@@ -37,8 +37,8 @@ impl Device {
     /// code reads its asynchronous events.
     ///
     /// # Errors
-    /// As [`Device::open`] has them for settings and ports; [`Error::Malformed`] for any other word than `verbs` and `mlx5`; [`Error::State`] for `mlx5` if the
-    /// device is none.
+    /// As [`Device::open`] has them for settings and ports; [`Error::Malformed`] for any other word than `verbs` and `mlx5`; [`Error::State`] for `mlx5` if the mlx5
+    /// provider does not drive the device.
     pub unsafe fn from_ibv_context(
         context: NonNull<c_void>,
         settings: &str,

@@ -202,7 +202,7 @@ impl ReplayCell {
         self.report().launches.load(Ordering::Acquire)
     }
 
-    /// The code of the first launch that has not executed it; 0 while there is none.
+    /// 0, or the code of the first launch that did not execute the operation.
     pub(crate) fn code(&self) -> i32 {
         self.report().code.load(Ordering::Acquire)
     }
