@@ -36,6 +36,7 @@ fn words_of_64_bits_are_stored_and_awaited() {
         return;
     }
     first.unwrap();
+    stream.synchronize(SOON).unwrap();
     for (condition, not_yet, then) in [
         (
             Condition64::GreaterOrEqual(high),
