@@ -406,6 +406,43 @@ fn stream_with_continue_on_error_continues() {
     stream.synchronize(SOON).unwrap();
 }
 
+/// A failure behind which the stream continues is taken by the first call that asks for it, [`doorbell::Executor::take_fault`] too.
+#[test]
+fn failure_behind_which_the_stream_continues_is_taken_once() {
+    let device = device();
+    if has_no_queue(
+        &device,
+        "failure_behind_which_the_stream_continues_is_taken_once",
+    ) {
+        return;
+    }
+    let mut pair = Pair::new(&device, &config());
+    let region = pair.region(4096);
+    let stream = rig::stream("s");
+    if stream.host().is_some_and(|stream| !stream.has_thread()) {
+        // The calls that execute its work are those that report failures.
+        return;
+    }
+    stream.continue_on_error(true);
+    pair.b
+        .post_recv(1, &[region.slice(0, 64).unwrap()])
+        .unwrap();
+    let wait = pair.b.stream_wait_cq(&stream, QueueKind::Recv).unwrap();
+    pair.b.abort();
+    let until = Instant::now() + Duration::from_secs(20);
+    let taken = loop {
+        if let Some(taken) = stream.take_fault() {
+            break taken;
+        }
+        let text = format!("{:?}, and there is no fault", wait.status());
+        assert!(Instant::now() < until, "{text}");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert_eq!(cause(Err(taken)), Some(Cause::Aborted));
+    assert!(stream.take_fault().is_none());
+    stream.synchronize(SOON).unwrap();
+}
+
 fn host_stream(name: &str) -> doorbell::HostStream {
     doorbell::HostStream::new(name).unwrap()
 }

@@ -221,7 +221,8 @@ impl StreamState {
     /// Takes the fault, if there is one. What was queued before stays given up.
     pub(super) fn take_fault(&self) -> Option<Error> {
         defer_drops(self.settle());
-        let _ = self.check();
+        // Not `check`, which reports a passing failure, and so would lose it.
+        self.note_replay_fault();
         self.clear_replay_fault();
         let pending = self.pending.lock();
         if self.fault.is_sticky() {

@@ -147,6 +147,12 @@ impl StreamState {
 
     /// Reports a failure of earlier work.
     pub(super) fn check(&self) -> Result<()> {
+        self.note_replay_fault();
+        self.fault.check(&self.name)
+    }
+
+    /// Takes a failure that the stream's kernels have told into the fault, without reporting it.
+    pub(super) fn note_replay_fault(&self) {
         let word = self.count.words.replay_fault();
         let code = word.load(Ordering::Acquire);
         if code != 0 && !self.replay_fault.is_reported.swap(true, Ordering::AcqRel) {
@@ -159,7 +165,6 @@ impl StreamState {
                     .store(false, Ordering::Release);
             }
         }
-        self.fault.check(&self.name)
     }
 
     /// Lets operations in graphs of the application be executed again, from here on in the order of the stream: the rest of the launch that has failed, and

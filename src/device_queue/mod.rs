@@ -74,7 +74,8 @@ impl DeviceQueue {
     ///
     /// # Errors
     /// [`Error::Work`](crate::Error::Work) if the endpoint has failed; [`Error::State`](crate::Error::State) if it is not connected, if sends of
-    /// its own are prepared, in flight or not collected, if kernels own its send queue already, or if its path is `sync`.
+    /// its own are prepared, in flight or not collected, if kernels own its send queue already, or if its path is `sync`;
+    /// [`Error::System`](crate::Error::System) if the device does not register 8 bytes for it.
     pub fn new(endpoint: &mut Endpoint) -> Result<DeviceQueue> {
         let mut queue = endpoint.take_send_queue(true)?;
         let (slot, completion) = queue.state().first();
