@@ -5,6 +5,7 @@ mod rig;
 mod waived;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use doorbell::{
@@ -366,10 +367,17 @@ fn one_endpoint_sends_to_several_and_work_holds_the_handles() {
     let mut from = End::new(&domain, &config());
     let mut ends: Vec<End> = (0..3).map(|_| End::new(&domain, &config())).collect();
     let stream = rig::stream("several");
+    let is_sync = from.endpoint.path().control == Control::Sync;
     for round in 0..10u64 {
         for end in &mut ends {
             end.receive(round);
         }
+        // The stream sends when all handles are dropped.
+        let (go, wait) = rig::gate();
+        if is_sync {
+            go.store(true, Ordering::Release);
+        }
+        stream.launch(wait).unwrap();
         for (number, end) in ends.iter().enumerate() {
             let offset = 64 * number as u64;
             from.source
@@ -388,6 +396,7 @@ fn one_endpoint_sends_to_several_and_work_holds_the_handles() {
         from.endpoint
             .stream_wait_cq(&stream, QueueKind::Send)
             .unwrap();
+        go.store(true, Ordering::Release);
         stream.synchronize(SOON).unwrap();
         for (number, end) in ends.iter_mut().enumerate() {
             let got = end.endpoint.wait_cq(QueueKind::Recv, SOON).unwrap();
