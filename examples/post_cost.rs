@@ -345,6 +345,7 @@ impl Ours {
             recv_wqes: 1,
             recv_segments: 1,
             atomics: 1,
+            datagrams: 0,
         };
         let mut queues = dv::doorbell_dv_queues::default();
         // SAFETY: live objects of one context.

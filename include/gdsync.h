@@ -31,7 +31,7 @@
  * What is not supported, and what to use instead
  *   ibv_open_device, ibv_alloc_pd without        gds_open_device, gds_alloc_pd, gds_dealloc_pd, gds_close_device, and
  *     libibverbs, or for "softcx"                gds_qp_address and gds_qp_connect for gds_modify_qp
- *   IBV_QPT_UD, address handles, SRQs            IBV_QPT_RC, one queue pair for each peer. Otherwise EOPNOTSUPP
+ *   SRQs, and IBV_QPT_UD without libibverbs      IBV_QPT_RC, one queue pair for each peer. Otherwise EOPNOTSUPP
  *   completion channels                          poll, or wait on a stream
  *   GDS_CREATE_QP_*_ON_GPU                       0: queues are in host memory, which GPUs can access. Otherwise EOPNOTSUPP
  *   gds_create_cq, res_domain                    a gds_qp has its own two CQs

@@ -12,6 +12,7 @@
 //! | send and receive messages, eager or by rendezvous, on streams | [`MessageQueue`] |
 //! | match messages by tag, from any peer | [`Matcher`] |
 //! | connect two endpoints | [`Endpoint`], [`Address`], [`Listener`], [`Channel`] |
+//! | send unreliable datagrams (UD) | [`EndpointConfig::transport`], [`AddressHandle`], [`Work::to`] |
 //! | connect by rdma_cm, also with programs that do not use this library (feature `verbs`) | `CmConnection`, `CmListener` |
 //! | queue transfers and waits on a stream | [`Endpoint::stream_queue_send`], [`Endpoint::stream_wait_cq`], [`Work`] |
 //! | prepare now and queue later, several at once | [`Endpoint::prepare_send`], [`stream_post`], [`stream_post_all`] |
@@ -102,11 +103,11 @@ pub use doorbell_wire::{Cause, Error, Result, StateKind, WorkError};
 #[cfg(feature = "cuda")]
 pub use endpoint::PagePush;
 pub use endpoint::{
-    AbortHandle, Address, Channel, Completion, Condition, Condition64, Control, Endpoint,
-    EndpointConfig, Listener, Operation, PathReport, Prepared, QueueKind, QueueView, Rejected,
-    Status, Ticket, TicketFuture, Work, stream_post, stream_post_all, stream_wait_count64,
-    stream_wait_value32, stream_wait_value64, stream_write_value32, stream_write_value64,
-    wait_value32, wait_value64,
+    AbortHandle, Address, AddressHandle, Channel, Completion, Condition, Condition64, Control,
+    DatagramSource, Endpoint, EndpointConfig, Listener, Operation, PathReport, Prepared, QueueKind,
+    QueueView, Rejected, Status, Ticket, TicketFuture, Transport, Work, stream_post,
+    stream_post_all, stream_wait_count64, stream_wait_value32, stream_wait_value64,
+    stream_write_value32, stream_write_value64, wait_value32, wait_value64,
 };
 #[cfg(feature = "cuda")]
 pub use graph::{GraphBuilder, GraphExec, GraphMember};

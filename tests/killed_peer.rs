@@ -27,6 +27,7 @@ const ATTRIBUTES: Attributes = Attributes {
     traffic_class: 0,
     service_level: 0,
     pkey_index: 0,
+    qkey: 0,
 };
 
 /// The connection data of one side, as a line of text.

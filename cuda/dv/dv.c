@@ -142,6 +142,12 @@ struct ibv_qp *doorbell_dv_create_qp(struct ibv_pd *pd, struct ibv_cq *send_cq, 
 	/* The provider refuses these on a function without atomics. */
 	if (sizes->atomics)
 		attributes.send_ops_flags |= IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+	if (sizes->datagrams) {
+		/* With the address the provider takes two WQEBBs for each. */
+		attributes.qp_type = IBV_QPT_UD;
+		attributes.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+		attributes.cap.max_send_wr = (sizes->send_wqebbs + 1) / 2;
+	}
 	/* A card would else put short payloads of receives and reads into the CQE instead of their memory, where no stream looks. */
 	struct mlx5dv_qp_init_attr direct = {
 		.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
@@ -186,6 +192,26 @@ int doorbell_dv_queues(struct ibv_qp *qp, struct ibv_cq *send_cq, struct ibv_cq 
 	return 0;
 }
 
+_Static_assert(sizeof(struct mlx5_wqe_av) == DOORBELL_DV_AV_BYTES && sizeof(struct mlx5_wqe_datagram_seg) == DOORBELL_DV_AV_BYTES,
+	       "the datagram segment is the address vector");
+
+int doorbell_dv_address_vector(struct ibv_ah *ah, uint8_t *result)
+{
+	struct mlx5dv_ah address = {0};
+	struct mlx5dv_obj objects = {.ah = {.in = ah, .out = &address}};
+	const int error = mlx5dv_init_obj(&objects, MLX5DV_OBJ_AH);
+
+	if (error)
+		return error;
+	memcpy(result, address.av, DOORBELL_DV_AV_BYTES);
+	return 0;
+}
+
+struct ibv_context *doorbell_dv_ah_context(const struct ibv_ah *ah)
+{
+	return ah->context;
+}
+
 int doorbell_dv_query_limits(struct ibv_context *context, struct doorbell_dv_limits *result)
 {
 	struct ibv_device_attr attributes;
@@ -207,7 +233,7 @@ struct ibv_qp *doorbell_dv_create_plain_qp(struct ibv_pd *pd, struct ibv_cq *sen
 					   struct doorbell_dv_caps *caps)
 {
 	struct ibv_qp_init_attr attributes = {
-		.qp_type = IBV_QPT_RC,
+		.qp_type = caps->datagrams ? IBV_QPT_UD : IBV_QPT_RC,
 		.send_cq = send_cq,
 		.recv_cq = recv_cq,
 		.cap = {
@@ -266,7 +292,11 @@ uint32_t doorbell_dv_post_send(struct ibv_qp *qp, const struct doorbell_dv_send 
 		to->opcode = (enum ibv_wr_opcode)from->opcode;
 		to->send_flags = from->flags;
 		to->imm_data = from->imm;
-		if (from->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || from->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+		if (from->ah) {
+			to->wr.ud.ah = (struct ibv_ah *)(uintptr_t)from->ah;
+			to->wr.ud.remote_qpn = from->remote_qpn;
+			to->wr.ud.remote_qkey = from->remote_qkey;
+		} else if (from->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || from->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
 			to->wr.atomic.remote_addr = from->remote_addr;
 			to->wr.atomic.compare_add = from->compare_add;
 			to->wr.atomic.swap = from->swap;
@@ -326,6 +356,8 @@ int doorbell_dv_poll_cq(struct ibv_cq *cq, struct doorbell_dv_wc *result, uint32
 		result[i].byte_len = found[i].status == IBV_WC_SUCCESS ? found[i].byte_len : 0;
 		result[i].flags = found[i].status == IBV_WC_SUCCESS ? found[i].wc_flags : 0;
 		result[i].imm = found[i].status == IBV_WC_SUCCESS ? found[i].imm_data : 0;
+		result[i].source_qpn = found[i].status == IBV_WC_SUCCESS ? found[i].src_qp : 0;
+		result[i].source_lid = found[i].status == IBV_WC_SUCCESS ? found[i].slid : 0;
 	}
 	return got;
 }

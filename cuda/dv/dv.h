@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct ibv_ah;
 struct ibv_context;
 struct ibv_cq;
 struct ibv_device;
@@ -38,6 +39,7 @@ struct doorbell_dv_sizes {
 	uint32_t recv_wqes;
 	uint32_t recv_segments;
 	uint32_t atomics; /* 0: the queue pair is to have none, because the device has none */
+	uint32_t datagrams; /* 1: a UD queue pair; 0: an RC one */
 };
 
 /* Where the parts of a queue pair lie, and how long they are. */
@@ -78,7 +80,11 @@ struct doorbell_dv_caps {
 	uint32_t send_sges;
 	uint32_t recv_sges;
 	uint32_t inline_bytes;
+	uint32_t datagrams; /* 1: a UD queue pair; 0: an RC one */
 };
+
+/* Bytes of an address vector: struct mlx5_wqe_av. */
+#define DOORBELL_DV_AV_BYTES 48
 
 /* A piece of memory: struct ibv_sge. */
 struct doorbell_dv_sge {
@@ -99,6 +105,9 @@ struct doorbell_dv_send {
 	uint32_t flags; /* enum ibv_send_flags */
 	uint32_t first_sge;
 	uint32_t sges;
+	uint64_t ah; /* the address of a struct ibv_ah, of a request of a UD queue pair; else 0 */
+	uint32_t remote_qpn; /* with `ah` */
+	uint32_t remote_qkey;
 };
 
 /* A receive: struct ibv_recv_wr. */
@@ -108,7 +117,7 @@ struct doorbell_dv_recv {
 	uint32_t sges;
 };
 
-/* A completion: struct ibv_wc, as far as a reliable connection has it. */
+/* A completion: struct ibv_wc. */
 struct doorbell_dv_wc {
 	uint64_t wr_id;
 	uint32_t status; /* enum ibv_wc_status */
@@ -117,6 +126,8 @@ struct doorbell_dv_wc {
 	uint32_t byte_len;
 	uint32_t imm; /* network order */
 	uint32_t flags; /* enum ibv_wc_flags */
+	uint32_t source_qpn; /* this and the next: of a receive of a UD queue pair */
+	uint32_t source_lid;
 };
 
 /* Where the memory of queues and records comes from. The last arguments are NULL. */
@@ -153,7 +164,7 @@ struct ibv_cq *doorbell_dv_create_cq(struct ibv_context *context, uint32_t cqes,
 struct ibv_context *doorbell_dv_pd_context(const struct ibv_pd *pd);
 uint32_t doorbell_dv_pd_handle(const struct ibv_pd *pd);
 
-/* A reliable-connected queue pair in RESET by mlx5dv_create_qp; NULL and errno if it cannot be had. */
+/* A queue pair in RESET by mlx5dv_create_qp; NULL and errno if it cannot be had. */
 struct ibv_qp *doorbell_dv_create_qp(struct ibv_pd *pd, struct ibv_cq *send_cq, struct ibv_cq *recv_cq,
 				     const struct doorbell_dv_sizes *sizes);
 
@@ -161,10 +172,15 @@ struct ibv_qp *doorbell_dv_create_qp(struct ibv_pd *pd, struct ibv_cq *send_cq, 
 int doorbell_dv_queues(struct ibv_qp *qp, struct ibv_cq *send_cq, struct ibv_cq *recv_cq,
 		       struct doorbell_dv_queues *result);
 
+/* mlx5dv_init_obj of an address handle of the mlx5 provider: writes its address vector, DOORBELL_DV_AV_BYTES bytes. Zero, or its errno. */
+int doorbell_dv_address_vector(struct ibv_ah *ah, uint8_t *result);
+/* The context of an address handle. */
+struct ibv_context *doorbell_dv_ah_context(const struct ibv_ah *ah);
+
 /* Zero, or the errno of ibv_query_device. */
 int doorbell_dv_query_limits(struct ibv_context *context, struct doorbell_dv_limits *result);
 
-/* A reliable-connected queue pair in RESET by plain verbs; NULL and errno if it cannot be had. */
+/* A queue pair in RESET by plain verbs; NULL and errno if it cannot be had. */
 struct ibv_qp *doorbell_dv_create_plain_qp(struct ibv_pd *pd, struct ibv_cq *send_cq, struct ibv_cq *recv_cq,
 					   struct doorbell_dv_caps *caps);
 

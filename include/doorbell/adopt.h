@@ -1,6 +1,6 @@
 /*
  * Part of the interface of doorbell.h: objects of libibverbs that another part of the program has made, such as MPI, UCX
- * or NCCL's plugin: open devices, protection domains and registered memory.
+ * or NCCL's plugin: open devices, protection domains, registered memory and address handles.
  *
  * doorbell.h has the rules for results, handles, threads and text buffers.
  *
@@ -19,7 +19,7 @@
 #ifndef DOORBELL_ADOPT_H
 #define DOORBELL_ADOPT_H
 
-#include "region.h"
+#include "endpoint.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -29,6 +29,7 @@ extern "C" {
 struct ibv_context;
 struct ibv_pd;
 struct ibv_mr;
+struct ibv_ah;
 
 typedef void (*doorbell_release)(void *argument);
 
@@ -98,6 +99,13 @@ typedef struct doorbell_memory_keys {
  */
 int doorbell_region_adopt_keys(const doorbell_domain *domain, const doorbell_memory_keys *keys, uint32_t access_flags,
 			       uint32_t kind, doorbell_release release, void *argument, doorbell_region **region);
+
+/*
+ * Uses an address handle, for sends of UD endpoints. Work in flight uses the ibv_ah. Returns DOORBELL_EFOREIGN if it is of
+ * another ibv_context than the domain, and DOORBELL_ESTATE if the device is not one of libibverbs.
+ */
+int doorbell_address_handle_adopt(const doorbell_domain *domain, struct ibv_ah *ah, doorbell_release release, void *argument,
+				  doorbell_address_handle **handle);
 
 #ifdef __cplusplus
 }

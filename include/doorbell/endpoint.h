@@ -14,8 +14,26 @@ extern "C" {
 
 /* ----------------------------------------------------------------------------------------------------- endpoints */
 
-/* A reliable connected queue pair: a send queue and a receive queue, each with its own completions. */
+/*
+ * A queue pair, of a reliable connection or of unreliable datagrams: a send queue and a receive queue, each with its own
+ * completions.
+ */
 typedef struct doorbell_endpoint doorbell_endpoint;
+
+/* The service of a queue pair. */
+enum doorbell_transport {
+	/* A reliable connection (RC) to one peer. */
+	DOORBELL_TRANSPORT_RC = 0,
+	/*
+	 * Unreliable datagrams (UD). There is no peer: doorbell_endpoint_activate takes the place of
+	 * doorbell_endpoint_connect, and doorbell_work_to names the receiver of each send. There are sends only, of at
+	 * most `mtu_bytes`, or the MTU of the port if that is smaller. The memory of a receive begins with 40 bytes for a
+	 * global route header (GRH), which the length in the completion includes. A datagram is lost if it finds no
+	 * receive, or if its queue key is another; a ticket tells only that it was sent. A datagram that is longer than
+	 * its receive fails the receiving endpoint.
+	 */
+	DOORBELL_TRANSPORT_UD = 1
+};
 
 /* Configuration of an endpoint. Initialise it with doorbell_endpoint_config_init. */
 typedef struct doorbell_endpoint_config {
@@ -48,6 +66,8 @@ typedef struct doorbell_endpoint_config {
 	uint32_t traffic_class;    /* of packets with a global route, 0 to 255; on RoCE the TOS byte of IP; default 0 */
 	uint32_t service_level;    /* 0 to 15; default 0 */
 	uint32_t pkey_index;       /* index into the port's table of partition keys, 0 to 65535; default 0 */
+	uint32_t transport;        /* DOORBELL_TRANSPORT_*; default DOORBELL_TRANSPORT_RC */
+	uint32_t qkey;             /* of a UD endpoint: the queue key that datagrams to it must have; default 0 */
 	uint32_t reserved;         /* 0 */
 } doorbell_endpoint_config;
 
@@ -111,6 +131,13 @@ int doorbell_address_from_text(const char *text, doorbell_address *address);
 int doorbell_endpoint_connect(doorbell_endpoint *endpoint, const doorbell_address *peer);
 
 /*
+ * Makes a UD endpoint ready to send and to receive. Returns DOORBELL_ESTATE for an endpoint of a reliable connection and
+ * for one that is active already; DOORBELL_EWORK if the endpoint has failed.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_endpoint_activate(doorbell_endpoint *endpoint);
+
+/*
  * Brings the queue pair one step further, as ibv_modify_qp does, for programs that exchange queue pair numbers, LIDs or
  * GIDs and PSNs themselves, and for peers that do not use this library: to INIT, from INIT to RTR, and from RTR to RTS,
  * which does what doorbell_endpoint_connect does. A new endpoint is in INIT already. `attributes` is a struct ibv_qp_attr
@@ -122,7 +149,7 @@ int doorbell_endpoint_connect(doorbell_endpoint *endpoint, const doorbell_addres
 int doorbell_endpoint_modify_qp(doorbell_endpoint *endpoint, const void *attributes, int mask);
 
 /*
- * Returns 1 if the endpoint was connected and has not failed since, else 0.
+ * Returns 1 if the endpoint was connected or activated and has not failed since, else 0.
  * Threads: one at a time for endpoint.
  */
 int doorbell_endpoint_is_connected(const doorbell_endpoint *endpoint);
@@ -149,6 +176,39 @@ int doorbell_endpoint_abort(doorbell_endpoint *endpoint);
  * Threads: one at a time for endpoint.
  */
 int doorbell_endpoint_qpn(const doorbell_endpoint *endpoint);
+
+/* Returns the number of the queue pair of an address. Returns DOORBELL_EMALFORMED if the bytes are not an address. */
+int doorbell_address_qpn(const doorbell_address *address);
+
+/*
+ * A port that sends of UD endpoints go to. All UD endpoints of its protection domain can use it. Work in flight keeps what
+ * it needs of it. doorbell_address_handle_adopt (doorbell/adopt.h) makes one of an ibv_ah.
+ */
+typedef struct doorbell_address_handle doorbell_address_handle;
+
+/*
+ * Creates the handle of the port of a peer's endpoint. Datagrams to it have the traffic class and the service level of
+ * `endpoint`. Returns DOORBELL_EFOREIGN if the address is of another kind of device, and DOORBELL_ESTATE if the device of
+ * the peer is gone or on another host.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_address_handle_create(const doorbell_endpoint *endpoint, const doorbell_address *peer,
+				   doorbell_address_handle **handle);
+
+/*
+ * Creates the handle of the port of that LID, for peers that do not use this library. `gid` is NULL or the 16 bytes of the
+ * port's GID, for a global route. On Ethernet the LID is 0, and a GID is needed. Returns DOORBELL_ESTATE on a device that
+ * is not one of libibverbs.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_address_handle_create_for_port(const doorbell_endpoint *endpoint, uint32_t lid, const uint8_t *gid,
+					    doorbell_address_handle **handle);
+
+/*
+ * Destroys an address handle. NULL is allowed.
+ * Threads: alone with handle.
+ */
+int doorbell_address_handle_destroy(doorbell_address_handle *handle);
 
 /*
  * Returns the size of the queues' memory in bytes, or 0 on failure.
@@ -269,9 +329,12 @@ typedef struct doorbell_work {
 	uint32_t inline_len_bytes;
 	uint64_t remote_addr; /* a multiple of 8 for atomics */
 	uint32_t rkey;
-	uint32_t reserved; /* 0 */
+	uint32_t remote_qpn; /* this, remote_qkey and address_handle: see doorbell_work_to */
 	uint64_t compare;
 	uint64_t operand;
+	const doorbell_address_handle *address_handle;
+	uint32_t remote_qkey;
+	uint32_t reserved; /* 0 */
 } doorbell_work;
 
 /* A completion. */
@@ -281,7 +344,10 @@ typedef struct doorbell_completion {
 	uint32_t len_bytes; /* brought by a receive, a read or an atomic; 0 for sends and writes */
 	uint32_t imm;       /* valid if has_imm is 1; in host byte order */
 	uint32_t has_imm;
-	uint64_t reserved; /* 0 */
+	/* The next three are of receives of UD endpoints, and otherwise 0. */
+	uint32_t source_qpn; /* the number of the queue pair that has sent */
+	uint16_t source_lid; /* the LID of its port, on InfiniBand */
+	uint16_t has_grh;    /* 1: the first 40 bytes of the receive are a global route header */
 } doorbell_completion;
 
 /*
@@ -302,9 +368,12 @@ static inline doorbell_work doorbell_work_init(uint32_t opcode, const doorbell_s
 	work.inline_len_bytes = 0;
 	work.remote_addr = 0;
 	work.rkey = 0;
-	work.reserved = 0;
+	work.remote_qpn = 0;
 	work.compare = 0;
 	work.operand = 0;
+	work.address_handle = NULL;
+	work.remote_qkey = 0;
+	work.reserved = 0;
 	return work;
 }
 
@@ -372,6 +441,20 @@ static inline doorbell_work doorbell_work_fetch_add(const doorbell_slice *result
 	doorbell_work work = doorbell_work_write(result, 1, remote_addr, rkey);
 	work.opcode = DOORBELL_OP_FETCH_ADD;
 	work.operand = add;
+	return work;
+}
+
+/*
+ * Names the receiver of a send of a UD endpoint: the port, the number of the queue pair there, and its queue key. If the
+ * highest bit of `qkey` is set, the datagram has the queue key of the endpoint that sends it. Each send of a UD endpoint
+ * needs this, and no other work request may have it.
+ */
+static inline doorbell_work doorbell_work_to(doorbell_work work, const doorbell_address_handle *handle, uint32_t qpn,
+					     uint32_t qkey)
+{
+	work.address_handle = handle;
+	work.remote_qpn = qpn;
+	work.remote_qkey = qkey;
 	return work;
 }
 

@@ -105,7 +105,7 @@ typedef struct gds_qp {
 #endif
 
 /*
- * Creates a queue pair in `pd`, on its device. `qp_init_attr` gives the type (RC only), the depths, slices and inline
+ * Creates a queue pair in `pd`, on its device. `qp_init_attr` gives the type (RC or UD), the depths, slices and inline
  * bytes, where 0 is taken as 1. More slices than DOORBELL_SLICES_MAX are taken as that many: a work request with more
  * returns EINVAL. The CQs are created with the queue pair. They and the capacities are stored in qp_init_attr.
  * `gpu_id` is ignored, because each stream knows its GPU. Returns NULL and sets errno on failure. Connect the queue

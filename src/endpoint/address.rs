@@ -22,6 +22,11 @@ impl Address {
     /// Length of [`Address::to_bytes`].
     pub const BYTES: usize = 48;
 
+    /// The number of the endpoint's queue pair.
+    pub fn qpn(&self) -> u32 {
+        self.queue_pair.qpn()
+    }
+
     /// The bytes: magic, version, kind and MTU, then what the kind needs. Little-endian.
     pub fn to_bytes(&self) -> [u8; Address::BYTES] {
         let mut bytes = [0; Address::BYTES];

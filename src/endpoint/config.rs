@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::endpoint::Control;
 use crate::mlx5::Opcode;
-use crate::nic::{Access, Attributes, Capacity};
+use crate::nic::{Access, Attributes, Capacity, Transport};
 use crate::{Error, Result};
 use doorbell_wire::memory::QueuePairSizes;
 
@@ -26,6 +26,14 @@ const INLINE_BYTES_MAX: u32 = 476;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndpointConfig {
+    /// The service of the queue pair. Default [`Transport::Rc`], a reliable connection. A [`Transport::Ud`] endpoint has no peer: [`Endpoint::activate`](crate::Endpoint::activate)
+    /// takes the place of [`Endpoint::connect`](crate::Endpoint::connect). It only sends, and each send names its receiver
+    /// ([`Work::to`](crate::Work::to)) and has at most `mtu_bytes`, or the MTU of the port if that is smaller. The memory of its receives begins with 40 bytes
+    /// for a global route header (GRH), which the device writes if the datagram has one; [`Completion::len_bytes`] counts them. A datagram is lost if it finds no
+    /// receive, or if its queue key is another. One that is longer than its receive fails the endpoint that receives.
+    pub transport: Transport,
+    /// Of a UD endpoint: the queue key that datagrams to it must have. Default 0.
+    pub qkey: u32,
     /// Work requests that the send queue holds, 1 to 16384 (fewer where long work requests fill the ring). Default 128.
     pub send_depth: u32,
     /// Work requests that the receive queue holds, 1 to 16384. Default 128.
@@ -77,6 +85,8 @@ pub struct EndpointConfig {
 }
 
 setters!(EndpointConfig {
+    transport: Transport,
+    qkey: u32,
     send_depth: u32,
     recv_depth: u32,
     max_segments: u32,
@@ -101,6 +111,8 @@ impl Default for EndpointConfig {
     fn default() -> EndpointConfig {
         let attributes = Attributes::default();
         EndpointConfig {
+            transport: Transport::default(),
+            qkey: attributes.qkey,
             send_depth: 128,
             recv_depth: 128,
             max_segments: 4,
@@ -126,6 +138,7 @@ impl Default for EndpointConfig {
 impl EndpointConfig {
     pub(super) fn capacity(&self) -> Capacity {
         Capacity {
+            transport: self.transport,
             send_depth: self.send_depth,
             recv_depth: self.recv_depth,
             segments: self.max_segments,
@@ -145,6 +158,7 @@ impl EndpointConfig {
             traffic_class: self.traffic_class,
             service_level: self.service_level,
             pkey_index: self.pkey_index,
+            qkey: self.qkey,
         }
     }
 
@@ -199,6 +213,20 @@ pub struct Completion {
     pub len_bytes: u32,
     /// Immediate data, if the peer sent some.
     pub imm: Option<u32>,
+    /// Of a receive of a UD endpoint: where the datagram came from.
+    pub source: Option<DatagramSource>,
+}
+
+/// Where a datagram came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DatagramSource {
+    /// The number of the queue pair.
+    pub qpn: u32,
+    /// The LID of the port on InfiniBand; else 0.
+    pub lid: u16,
+    /// Whether the first 40 bytes of the receive have a global route header. Without one they are as they were.
+    pub has_grh: bool,
 }
 
 /// The kind of a completed work request.

@@ -60,6 +60,7 @@ impl Endpoint {
             #[cfg(feature = "cuda")]
             replay: None,
             shared: EndpointRef::new(shared),
+            handles: VecDeque::new(),
         })
     }
 
@@ -105,6 +106,7 @@ impl Endpoint {
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
         // As in `reset`: no failure of the endpoint comes between two steps.
         let _generation = self.shared.hold_generation();
+        self.check_reliable("connect")?;
         self.check_unconnected()?;
         let mtu_bytes = self.config.mtu_bytes.min(peer.mtu_bytes);
         self.shared.qp.init(Attributes {
@@ -112,6 +114,23 @@ impl Endpoint {
             ..self.config.attributes()
         })?;
         self.shared.qp.connect(&peer.queue_pair)
+    }
+
+    /// Makes a UD endpoint ready to send, and to receive. It has no peer: [`Work::to`](crate::Work::to) says where a send goes.
+    ///
+    /// # Errors
+    /// [`Error::State`] for an endpoint of a reliable connection, if it is active already, or has failed; [`Error::System`] naming the verbs call that failed.
+    pub fn activate(&mut self) -> Result<()> {
+        let _generation = self.shared.hold_generation();
+        if !self.is_datagram() {
+            return Err(Error::state(
+                StateKind::WrongKind,
+                "activate",
+                "the endpoint has a reliable connection (RC); call `connect` with the address of its peer",
+            ));
+        }
+        self.check_unconnected()?;
+        self.shared.qp.activate()
     }
 
     /// Fails unless [`Endpoint::connect`] can be called now.
@@ -127,7 +146,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Whether [`Endpoint::connect`] was done and nothing has failed since.
+    /// Whether [`Endpoint::connect`], or [`Endpoint::activate`], was done and nothing has failed since.
     pub fn is_connected(&self) -> bool {
         // A card shows some failures by a completion alone.
         self.shared.qp.state() == State::ReadyToSend && self.shared.failure().is_none()
@@ -204,6 +223,7 @@ impl Endpoint {
         self.recv.reset();
         self.send_commits.clear();
         self.recv_commits.clear();
+        self.handles.clear();
         self.shared.reset_records();
         self.shared.qp.init(self.config.attributes())
     }
@@ -237,6 +257,7 @@ impl Endpoint {
     /// What [`Endpoint::connect`] does, with the attributes that a connection manager agreed on with the peer. Should it fail, so has
     /// the endpoint.
     pub(crate) fn connect_by(&mut self, steps: &Steps<'_>) -> Result<ConnectedGeneration> {
+        self.check_reliable("connect")?;
         self.check_unconnected()?;
         self.shared.qp.init(self.config.attributes())?;
         let generation = ConnectedGeneration {

@@ -1,7 +1,7 @@
 //! Endpoints: a queue pair with its completions, its peer, and its operations on streams.
 //!
 //! The calls:
-//! - `post`: [`Endpoint`] as applications use it; inside it, `prepare` makes operations and `flow` finds room in the queues.
+//! - `post`: [`Endpoint`] as applications use it; inside it, `prepare` makes operations, `datagram` those of UD endpoints, and `flow` finds room in the queues.
 //! - `work`: [`Work`], what a send or an RDMA operation transfers.
 //! - `prepared`: [`Prepared`], an operation that is ready; gives its program to a stream.
 //! - `sync_path`: executes a program in the calling thread, on the path `sync`.
@@ -19,6 +19,7 @@
 //! The connection:
 //! - `connection`: creates, connects, aborts and resets an endpoint.
 //! - `address`: [`Address`], what two endpoints exchange.
+//! - `address_handle`: [`AddressHandle`], where sends of UD endpoints go.
 //! - `rendezvous`: [`Listener`] and [`Channel`], a way to exchange it.
 //! - `deadline`: the deadline of a call that uses a socket.
 //! - `clock`: time as a number that fits an atomic.
@@ -47,6 +48,7 @@
 //! - `watchdog`: the thread that looks for failures and missed deadlines.
 
 mod address;
+mod address_handle;
 mod clock;
 mod config;
 mod connection;
@@ -80,9 +82,11 @@ mod watchdog;
 mod words;
 mod work;
 
+pub use crate::nic::Transport;
 pub use crate::region::Control;
 pub use address::Address;
-pub use config::{Completion, EndpointConfig, Operation, QueueKind};
+pub use address_handle::AddressHandle;
+pub use config::{Completion, DatagramSource, EndpointConfig, Operation, QueueKind};
 pub use connection::AbortHandle;
 #[cfg(feature = "verbs")]
 pub(crate) use connection::ConnectedGeneration;

@@ -115,6 +115,7 @@ impl Request {
             remote: self.remote,
             operand: self.operand,
             compare: self.compare,
+            receiver: None,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Work requests as applications state them.
 
+use crate::endpoint::AddressHandle;
 use crate::mlx5::{FenceMode, Opcode};
 use crate::region::{RemoteSlice, Slice};
 
@@ -8,6 +9,14 @@ use crate::region::{RemoteSlice, Slice};
 pub(super) enum Data<'a> {
     Slices(&'a [Slice<'a>]),
     Inline(&'a [u8]),
+}
+
+/// Where a send of a UD endpoint goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Receiver<'a> {
+    pub(super) handle: &'a AddressHandle,
+    pub(super) qpn: u32,
+    pub(super) qkey: u32,
 }
 
 /// Of a request that reaches no memory of the peer's.
@@ -40,6 +49,8 @@ pub struct Work<'a> {
     pub(super) remote: RemoteSlice,
     pub(super) operand: u64,
     pub(super) compare: u64,
+    /// Of a send of a UD endpoint.
+    pub(super) receiver: Option<Receiver<'a>>,
 }
 
 impl<'a> Work<'a> {
@@ -56,6 +67,7 @@ impl<'a> Work<'a> {
             remote,
             operand: 0,
             compare: 0,
+            receiver: None,
         }
     }
 
@@ -109,6 +121,14 @@ impl<'a> Work<'a> {
     /// A NOP: it completes in order and transfers nothing.
     pub const fn nop() -> Work<'a> {
         Work::new(Opcode::Nop, Data::Slices(&[]), NO_REMOTE)
+    }
+
+    /// Where a send of a UD endpoint goes: the port, the number of the queue pair there ([`Endpoint::qpn`](crate::Endpoint::qpn),
+    /// [`Address::qpn`](crate::Address::qpn)), and its queue key. A datagram with another key than its receiver's is dropped. If the highest bit of `qkey` is set, the
+    /// datagram has the queue key of the endpoint that sends it. Each send of a UD endpoint needs this, and no other work request may have it.
+    pub const fn to(mut self, handle: &'a AddressHandle, qpn: u32, qkey: u32) -> Work<'a> {
+        self.receiver = Some(Receiver { handle, qpn, qkey });
+        self
     }
 
     /// A number of the application's, which comes back with the completion. 0 if not set.

@@ -261,6 +261,7 @@ impl GraphBuilder {
     }
 
     fn post(&mut self, endpoint: &mut Endpoint, recipe: OperationTemplate) -> Result<()> {
+        endpoint.check_reliable("GraphBuilder")?;
         if endpoint.path().control == Control::Sync {
             return Err(Error::state(
                 StateKind::Unsupported,

@@ -1,8 +1,8 @@
 //! The configuration of a message queue.
 
-use crate::endpoint::EndpointConfig;
+use crate::endpoint::{EndpointConfig, Transport};
 use crate::region::Access;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// The configuration of a [`MessageQueue`](crate::MessageQueue). Start from `MessageConfig::default()`. Each side chooses its own; a sender goes by
 /// the `slots` and `eager_bytes` of its peer.
@@ -62,6 +62,13 @@ impl MessageConfig {
                 })
             }
         };
+        if self.endpoint.transport != Transport::Rc {
+            return Err(Error::state(
+                StateKind::WrongKind,
+                "message queue",
+                "messages need reliable connections (RC); the configuration asks for unreliable datagrams (UD)",
+            ));
+        }
         range("slots", self.slots, 1, SLOTS_MAX)?;
         range("eager_bytes", self.eager_bytes, 0, EAGER_BYTES_MAX)?;
         range("ahead", self.ahead, 1, 1024)?;

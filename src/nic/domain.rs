@@ -11,10 +11,11 @@ use std::sync::Arc;
 
 #[cfg(all(feature = "cuda", feature = "softcx"))]
 use super::Foreign;
-use super::{Access, Capacity, NicQueuePair};
+use super::{Access, Attributes, Capacity, NicQueuePair, PeerQueuePair};
 #[cfg(feature = "verbs")]
 use super::{KeptAlive, MemoryKeys};
 use crate::Result;
+use crate::mlx5::DatagramSegment;
 #[cfg(feature = "verbs")]
 use crate::{Error, StateKind};
 
@@ -28,6 +29,41 @@ pub(crate) trait NicDomain: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::Range`](crate::Error::Range) naming what the device cannot have so much of; those of the device's calls.
     fn queue_pair(&self, capacity: &Capacity) -> Result<Box<dyn NicQueuePair>>;
+
+    /// The address handle of the port of a peer's queue pair. Of `attributes` it has the traffic class and the service level.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`](crate::Error::Foreign) for a peer on another kind of device; those of the device's calls.
+    fn address_of(&self, peer: &PeerQueuePair, attributes: &Attributes) -> Result<NicAddress>;
+
+    /// The address handle of the port of that LID and, with a global route, of that GID.
+    ///
+    /// # Errors
+    /// [`Error::State`](crate::Error::State) of a device whose ports have none; those of the device's calls.
+    fn address_of_port(
+        &self,
+        _lid: u16,
+        _gid: Option<[u8; 16]>,
+        _attributes: &Attributes,
+    ) -> Result<NicAddress> {
+        Err(crate::Error::state(
+            crate::StateKind::Unsupported,
+            "address_handle",
+            "the ports of the software NIC of this process have no LIDs and GIDs; take the address of the peer's endpoint",
+        ))
+    }
+
+    /// Uses an address handle (`ibv_ah`) that was made elsewhere.
+    ///
+    /// # Safety
+    /// It is one, and stays one until `owner` is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`](crate::Error::Foreign) if it is of another device.
+    #[cfg(feature = "verbs")]
+    unsafe fn adopt_address(&self, _ah: NonNull<c_void>, _owner: KeptAlive) -> Result<NicAddress> {
+        Err(no_verbs("an address handle"))
+    }
 
     /// Registers memory of this process, which the caller keeps valid until the registration ends.
     ///
@@ -97,6 +133,31 @@ pub(crate) trait NicDomain: fmt::Debug + Send + Sync {
         _access: Access,
     ) -> Option<Result<RegisteredMemory>> {
         None
+    }
+}
+
+/// Where datagrams go: an address handle of a device, which exists until this is dropped.
+#[derive(Debug)]
+pub(crate) struct NicAddress {
+    segment: DatagramSegment,
+    /// What the device has of it.
+    _on_device: Box<dyn fmt::Debug + Send + Sync>,
+}
+
+impl NicAddress {
+    pub(super) fn new(
+        segment: DatagramSegment,
+        on_device: impl fmt::Debug + Send + Sync + 'static,
+    ) -> NicAddress {
+        NicAddress {
+            segment,
+            _on_device: Box::new(on_device),
+        }
+    }
+
+    /// The datagram segment of WQEs that go there, for that queue pair.
+    pub(crate) fn segment(&self, qpn: u32, qkey: u32) -> DatagramSegment {
+        self.segment.to(qpn, qkey)
     }
 }
 

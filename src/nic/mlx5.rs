@@ -22,7 +22,8 @@ pub(super) struct Mlx5QueuePair {
 
 impl Mlx5QueuePair {
     pub(super) fn new(domain: &Arc<verbs::Domain>, capacity: &Capacity) -> Result<Mlx5QueuePair> {
-        let pair = verbs::VerbsQueuePair::new(domain, &QueuePairSizes::of(capacity))?;
+        let pair =
+            verbs::VerbsQueuePair::new(domain, capacity.transport, &QueuePairSizes::of(capacity))?;
         let queues = pair.queues();
         let cqes = [queues.send_cqes, queues.recv_cqes];
         let marks = Pages::new(4 * (cqes[0] + cqes[1]) as usize)?;
@@ -110,6 +111,10 @@ impl NicQueuePair for Mlx5QueuePair {
 
     fn connect(&self, peer: &PeerQueuePair) -> Result<()> {
         self.pair.states().connect(&peer.verbs()?)
+    }
+
+    fn activate(&self) -> Result<()> {
+        self.pair.states().activate()
     }
 
     fn connect_by(&self, steps: &Steps<'_>) -> Result<()> {

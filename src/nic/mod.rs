@@ -50,13 +50,14 @@ pub use crate::verbs::MemoryKeys;
 #[cfg(feature = "verbs")]
 pub(crate) use crate::verbs::{KeptAlive, Step, Steps};
 pub(crate) use device::{Nic, list, open};
-pub(crate) use domain::{NicDomain, RegisteredMemory};
+pub(crate) use domain::{NicAddress, NicDomain, RegisteredMemory};
 #[cfg(all(feature = "cuda", feature = "softcx"))]
 pub(crate) use doorbell_softcx::device::Foreign;
 #[cfg(feature = "softcx")]
 pub use doorbell_softcx::device::{CommandKind, CommandKinds, Counters, Faults};
 pub(crate) use doorbell_wire::memory::{PageBox, PageSlice, Pages, QueuePairMemory};
 pub use doorbell_wire::verbs::Access;
+pub use doorbell_wire::verbs::Transport;
 pub(crate) use doorbell_wire::verbs::{Abilities, Attributes, Capacity, State};
 pub(crate) use peer::{PeerQueuePair, Unreadable};
 pub(crate) use queue_pair::{NicQueuePair, Queues};

@@ -58,6 +58,11 @@ impl PeerQueuePair {
     /// Length of [`PeerQueuePair::to_bytes`].
     pub(crate) const BYTES: usize = 36;
 
+    /// Its number.
+    pub(crate) fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
     /// The number of the kind of device.
     pub(crate) fn kind(&self) -> u8 {
         self.kind as u8

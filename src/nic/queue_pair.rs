@@ -17,7 +17,7 @@ pub(crate) enum Queues<'a> {
     Mlx5(&'a QueuePairMemory),
 }
 
-/// A reliable-connected queue pair with two completion queues of its own. Dropping it destroys it in the device first.
+/// A queue pair, RC or UD, with two completion queues of its own. Dropping it destroys it in the device first.
 pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
     /// Where its queues lie, and in which format.
     fn queues(&self) -> Queues<'_>;
@@ -83,6 +83,12 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::Foreign`](crate::Error::Foreign) for a peer on another kind of device; as [`NicQueuePair::init`].
     fn connect(&self, peer: &PeerQueuePair) -> Result<()>;
+
+    /// INIT to RTR and RTS of a UD queue pair, which has no peer. After an error it is where it was.
+    ///
+    /// # Errors
+    /// As [`NicQueuePair::init`].
+    fn activate(&self) -> Result<()>;
 
     /// INIT to RTR and RTS, by a connection manager. After an error it may be in any state.
     ///

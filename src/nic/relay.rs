@@ -89,6 +89,10 @@ impl NicQueuePair for RelayQueuePair {
         self.0.connect(&peer.verbs()?)
     }
 
+    fn activate(&self) -> Result<()> {
+        self.0.activate()
+    }
+
     fn connect_by(&self, steps: &Steps<'_>) -> Result<()> {
         self.0.states().connect_by(steps)
     }

@@ -11,9 +11,10 @@ use super::device::Driver;
 use super::domain::Deregister;
 use super::peer::{PeerKind, PeerQueuePair};
 use super::{
-    Abilities, Access, Attributes, Capacity, Counters, Faults, Nic, NicDomain, NicQueuePair,
-    Queues, RegisteredMemory, State,
+    Abilities, Access, Attributes, Capacity, Counters, Faults, Nic, NicAddress, NicDomain,
+    NicQueuePair, Queues, RegisteredMemory, State, Transport,
 };
+use crate::mlx5::Datagram;
 use crate::{Error, Result, StateKind};
 #[cfg(feature = "cuda")]
 use doorbell_softcx::device::ForeignRegion;
@@ -89,8 +90,24 @@ impl NicDomain for SoftcxDomain {
 
     fn queue_pair(&self, capacity: &Capacity) -> Result<Box<dyn NicQueuePair>> {
         let sizes = QueuePairSizes::of(capacity);
-        let pair = soft::QueuePair::new(&self.device, self.number, &sizes)?;
+        let pair = match capacity.transport {
+            Transport::Ud => soft::QueuePair::datagram(&self.device, self.number, &sizes)?,
+            _ => soft::QueuePair::new(&self.device, self.number, &sizes)?,
+        };
         Ok(Box::new(SoftcxQueuePair(pair)))
+    }
+
+    fn address_of(&self, peer: &PeerQueuePair, _: &Attributes) -> Result<NicAddress> {
+        let port = PortId::from_bytes(&peer.of(PeerKind::Softcx)?.port);
+        let path = DatagramPath {
+            number: self.device.open_datagram_path(&port)?,
+            device: self.device.clone(),
+        };
+        let datagram = Datagram {
+            lid: path.number,
+            ..Datagram::default()
+        };
+        Ok(NicAddress::new(datagram.segment(), path))
     }
 
     fn register(
@@ -139,6 +156,19 @@ impl NicDomain for SoftcxDomain {
             };
             RegisteredMemory::new(key, key, copied)
         }))
+    }
+}
+
+/// A port that the device has numbered.
+#[derive(Debug)]
+struct DatagramPath {
+    device: soft::Device,
+    number: u16,
+}
+
+impl Drop for DatagramPath {
+    fn drop(&mut self) {
+        self.device.close_datagram_path(self.number);
     }
 }
 
@@ -251,6 +281,10 @@ impl NicQueuePair for SoftcxQueuePair {
             psn: peer.psn,
             connection: peer.connection,
         })
+    }
+
+    fn activate(&self) -> Result<()> {
+        self.0.activate()
     }
 
     fn fail(&self) -> Result<()> {

@@ -11,7 +11,8 @@ use super::domain::Deregister;
 use super::mlx5::Mlx5QueuePair;
 use super::relay::RelayQueuePair;
 use super::{
-    Access, Capacity, KeptAlive, MemoryKeys, Nic, NicDomain, NicQueuePair, RegisteredMemory,
+    Access, Attributes, Capacity, KeptAlive, MemoryKeys, Nic, NicAddress, NicDomain, NicQueuePair,
+    PeerQueuePair, RegisteredMemory,
 };
 use crate::{Result, verbs};
 
@@ -85,6 +86,27 @@ impl NicDomain for VerbsDomain {
         })
     }
 
+    fn address_of(&self, peer: &PeerQueuePair, attributes: &Attributes) -> Result<NicAddress> {
+        let port = peer.verbs()?.port;
+        self.addressed(verbs::VerbsAddressHandle::new(&self.0, &port, attributes)?)
+    }
+
+    fn address_of_port(
+        &self,
+        lid: u16,
+        gid: Option<[u8; 16]>,
+        attributes: &Attributes,
+    ) -> Result<NicAddress> {
+        self.addressed(verbs::VerbsAddressHandle::create(
+            &self.0, lid, gid, attributes,
+        )?)
+    }
+
+    unsafe fn adopt_address(&self, ah: NonNull<c_void>, owner: KeptAlive) -> Result<NicAddress> {
+        // SAFETY: the caller's promise.
+        self.addressed(unsafe { verbs::VerbsAddressHandle::adopt(&self.0, ah, owner) }?)
+    }
+
     fn register(
         &self,
         start: NonNull<u8>,
@@ -122,6 +144,18 @@ impl NicDomain for VerbsDomain {
     fn adopt_memory(&self, keys: MemoryKeys, owner: KeptAlive) -> Result<RegisteredMemory> {
         let memory = verbs::AdoptedMemory::new(&self.0, owner);
         Ok(RegisteredMemory::new(keys.lkey, keys.rkey, memory))
+    }
+}
+
+impl VerbsDomain {
+    /// WQEs of a card have the address vector of libmlx5, those of a relay the number of the handle.
+    fn addressed(&self, handle: verbs::VerbsAddressHandle) -> Result<NicAddress> {
+        if self.0.is_plain() {
+            let tabled = verbs::TabledAddress::new(handle);
+            Ok(NicAddress::new(tabled.segment(), tabled))
+        } else {
+            Ok(NicAddress::new(handle.vector()?, handle))
+        }
     }
 }
 

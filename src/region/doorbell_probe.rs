@@ -12,7 +12,7 @@ use crate::Result;
 use crate::bytecode::{Program, Role, TargetId, Targets};
 use crate::cuda::{CudaContext, CudaStream};
 use crate::mlx5::{CqRing, CqRingConfig, SendQueue, SendQueueConfig, SendRequest};
-use crate::nic::{Attributes, Capacity, NicQueuePair, Queues};
+use crate::nic::{Attributes, Capacity, NicQueuePair, Queues, Transport};
 use crate::stream::{Attachments, Executor, Owner, Submission};
 
 /// How long the GPU may take to execute the doorbell of an otherwise empty stream.
@@ -21,6 +21,7 @@ const EXECUTED: Duration = Duration::from_millis(200);
 const COMPLETED: Duration = Duration::from_secs(1);
 
 const CAPACITY: Capacity = Capacity {
+    transport: Transport::Rc,
     send_depth: 1,
     recv_depth: 1,
     segments: 1,

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::address_table::AddressTable;
 use super::adopted::KeptAlive;
 use super::call::{object, release};
 use super::context::{Context, QUEUE_MEMORY, VerbsDevice};
@@ -20,6 +21,8 @@ pub(crate) struct Domain {
     /// Set for a domain that was allocated elsewhere, and is freed there. Before the context, whose owner may be dropped with it.
     adopted: Option<KeptAlive>,
     pub(super) context: Arc<Context>,
+    /// The address handles that work requests of relays name.
+    pub(super) addresses: Arc<AddressTable>,
     number: u32,
 }
 
@@ -42,6 +45,7 @@ impl Domain {
             pd,
             adopted: None,
             context,
+            addresses: Arc::default(),
             number,
         })
     }
@@ -74,6 +78,7 @@ impl Domain {
             pd,
             adopted: Some(owner),
             context,
+            addresses: Arc::default(),
             number,
         })
     }

@@ -3,6 +3,8 @@
 //! Control goes through the verbs calls; every one that fails is an error that names it and its errno, and leaves nothing behind.
 //! Data does not go through them: the rings, records and UAR pages that mlx5dv shows are those of `wire::mlx5` to write and read.
 
+mod address_handle;
+mod address_table;
 mod adopted;
 mod call;
 mod completion_queue;
@@ -18,6 +20,7 @@ mod queue_pair;
 mod relay;
 mod select;
 
+pub(crate) use address_handle::{TabledAddress, VerbsAddressHandle};
 pub(crate) use adopted::KeptAlive;
 pub(crate) use context::VerbsDevice;
 pub use domain::MemoryKeys;

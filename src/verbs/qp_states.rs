@@ -1,4 +1,4 @@
-//! The states of a reliable-connected queue pair, and the calls that lead from one to the next.
+//! The states of a queue pair, and the calls that lead from one to the next.
 #![allow(unsafe_code)] // calls libibverbs
 
 use std::ptr::NonNull;
@@ -13,10 +13,10 @@ use super::events::AsyncStatus;
 use super::gid::Gid;
 use super::port::{Link, PortAddress};
 use crate::{Error, Result, StateKind};
-use doorbell_wire::verbs::{Abilities, Access, Attributes, State};
+use doorbell_wire::verbs::{Abilities, Access, Attributes, State, Transport};
 
 /// Routers on the way to the peer, at most: as many as there can be.
-const HOP_LIMIT: u8 = 255;
+pub(super) const HOP_LIMIT: u8 = 255;
 
 /// The data that one end of a connection needs of the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +43,7 @@ pub(super) struct StateProgress {
 #[derive(Debug)]
 pub(crate) struct States {
     qp: RawQp,
+    transport: Transport,
     /// The objects that events can be about.
     subjects: [usize; 3],
     status: Arc<AsyncStatus>,
@@ -75,6 +76,7 @@ impl States {
     /// [`Error::System`] if the kernel has no random numbers for the first connection.
     pub(super) fn new(
         qp: RawQp,
+        transport: Transport,
         context: &Arc<Context>,
         cqs: &[CompletionQueue; 2],
     ) -> Result<States> {
@@ -82,6 +84,7 @@ impl States {
         let subjects = [qp.0.addr().get(), send_cq, recv_cq];
         let states = States {
             qp,
+            transport,
             subjects,
             status: Arc::new(AsyncStatus::new()),
             context: Arc::clone(context),
@@ -197,8 +200,14 @@ impl States {
         let mut attr = blank(ibv_qp_state::IBV_QPS_INIT);
         attr.pkey_index = attributes.pkey_index;
         attr.port_num = self.context.port.number;
-        attr.qp_access_flags = self.access(attributes).bits();
-        let mask = Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
+        let mut mask = Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT;
+        if self.transport == Transport::Ud {
+            attr.qkey = attributes.qkey;
+            mask |= Mask::IBV_QP_QKEY;
+        } else {
+            attr.qp_access_flags = self.access(attributes).bits();
+            mask |= Mask::IBV_QP_ACCESS_FLAGS;
+        }
         self.modify("ibv_modify_qp to INIT", attr, mask)?;
         self.step(State::Reset, State::Init);
         Ok(())
@@ -236,6 +245,38 @@ impl States {
             let _ = self
                 .to_reset()
                 .and_then(|()| self.to_init(&progress.attributes));
+        }
+        made
+    }
+
+    /// INIT to RTR and RTS of a UD queue pair, which has no peer.
+    ///
+    /// # Errors
+    /// As [`States::connect`].
+    pub(crate) fn activate(&self) -> Result<()> {
+        let progress = self.progress();
+        if self.state() != State::Init {
+            let reason = format!("the queue pair is in state {:?}", self.state());
+            return Err(Error::state(StateKind::QueuePair, "activate", reason));
+        }
+        let attr = blank(ibv_qp_state::IBV_QPS_RTR);
+        let made = self
+            .modify("ibv_modify_qp to RTR", attr, Mask(0))
+            .and_then(|()| {
+                self.step(State::Init, State::ReadyToReceive);
+                let mut attr = blank(ibv_qp_state::IBV_QPS_RTS);
+                attr.sq_psn = progress.psn;
+                self.modify("ibv_modify_qp to RTS", attr, Mask::IBV_QP_SQ_PSN)
+            });
+        match made {
+            Ok(()) => self.step(State::ReadyToReceive, State::ReadyToSend),
+            Err(_) if self.state() != State::Init => {
+                // If this fails as well, `state` shows it.
+                let _ = self
+                    .to_reset()
+                    .and_then(|()| self.to_init(&progress.attributes));
+            }
+            Err(_) => {}
         }
         made
     }
@@ -420,7 +461,7 @@ fn blank(state: ibv_qp_state::Type) -> ibv_qp_attr {
 }
 
 /// Always on Ethernet; on InfiniBand between subnets, and where there is no local address.
-fn needs_global_route(own: &PortAddress, remote: &PortAddress) -> bool {
+pub(super) fn needs_global_route(own: &PortAddress, remote: &PortAddress) -> bool {
     own.link == Link::Ethernet || remote.lid == 0 || own.gid[..8] != remote.gid[..8]
 }
 

@@ -1,4 +1,4 @@
-//! A reliable-connected queue pair on a card, with the memory of its queues laid open.
+//! A queue pair on a card, with the memory of its queues laid open.
 #![allow(unsafe_code)] // calls libibverbs
 
 #[cfg(feature = "cuda")]
@@ -17,6 +17,7 @@ use super::domain::{Domain, ThreadDomainUar};
 use super::qp_states::{RawQp, States};
 use crate::{Error, Result, StateKind};
 use doorbell_wire::memory::QueuePairSizes;
+use doorbell_wire::verbs::Transport;
 
 /// A queue pair with two completion queues of its own. The fields stand in the order in which they must go.
 #[derive(Debug)]
@@ -40,7 +41,11 @@ impl VerbsQueuePair {
     ///
     /// # Errors
     /// [`Error::System`] of the verbs call; [`Error::State`] if what the provider made is not what the library's queues can use.
-    pub(crate) fn new(domain: &Arc<Domain>, sizes: &QueuePairSizes) -> Result<VerbsQueuePair> {
+    pub(crate) fn new(
+        domain: &Arc<Domain>,
+        transport: Transport,
+        sizes: &QueuePairSizes,
+    ) -> Result<VerbsQueuePair> {
         let context = &domain.context;
         let uar = ThreadDomainUar::new(domain)?;
         let cqs = [
@@ -52,6 +57,7 @@ impl VerbsQueuePair {
             recv_wqes: sizes.recv_wqes,
             recv_segments: sizes.recv_segments(),
             atomics: context.limits.has_atomics().into(),
+            datagrams: (transport == Transport::Ud).into(),
         };
         let [send_cq, recv_cq] = cqs.each_ref().map(|cq| cq.raw().as_ptr());
         // SAFETY: live objects of one context, which the queue pair holds.
@@ -64,7 +70,7 @@ impl VerbsQueuePair {
             doorbell_dv_sys::doorbell_dv_queues(qp.0.as_ptr(), send_cq, recv_cq, &raw mut queues)
         })?;
         check(&queues, sizes)?;
-        let states = States::new(qp, context, &cqs)?;
+        let states = States::new(qp, transport, context, &cqs)?;
         Ok(VerbsQueuePair {
             states,
             _cqs: cqs,

@@ -10,7 +10,7 @@ use super::qp_states::States;
 use super::{Domain, MemoryRegion, Relay, VerbsDevice, VerbsQueuePair};
 use crate::{Error, Result};
 use doorbell_wire::memory::{Pages, QueuePairSizes};
-use doorbell_wire::verbs::{Access, Attributes, Capacity, State};
+use doorbell_wire::verbs::{Access, Attributes, Capacity, State, Transport};
 
 const SIZES: QueuePairSizes = QueuePairSizes {
     send_wqebbs: 64,
@@ -39,6 +39,7 @@ pub(super) fn device_name(test: &str) -> Option<String> {
 }
 
 pub(super) const RELAY: Capacity = Capacity {
+    transport: Transport::Rc,
     send_depth: 48,
     recv_depth: 16,
     segments: 4,
@@ -56,7 +57,11 @@ impl Made {
         if domain.is_plain() {
             Ok(Made::Relay(Box::new(Relay::new(domain, &RELAY)?)))
         } else {
-            Ok(Made::Card(Box::new(VerbsQueuePair::new(domain, &SIZES)?)))
+            Ok(Made::Card(Box::new(VerbsQueuePair::new(
+                domain,
+                Transport::Rc,
+                &SIZES,
+            )?)))
         }
     }
 
@@ -206,6 +211,7 @@ fn what_the_device_refuses_is_an_error_of_the_call_that_it_refused() {
     assert_eq!(call(unmapped.map(drop)), ("ibv_reg_mr", true));
     let too_long = VerbsQueuePair::new(
         &domain,
+        Transport::Rc,
         &QueuePairSizes {
             send_wqebbs: 1 << 24,
             ..SIZES
@@ -214,6 +220,7 @@ fn what_the_device_refuses_is_an_error_of_the_call_that_it_refused() {
     assert_eq!(call(too_long.map(drop)), ("mlx5dv_create_qp", true));
     let too_many = VerbsQueuePair::new(
         &domain,
+        Transport::Rc,
         &QueuePairSizes {
             cqes: [64, 1 << 30],
             ..SIZES
@@ -221,7 +228,7 @@ fn what_the_device_refuses_is_an_error_of_the_call_that_it_refused() {
     );
     assert_eq!(call(too_many.map(drop)), ("mlx5dv_create_cq", true));
     // And the domain is as good as before.
-    VerbsQueuePair::new(&domain, &SIZES).unwrap();
+    VerbsQueuePair::new(&domain, Transport::Rc, &SIZES).unwrap();
 }
 
 #[test]
@@ -232,7 +239,7 @@ fn each_queue_pair_has_a_register_of_its_own() {
     let device = VerbsDevice::open(&name).unwrap().unwrap();
     let domain = Arc::new(Domain::new(&device).unwrap());
     let pairs: Vec<_> = (0..20)
-        .map(|_| VerbsQueuePair::new(&domain, &SIZES).unwrap())
+        .map(|_| VerbsQueuePair::new(&domain, Transport::Rc, &SIZES).unwrap())
         .collect();
     let mut registers: Vec<_> = pairs.iter().map(|pair| pair.queues().uar).collect();
     registers.sort_unstable();

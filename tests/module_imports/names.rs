@@ -42,6 +42,11 @@ const ON_PURPOSE: &[(&str, usize, &str)] = &[
         "an event of the library's streams, and one of the stand-in: CUDA's word",
     ),
     (
+        "Transport",
+        2,
+        "the services of the library's endpoints, and all services that clients of the simulated NIC may ask for: verbs' own word",
+    ),
+    (
         "UnsafeCell",
         2,
         "the interface of loom's, over that of the standard library",

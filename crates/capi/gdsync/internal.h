@@ -217,6 +217,7 @@ struct doorbell_gds_work {
 	doorbell_slice slices[DOORBELL_SLICES_MAX];
 	uint8_t inline_bytes[512];
 	uint32_t opcode; /* opcode of its completion */
+	doorbell_address_handle *handle; /* of a UD queue pair; otherwise NULL */
 };
 
 /* memory.c */
@@ -240,6 +241,8 @@ int doorbell_gds_words(const void *start, size_t len_bytes, const doorbell_regio
 uint64_t doorbell_gds_push(struct doorbell_gds_cq *cq, uint64_t wr_id, uint32_t opcode, doorbell_ticket *work);
 int doorbell_gds_make_room(struct doorbell_gds_cq *cq);
 int doorbell_gds_translate(struct doorbell_gds_qp *qp, const gds_send_wr *wr, struct doorbell_gds_work *made);
+/* Ends what doorbell_gds_translate has made, after the work request was posted or prepared, or was not. */
+void doorbell_gds_work_end(struct doorbell_gds_work *made);
 int doorbell_gds_poll_cq(struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
 
 /* stream.c */

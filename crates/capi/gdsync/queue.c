@@ -72,11 +72,31 @@ static int doorbell_gds_slices(struct doorbell_gds_qp *qp, const struct ibv_sge 
 	return 0;
 }
 
+void doorbell_gds_work_end(struct doorbell_gds_work *made)
+{
+	doorbell_address_handle_destroy(made->handle);
+	made->handle = NULL;
+}
+
+/* The receiver of a datagram. The program keeps its ibv_ah until the work request is complete, as with ibv_post_send. */
+static int doorbell_gds_receiver(struct doorbell_gds_qp *qp, const gds_send_wr *wr, struct doorbell_gds_work *made)
+{
+	int code;
+	if (made->work.opcode != DOORBELL_OP_SEND || !wr->wr.ud.ah)
+		return EINVAL;
+	code = doorbell_address_handle_adopt(qp->domain->domain, wr->wr.ud.ah, NULL, NULL, &made->handle);
+	if (code < 0)
+		return doorbell_gds_errno(code);
+	made->work = doorbell_work_to(made->work, made->handle, wr->wr.ud.remote_qpn & 0xffffff, wr->wr.ud.remote_qkey);
+	return 0;
+}
+
 int doorbell_gds_translate(struct doorbell_gds_qp *qp, const gds_send_wr *wr, struct doorbell_gds_work *made)
 {
 	static const uint32_t known = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
 	uint32_t opcode, count = 0, bytes = 0, flags = 0;
 	int i, error, has_imm = 0;
+	made->handle = NULL;
 	if (wr->send_flags & ~known)
 		return EOPNOTSUPP;
 	switch (wr->opcode) {
@@ -149,6 +169,8 @@ int doorbell_gds_translate(struct doorbell_gds_qp *qp, const gds_send_wr *wr, st
 	}
 	if (opcode == DOORBELL_OP_FETCH_ADD)
 		made->work.compare = 0;
+	if (qp->ib.qp_type == IBV_QPT_UD)
+		return doorbell_gds_receiver(qp, wr, made);
 	return 0;
 }
 
@@ -222,6 +244,10 @@ static int doorbell_gds_poll_head(struct doorbell_gds_cq *cq, struct ibv_wc *wc)
 			if (completion.operation == DOORBELL_OP_RECV_WRITE)
 				entry->opcode = IBV_WC_RECV_RDMA_WITH_IMM;
 			doorbell_gds_complete(cq, entry, completion.len_bytes, completion.has_imm, completion.imm, wc);
+			wc->src_qp = completion.source_qpn;
+			wc->slid = completion.source_lid;
+			if (completion.has_grh)
+				wc->wc_flags |= IBV_WC_GRH;
 			doorbell_gds_drop_head(cq);
 			return 1;
 		}
@@ -275,13 +301,16 @@ int gds_post_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr)
 		error = doorbell_gds_translate(qp, wr, &made);
 		if (!error)
 			error = doorbell_gds_make_room(&qp->cq[DOORBELL_QUEUE_SEND]);
-		if (error)
+		if (error) {
+			doorbell_gds_work_end(&made);
 			break;
+		}
 		ticket = NULL;
 		if (made.work.flags & DOORBELL_WORK_UNSIGNALED)
 			code = doorbell_post_send(qp->endpoint, &made.work, NULL);
 		else
 			code = doorbell_post_send(qp->endpoint, &made.work, &ticket);
+		doorbell_gds_work_end(&made);
 		/* For a connected endpoint, DOORBELL_ESTATE means that earlier work is on a stream or prepared. */
 		error = code == DOORBELL_ESTATE && doorbell_endpoint_is_connected(qp->endpoint) == 1 ? EBUSY : doorbell_gds_errno(code);
 		if (error)
@@ -381,7 +410,8 @@ struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds
 	uint32_t side;
 	int error = pd && context && attr ? 0 : EINVAL;
 	(void)gpu_id;
-	if (!error && (flags != GDS_CREATE_QP_DEFAULT || attr->qp_type != IBV_QPT_RC || attr->srq))
+	if (!error && (flags != GDS_CREATE_QP_DEFAULT || (attr->qp_type != IBV_QPT_RC && attr->qp_type != IBV_QPT_UD) ||
+		       attr->srq))
 		error = EOPNOTSUPP;
 	if (!error)
 		error = doorbell_gds_errno(doorbell_endpoint_config_init(&config, (uint32_t)sizeof(config)));
@@ -395,6 +425,8 @@ struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds
 		if (config.max_segments > DOORBELL_SLICES_MAX)
 			config.max_segments = DOORBELL_SLICES_MAX;
 		config.max_inline_bytes = cap->max_inline_data;
+		if (attr->qp_type == IBV_QPT_UD)
+			config.transport = DOORBELL_TRANSPORT_UD;
 		qp = (struct doorbell_gds_qp *)calloc(1, sizeof(*qp));
 		error = qp ? 0 : ENOMEM;
 	}
@@ -403,6 +435,11 @@ struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds
 		pthread_mutex_init(&qp->posting, NULL);
 		doorbell_gds_lock();
 		error = doorbell_gds_domain_get(pd, &qp->domain);
+		/* Address handles are objects of libibverbs. */
+		if (!error && attr->qp_type == IBV_QPT_UD && !qp->domain->adopted) {
+			error = EOPNOTSUPP;
+			ended = doorbell_gds_domain_put(qp->domain);
+		}
 		if (!error) {
 			error = doorbell_gds_errno(doorbell_endpoint_create(qp->domain->domain, &config, &qp->endpoint));
 			if (error)
@@ -436,7 +473,7 @@ struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds
 	qp->ib.pd = pd;
 	qp->ib.send_cq = &qp->cq[DOORBELL_QUEUE_SEND].cq;
 	qp->ib.recv_cq = &qp->cq[DOORBELL_QUEUE_RECV].cq;
-	qp->ib.qp_type = IBV_QPT_RC;
+	qp->ib.qp_type = attr->qp_type;
 	qp->ib.qp_num = (uint32_t)doorbell_endpoint_qpn(qp->endpoint);
 	qp->qp.qp = &qp->ib;
 	qp->qp.send_cq.cq = attr->send_cq = qp->ib.send_cq;

@@ -102,6 +102,7 @@ static void doorbell_gds_note(struct ibv_qp_attr *noted, const struct ibv_qp_att
 	DOORBELL_GDS_NOTE(IBV_QP_ACCESS_FLAGS, qp_access_flags);
 	DOORBELL_GDS_NOTE(IBV_QP_PKEY_INDEX, pkey_index);
 	DOORBELL_GDS_NOTE(IBV_QP_PORT, port_num);
+	DOORBELL_GDS_NOTE(IBV_QP_QKEY, qkey);
 	DOORBELL_GDS_NOTE(IBV_QP_AV, ah_attr);
 	DOORBELL_GDS_NOTE(IBV_QP_PATH_MTU, path_mtu);
 	DOORBELL_GDS_NOTE(IBV_QP_TIMEOUT, timeout);

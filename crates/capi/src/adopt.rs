@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::address_handle::doorbell_address_handle;
 use crate::argument::{choice, out_handle, text};
 use crate::boundary::call;
 use crate::device::{doorbell_device, doorbell_domain};
@@ -18,7 +19,7 @@ use crate::region::{
 };
 #[cfg(feature = "verbs")]
 use doorbell_rs::MemoryKeys;
-use doorbell_rs::{Access, Device, ProtectionDomain, Region, RegionKind};
+use doorbell_rs::{Access, AddressHandle, Device, ProtectionDomain, Region, RegionKind};
 
 /// An `ibv_context` of libibverbs, known by its name.
 pub enum ibv_context {}
@@ -26,6 +27,8 @@ pub enum ibv_context {}
 pub enum ibv_pd {}
 /// An `ibv_mr`, likewise.
 pub enum ibv_mr {}
+/// An `ibv_ah`, likewise.
+pub enum ibv_ah {}
 
 /// Called when the library is done with an adopted object.
 pub type doorbell_release = Option<unsafe extern "C" fn(*mut c_void)>;
@@ -190,6 +193,32 @@ pub unsafe extern "C" fn doorbell_region_adopt(
     )
 }
 
+/// Uses an address handle.
+///
+/// # Safety
+/// As the header says of pointers, and of the address handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_address_handle_adopt(
+    domain: *const doorbell_domain,
+    ah: *mut ibv_ah,
+    release: doorbell_release,
+    argument: *mut c_void,
+    handle: *mut *mut doorbell_address_handle,
+) -> c_int {
+    call!(
+        place = out_handle(handle),
+        domain = get(domain),
+        ah = address(ah),
+        || {
+            // SAFETY: the caller's promise about the address handle.
+            let inner = owned(release, argument, |owner| unsafe {
+                adopt_ah(&domain.inner, ah, owner)
+            })?;
+            Ok(place.set(doorbell_address_handle { inner }))
+        }
+    )
+}
+
 /// Uses registered memory by its range and keys.
 ///
 /// # Safety
@@ -277,6 +306,18 @@ unsafe fn adopt_mr(
 }
 
 /// # Safety
+/// As [`AddressHandle::from_ibv_ah`].
+#[cfg(feature = "verbs")]
+unsafe fn adopt_ah(
+    domain: &ProtectionDomain,
+    ah: NonNull<c_void>,
+    owner: ReleaseCall,
+) -> Result<AddressHandle, Failure> {
+    // SAFETY: the caller's promise.
+    Ok(unsafe { AddressHandle::from_ibv_ah(domain, ah, owner) }?)
+}
+
+/// # Safety
 /// As [`Region::from_keys`].
 #[cfg(feature = "verbs")]
 unsafe fn adopt_keys(
@@ -297,7 +338,7 @@ unsafe fn adopt_keys(
 }
 
 #[cfg(not(feature = "verbs"))]
-use without::{adopt_context, adopt_keys, adopt_mr, adopt_pd, report};
+use without::{adopt_ah, adopt_context, adopt_keys, adopt_mr, adopt_pd, report};
 
 /// What a library without the feature says.
 #[cfg(not(feature = "verbs"))]
@@ -323,6 +364,14 @@ mod without {
         _: NonNull<c_void>,
         _: ReleaseCall,
     ) -> Result<ProtectionDomain, Failure> {
+        Err(FAILURE)
+    }
+
+    pub(super) unsafe fn adopt_ah(
+        _: &ProtectionDomain,
+        _: NonNull<c_void>,
+        _: ReleaseCall,
+    ) -> Result<AddressHandle, Failure> {
         Err(FAILURE)
     }
 

@@ -18,7 +18,9 @@ use crate::error::doorbell_failure;
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
 use crate::region::access;
-use doorbell_rs::{AbortHandle, Address, Control, Endpoint, EndpointConfig, PathReport, WorkError};
+use doorbell_rs::{
+    AbortHandle, Address, Control, Endpoint, EndpointConfig, PathReport, Transport, WorkError,
+};
 
 /// The stream rings the device itself.
 pub const DOORBELL_CONTROL_DIRECT: u32 = 0;
@@ -26,6 +28,11 @@ pub const DOORBELL_CONTROL_DIRECT: u32 = 0;
 pub const DOORBELL_CONTROL_PROXY: u32 = 1;
 /// The application's thread rings after it has waited for the stream.
 pub const DOORBELL_CONTROL_SYNC: u32 = 2;
+
+/// A reliable connection.
+pub const DOORBELL_TRANSPORT_RC: u32 = 0;
+/// Unreliable datagrams.
+pub const DOORBELL_TRANSPORT_UD: u32 = 1;
 
 /// Bytes of an address.
 pub const DOORBELL_ADDRESS_BYTES: usize = 48;
@@ -100,10 +107,12 @@ pub struct doorbell_endpoint_config {
     pub traffic_class: u32,
     pub service_level: u32,
     pub pkey_index: u32,
+    pub transport: u32,
+    pub qkey: u32,
     pub reserved: u32,
 }
 
-// SAFETY: repr(C), the 64-bit fields at offsets 24 and 64 of 88 bytes without padding, integers, and the size first.
+// SAFETY: repr(C), the 64-bit fields at offsets 24 and 64 of 96 bytes without padding, integers, and the size first.
 unsafe impl VersionedStruct for doorbell_endpoint_config {
     const BYTES_FIRST: usize = 64;
 
@@ -131,13 +140,15 @@ unsafe impl VersionedStruct for doorbell_endpoint_config {
             traffic_class: config.traffic_class.into(),
             service_level: config.service_level.into(),
             pkey_index: config.pkey_index.into(),
+            transport: DOORBELL_TRANSPORT_RC,
+            qkey: config.qkey,
             reserved: 0,
         }
     }
 }
 
 const _: () =
-    assert!(size_of::<doorbell_endpoint_config>() == doorbell_endpoint_config::BYTES_FIRST + 24);
+    assert!(size_of::<doorbell_endpoint_config>() == doorbell_endpoint_config::BYTES_FIRST + 32);
 
 impl doorbell_endpoint_config {
     pub(super) fn to_config(self) -> Result<EndpointConfig, Failure> {
@@ -155,6 +166,11 @@ impl doorbell_endpoint_config {
             Some(DOORBELL_CONTROL_SYNC) => Some(Control::Sync),
             Some(_) => return Err(choice("control", self.control, DOORBELL_CONTROL_SYNC + 1)),
         };
+        let transport = match self.transport {
+            DOORBELL_TRANSPORT_RC => Transport::Rc,
+            DOORBELL_TRANSPORT_UD => Transport::Ud,
+            other => return Err(choice("transport", other, DOORBELL_TRANSPORT_UD)),
+        };
         if self.reserved != 0 {
             return Err(choice("reserved", self.reserved, 0));
         }
@@ -165,6 +181,8 @@ impl doorbell_endpoint_config {
             other => timeout(other)?,
         };
         Ok(EndpointConfig::default()
+            .transport(transport)
+            .qkey(self.qkey)
             .room_timeout(room_timeout)
             .send_depth(self.send_depth)
             .recv_depth(self.recv_depth)
@@ -318,6 +336,33 @@ pub unsafe extern "C" fn doorbell_address_from_text(
     })
 }
 
+/// The number of an address's queue pair.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_address_qpn(address: *const doorbell_address) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise: null or an address, which is bytes.
+        let address = unsafe { read_address(address, "address") }?;
+        // 24 bits, by the format.
+        Ok((address.qpn() & 0xff_ffff) as c_int)
+    })
+}
+
+/// The address at a pointer.
+///
+/// # Safety
+/// The pointer is null or one to an address.
+pub(super) unsafe fn read_address(
+    address: *const doorbell_address,
+    argument: &'static str,
+) -> Result<Address, Failure> {
+    // SAFETY: the caller's promise.
+    let address = unsafe { address.as_ref() }.ok_or_else(|| Failure::null(argument))?;
+    Ok(Address::from_bytes(&address.bytes)?)
+}
+
 /// Connects an endpoint to its peer.
 ///
 /// # Safety
@@ -332,6 +377,18 @@ pub unsafe extern "C" fn doorbell_endpoint_connect(
         let (endpoint, peer) = unsafe { (get(endpoint, "endpoint")?, peer.as_ref()) };
         let peer = Address::from_bytes(&peer.ok_or_else(|| Failure::null("peer"))?.bytes)?;
         endpoint.lock()?.connect(&peer)?;
+        Ok(0)
+    })
+}
+
+/// Makes a UD endpoint ready.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_endpoint_activate(endpoint: *mut doorbell_endpoint) -> c_int {
+    call!(endpoint = get(endpoint), || {
+        endpoint.lock()?.activate()?;
         Ok(0)
     })
 }

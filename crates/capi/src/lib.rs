@@ -7,8 +7,9 @@
 //!   writes what pointers point to.
 //! - `exchange` is what `group` and `store` have in common. Each other file implements one section of a header in `include/doorbell`: `version`, `error`, `device`, `region`, `endpoint`,
 //!   `rendezvous`, `group`, `store`, `cuda`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `page_push`, `graph`, `cache`,
-//!   `adopt`, `bounce`, `cm`, `device_queue`, `trigger_stream`, `message`, `communicator`, `matcher`.
+//!   `adopt`, `address_handle`, `bounce`, `cm`, `device_queue`, `trigger_stream`, `message`, `communicator`, `matcher`.
 
+mod address_handle;
 mod adopt;
 mod argument;
 mod bounce;

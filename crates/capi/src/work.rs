@@ -4,6 +4,7 @@
 
 use std::ffi::c_void;
 
+use crate::address_handle::doorbell_address_handle;
 use crate::argument::{VersionedStruct, array, choice, read_struct};
 use crate::failure::Failure;
 use crate::handle::get;
@@ -74,9 +75,12 @@ pub struct doorbell_work {
     pub inline_len_bytes: u32,
     pub remote_addr: u64,
     pub rkey: u32,
-    pub reserved: u32,
+    pub remote_qpn: u32,
     pub compare: u64,
     pub operand: u64,
+    pub address_handle: *const doorbell_address_handle,
+    pub remote_qkey: u32,
+    pub reserved: u32,
 }
 
 // SAFETY: repr(C), 8-byte fields at multiples of 8 and 4-byte ones in pairs, integers and raw pointers, and the size first.
@@ -96,14 +100,20 @@ unsafe impl VersionedStruct for doorbell_work {
             inline_len_bytes: 0,
             remote_addr: 0,
             rkey: 0,
-            reserved: 0,
+            remote_qpn: 0,
             compare: 0,
             operand: 0,
+            address_handle: std::ptr::null(),
+            remote_qkey: 0,
+            reserved: 0,
         }
     }
 }
 
-const _: () = assert!(size_of::<doorbell_work>() == doorbell_work::BYTES_FIRST);
+const _: () = assert!(
+    size_of::<doorbell_work>()
+        == doorbell_work::BYTES_FIRST + 8 + size_of::<*const doorbell_address_handle>()
+);
 
 /// [`Completion`] for C.
 #[repr(C)]
@@ -114,7 +124,9 @@ pub struct doorbell_completion {
     pub len_bytes: u32,
     pub imm: u32,
     pub has_imm: u32,
-    pub reserved: u64,
+    pub source_qpn: u32,
+    pub source_lid: u16,
+    pub has_grh: u16,
 }
 
 impl From<Completion> for doorbell_completion {
@@ -137,7 +149,12 @@ impl From<Completion> for doorbell_completion {
             len_bytes: completion.len_bytes,
             imm: completion.imm.unwrap_or(0),
             has_imm: completion.imm.is_some().into(),
-            reserved: 0,
+            source_qpn: completion.source.map_or(0, |source| source.qpn),
+            source_lid: completion.source.map_or(0, |source| source.lid),
+            has_grh: completion
+                .source
+                .is_some_and(|source| source.has_grh)
+                .into(),
         }
     }
 }
@@ -191,6 +208,16 @@ pub(super) unsafe fn with_work<R>(
     if given.reserved != 0 {
         return Err(choice("work.reserved", given.reserved, 0));
     }
+    let receiver = if given.address_handle.is_null() {
+        if given.remote_qpn | given.remote_qkey != 0 {
+            let reason = "there is a receiver's number or key, and no `address_handle`";
+            return Err(Failure::argument("work.remote_qpn", reason));
+        }
+        None
+    } else {
+        // SAFETY: the caller's promise.
+        Some(unsafe { get(given.address_handle, "work.address_handle") }?)
+    };
     let body = |work: Work<'_>| {
         let flag = |flag| given.flags & flag != 0;
         let mut work = work
@@ -205,6 +232,9 @@ pub(super) unsafe fn with_work<R>(
                 return Err(Failure::argument("work.flags", reason));
             }
             work = work.imm(given.imm);
+        }
+        if let Some(receiver) = receiver {
+            work = work.to(&receiver.inner, given.remote_qpn, given.remote_qkey);
         }
         body(&work)
     };

@@ -741,6 +741,7 @@ fn c_type(tokens: &[String]) -> String {
         "void" => "c_void",
         "size_t" => "usize",
         "uint8_t" => "u8",
+        "uint16_t" => "u16",
         "uint32_t" => "u32",
         "uint64_t" => "u64",
         "int64_t" => "i64",

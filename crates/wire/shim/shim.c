@@ -33,6 +33,14 @@ uint32_t doorbell_shim_wqe_emit_inline(uint8_t *ring, uint32_t wqebb_mask, uint3
 	return emit(ring, wqebb_mask, index, wr, kept, 1);
 }
 
+/* A send on a UD queue pair: emits as the two above. `datagram` has DBL_DATAGRAM_WORDS words. */
+uint32_t doorbell_shim_wqe_emit_datagram(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, const struct dbl_wr *wr,
+					 const uint64_t *datagram, uint64_t *kept)
+{
+	return copy(ring, wqebb_mask, index, kept,
+		    (dbl_wqe_build_datagram(kept, index, wr, datagram, wr->is_inline) + 3) / 4);
+}
+
 uint64_t doorbell_shim_wqe_overwrite_with_nop(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, uint32_t qpn, uint32_t wqebbs,
 				    uint32_t signaled)
 {
@@ -118,6 +126,7 @@ static const struct layout_entry layout[] = {
 	{"dbl_wr:FENCE", DBL_WR_FENCE},
 	{"dbl_wr:ORDERED", DBL_WR_ORDERED},
 	{"dbl_wr:WORDS_MAX", DBL_WQE_WORDS_MAX},
+	{"dbl_wr:DATAGRAM_WORDS", DBL_DATAGRAM_WORDS},
 };
 
 const struct layout_entry *doorbell_shim_layout(uint32_t *count)

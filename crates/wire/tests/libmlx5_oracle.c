@@ -4,6 +4,9 @@
  * anything, and the ring goes round for ever. A request a line on stdin, words in hexadecimal, as tests/mlx5dv_oracle.c takes them:
  *
  *   open SEGMENTS INLINE          prints: QPN WQEBBS
+ *   ud SEGMENTS INLINE            the same with a UD queue pair, whose RADDR, RKEY and SWAP are the number of an address handle, queue key and
+ *                                 queue pair
+ *   ah LID SL CLASS FLOW HOPS GLOBAL GID     a further address handle of a UD queue pair; prints its address vector
  *   post N                        the next N requests go in one call, as a list
  *   wqe OPCODE FLAGS IMM RADDR RKEY SWAP COMPARE QPN INDEX list N (LEN LKEY ADDR)*     flags: 1 signaled, 2 solicited, 4 fence
  *   wqe ...                                                inline N BYTES
@@ -21,6 +24,7 @@
 #define LIST_MAX 16u
 #define SEGMENTS_MAX 64u
 #define INLINE_MAX 1024u
+#define HANDLES_MAX 64u
 
 #define CHECK(condition)                                                                                                       \
 	do {                                                                                                                   \
@@ -32,6 +36,9 @@
 
 static struct ibv_qp *qp;
 static struct ibv_cq *cq;
+static struct ibv_pd *domain;
+static struct ibv_ah *handles[HANDLES_MAX];
+static uint32_t handle_count;
 static struct mlx5dv_qp ring;
 /* Running WQEBB count, and requests that are not flushed yet. */
 static uint32_t producer, outstanding;
@@ -43,15 +50,14 @@ static uint64_t word(void)
 	return value;
 }
 
-static void open_device(void)
+static void open_device(enum ibv_qp_type type)
 {
-	struct ibv_qp_init_attr attributes = { .qp_type = IBV_QPT_RC };
+	struct ibv_qp_init_attr attributes = { .qp_type = type };
 	struct ibv_qp_attr change = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 	struct mlx5dv_obj object = { .qp = { .out = &ring } };
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_context *context;
 	struct ibv_port_attr port;
-	struct ibv_pd *domain;
 	union ibv_gid gid;
 
 	CHECK(list && list[0] && (context = ibv_open_device(list[0])));
@@ -63,7 +69,9 @@ static void open_device(void)
 	attributes.cap.max_send_sge = (uint32_t)word();
 	attributes.cap.max_inline_data = (uint32_t)word();
 	CHECK((qp = ibv_create_qp(domain, &attributes)));
-	CHECK(!ibv_modify_qp(qp, &change, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	CHECK(!ibv_modify_qp(qp, &change,
+			     IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+				     (type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS)));
 	/* libmlx5 takes no sends before the queue pair is ready for them once. Its peer is itself. */
 	CHECK(!ibv_query_port(context, 1, &port) && !ibv_query_gid(context, 1, 0, &gid));
 	change.qp_state = IBV_QPS_RTR;
@@ -74,11 +82,11 @@ static void open_device(void)
 	change.ah_attr.is_global = port.link_layer == IBV_LINK_LAYER_ETHERNET;
 	change.ah_attr.grh.dgid = gid;
 	CHECK(!ibv_modify_qp(qp, &change,
-			     IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+			     type == IBV_QPT_UD ? IBV_QP_STATE : IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 				     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 	change.qp_state = IBV_QPS_RTS;
 	CHECK(!ibv_modify_qp(qp, &change,
-			     IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+			     type == IBV_QPT_UD ? IBV_QP_STATE | IBV_QP_SQ_PSN : IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 				     IBV_QP_MAX_QP_RD_ATOMIC));
 	change.qp_state = IBV_QPS_ERR;
 	CHECK(!ibv_modify_qp(qp, &change, IBV_QP_STATE));
@@ -86,6 +94,30 @@ static void open_device(void)
 	CHECK(!mlx5dv_init_obj(&object, MLX5DV_OBJ_QP));
 	CHECK(ring.sq.stride == MLX5_SEND_WQE_BB);
 	printf("%x %x\n", qp->qp_num, ring.sq.wqe_cnt);
+}
+
+static void new_handle(void)
+{
+	struct ibv_ah_attr attributes = { .port_num = 1 };
+	struct mlx5dv_ah vector;
+	struct mlx5dv_obj object = { .ah = { .out = &vector } };
+	CHECK(handle_count < HANDLES_MAX);
+	attributes.dlid = (uint16_t)word();
+	attributes.sl = (uint8_t)word();
+	attributes.grh.traffic_class = (uint8_t)word();
+	attributes.grh.flow_label = (uint32_t)word();
+	attributes.grh.hop_limit = (uint8_t)word();
+	attributes.is_global = (uint8_t)word();
+	for (int i = 0; i < 16; i++) {
+		unsigned value;
+		CHECK(scanf(" %2x", &value) == 1);
+		attributes.grh.dgid.raw[i] = (uint8_t)value;
+	}
+	CHECK((object.ah.in = handles[handle_count++] = ibv_create_ah(domain, &attributes)));
+	CHECK(!mlx5dv_init_obj(&object, MLX5DV_OBJ_AH));
+	for (size_t at = 0; at < sizeof(struct mlx5_wqe_av); at++)
+		printf("%02x", ((const uint8_t *)vector.av)[at]);
+	putchar('\n');
 }
 
 /* Takes completions until at most `left` requests are in the queue. */
@@ -131,7 +163,12 @@ static void read_request(struct ibv_send_wr *request, struct ibv_sge *pieces, ui
 	else
 		request->imm_data = htobe32(imm);
 	request->sg_list = pieces;
-	if (opcode == MLX5_OPCODE_ATOMIC_CS || opcode == MLX5_OPCODE_ATOMIC_FA) {
+	if (handle_count) {
+		CHECK(raddr < handle_count);
+		request->wr.ud.ah = handles[raddr];
+		request->wr.ud.remote_qkey = rkey;
+		request->wr.ud.remote_qpn = (uint32_t)swap;
+	} else if (opcode == MLX5_OPCODE_ATOMIC_CS || opcode == MLX5_OPCODE_ATOMIC_FA) {
 		request->wr.atomic.remote_addr = raddr;
 		request->wr.atomic.rkey = rkey;
 		request->wr.atomic.swap = swap;
@@ -201,7 +238,11 @@ int main(void)
 	char what[8];
 	while (scanf("%7s", what) == 1) {
 		if (strcmp(what, "open") == 0)
-			open_device();
+			open_device(IBV_QPT_RC);
+		else if (strcmp(what, "ud") == 0)
+			open_device(IBV_QPT_UD);
+		else if (strcmp(what, "ah") == 0)
+			new_handle();
 		else if (strcmp(what, "post") == 0)
 			post();
 		else

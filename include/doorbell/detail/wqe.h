@@ -127,27 +127,14 @@ static inline DBL_HD void dbl_wqe_control(uint64_t *wqe, uint32_t opcode, uint32
 }
 
 /*
- * Builds the WQE of `wr` in `wqe`. Returns the number of 16-byte segments, at most 63. The caller has checked that the
- * request fits and that the opcode is one of the above. Slices of length 0 are skipped, as libmlx5 does. `is_inline`
- * equals wr->is_inline; it is a separate parameter so that a constant selects the code at compile time.
+ * Writes the payload of `wr` behind the address segments, and then the control segment. `at` is where the payload begins.
+ * Returns the number of 16-byte segments of the WQE.
  */
-static inline DBL_HD uint32_t dbl_wqe_build(uint64_t *wqe, uint32_t index, const struct dbl_wr *wr, int is_inline)
+static inline DBL_HD uint32_t dbl_wqe_finish(uint64_t *wqe, uint64_t *at, uint32_t index, const struct dbl_wr *wr,
+					     int is_inline)
 {
-	uint64_t *at = wqe + 2;
 	uint32_t ds;
 
-	if (DBL_OPCODE_IN(wr->opcode, DBL_OPCODES_REMOTE)) {
-		/* mlx5dv.h: struct mlx5_wqe_raddr_seg */
-		at[0] = dbl_be64(wr->remote_addr);
-		at[1] = dbl_be32(wr->rkey);
-		at += 2;
-		if (wr->opcode == DBL_OPCODE_ATOMIC_CS || wr->opcode == DBL_OPCODE_ATOMIC_FA) {
-			/* mlx5dv.h: struct mlx5_wqe_atomic_seg */
-			at[0] = dbl_be64(wr->swap_or_add);
-			at[1] = dbl_be64(wr->compare);
-			at += 2;
-		}
-	}
 	if (!is_inline) {
 		/* mlx5dv.h: struct mlx5_wqe_data_seg */
 		const struct dbl_sge *sge = (const struct dbl_sge *)wr->payload;
@@ -175,6 +162,44 @@ static inline DBL_HD uint32_t dbl_wqe_build(uint64_t *wqe, uint32_t index, const
 	dbl_wqe_control(wqe, wr->opcode, index, wr->qpn, ds, wr->flags,
 			DBL_OPCODE_IN(wr->opcode, DBL_OPCODES_IMM) ? wr->imm : 0);
 	return ds;
+}
+
+/*
+ * Builds the WQE of `wr` in `wqe`. Returns the number of 16-byte segments, at most 63. The caller has checked that the
+ * request fits and that the opcode is one of the above. Slices of length 0 are skipped, as libmlx5 does. `is_inline`
+ * equals wr->is_inline; it is a separate parameter so that a constant selects the code at compile time.
+ */
+static inline DBL_HD uint32_t dbl_wqe_build(uint64_t *wqe, uint32_t index, const struct dbl_wr *wr, int is_inline)
+{
+	uint64_t *at = wqe + 2;
+
+	if (DBL_OPCODE_IN(wr->opcode, DBL_OPCODES_REMOTE)) {
+		/* mlx5dv.h: struct mlx5_wqe_raddr_seg */
+		at[0] = dbl_be64(wr->remote_addr);
+		at[1] = dbl_be32(wr->rkey);
+		at += 2;
+		if (wr->opcode == DBL_OPCODE_ATOMIC_CS || wr->opcode == DBL_OPCODE_ATOMIC_FA) {
+			/* mlx5dv.h: struct mlx5_wqe_atomic_seg */
+			at[0] = dbl_be64(wr->swap_or_add);
+			at[1] = dbl_be64(wr->compare);
+			at += 2;
+		}
+	}
+	return dbl_wqe_finish(wqe, at, index, wr, is_inline);
+}
+
+/* Words of a datagram segment (mlx5dv.h: struct mlx5_wqe_datagram_seg). */
+#define DBL_DATAGRAM_WORDS 6u
+
+/*
+ * Builds the WQE of a send on a UD queue pair, as dbl_wqe_build. `datagram` is its datagram segment, DBL_DATAGRAM_WORDS
+ * words as they are in memory. The opcode is a send, with immediate data or without.
+ */
+static inline DBL_HD uint32_t dbl_wqe_build_datagram(uint64_t *wqe, uint32_t index, const struct dbl_wr *wr,
+						     const uint64_t *datagram, int is_inline)
+{
+	memcpy(wqe + 2, datagram, DBL_DATAGRAM_WORDS * sizeof(*datagram));
+	return dbl_wqe_finish(wqe, wqe + 2 + DBL_DATAGRAM_WORDS, index, wr, is_inline);
 }
 
 /*

@@ -1,5 +1,6 @@
 //! Operations of an endpoint: prepared, queued on a stream, or carried out by the calling thread.
 
+mod datagram;
 mod flow;
 mod prepare;
 
@@ -13,7 +14,7 @@ use crate::endpoint::prepared::{Prepared, PreparedOperation, PreparedRef};
 #[cfg(feature = "cuda")]
 use crate::endpoint::replay::queues::ReplayQueues;
 use crate::endpoint::shared::EndpointRef;
-use crate::endpoint::{Completion, EndpointConfig, QueueKind, Ticket, Work};
+use crate::endpoint::{AddressHandle, Completion, EndpointConfig, QueueKind, Ticket, Work};
 use crate::mlx5::{Commit, RecvCommit, RecvQueue, SendQueue};
 use crate::region::{RemoteSlice, Slice};
 use crate::stream::{Backoff, Executor, execute, look_at_own_streams};
@@ -23,7 +24,7 @@ use crate::{Error, Result, StateKind};
 /// clock, which may be a system call.
 const TURNS_PER_LOOK: u32 = 64;
 
-/// One end of a reliable connection: a send and a receive queue, each with its completions.
+/// One end of a reliable connection, or of unreliable datagrams ([`EndpointConfig::transport`]): a send and a receive queue, each with its completions.
 ///
 /// Every operation comes in three forms. `stream_queue_*` and [`Endpoint::stream_wait_cq`] put it in a stream's queue, where
 /// the stream carries it out in its turn. `prepare_*` prepares it, and [`stream_post`](crate::stream_post) or
@@ -49,8 +50,11 @@ pub struct Endpoint {
     /// The queues as those of graphs that the application launches, from the first operation in one on.
     #[cfg(feature = "cuda")]
     pub(super) replay: Option<Box<ReplayQueues>>,
-    /// Last: the queues above point into its memory.
+    /// Behind the queues, which point into its memory.
     pub(super) shared: EndpointRef,
+    /// Of a UD endpoint: the address handles of work in flight, each with the running count of the last work request that names it. Last: they must exist
+    /// as long as the queue pair.
+    pub(super) handles: VecDeque<(u32, AddressHandle)>,
 }
 
 impl Endpoint {
@@ -201,13 +205,14 @@ impl Endpoint {
     fn take_completion(&mut self, kind: QueueKind) -> Result<Option<Completion>> {
         self.shared.reap();
         let queue = self.shared.queue(kind);
-        let mut taken = queue.poll();
+        let is_datagram = self.is_datagram();
+        let mut taken = queue.poll(is_datagram);
         if taken.is_none()
             && let Err(failure) = self.shared.check_alive()
         {
             // Another thread that found the failure may not have published yet what completed before it.
             self.shared.reap_fully();
-            taken = queue.poll();
+            taken = queue.poll(is_datagram);
             if taken.is_none() {
                 return Err(failure);
             }

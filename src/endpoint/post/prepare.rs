@@ -42,7 +42,8 @@ impl Endpoint {
     /// or if a read or an atomic would write to a region without [`Access::LOCAL_WRITE`]; [`Error::Foreign`] for a region of another protection
     /// domain; [`Error::Range`] for too many slices or inline bytes, and for an atomic whose slice does not have 8 bytes; [`Error::Alignment`] for an
     /// atomic whose remote address is not a multiple of 8; [`Error::OutOfBounds`] for more bytes than the remote slice has; [`Error::State`] for a
-    /// read or an atomic on a device that has none, for immediate data with an operation that carries none, and for a solicited completion with one that makes none; [`Error::QueueFull`], and with
+    /// read or an atomic on a device that has none, for anything but a send or a NOP on a UD endpoint, for a send there without [`Work::to`], for a work request with
+    /// it on another endpoint, for immediate data with an operation that carries none, and for a solicited completion with one that makes none; [`Error::QueueFull`], and with
     /// [`EndpointConfig::room_timeout`](crate::EndpointConfig::room_timeout) [`Error::Timeout`]. Nothing has changed then.
     pub fn prepare_send(&mut self, work: &Work<'_>) -> Result<Prepared> {
         let operation = self.make_send(work)?;
@@ -60,6 +61,9 @@ impl Endpoint {
         }
         if work.imm_unused || work.solicited {
             check_flags(work)?;
+        }
+        if work.receiver.is_some() || self.is_datagram() {
+            self.check_datagram(work)?;
         }
         let segments;
         let (payload, held) = match work.data {
@@ -91,11 +95,11 @@ impl Endpoint {
             compare: work.compare,
             payload,
         };
-        let posted = match self.send.post(&request) {
+        let posted = match self.write_request(&request, work.receiver) {
             Err(Error::QueueFull { .. }) => {
                 // The ring is full though the depth is not reached: long work requests.
                 self.reap()?;
-                self.send.post(&request)?
+                self.write_request(&request, work.receiver)?
             }
             posted => posted?,
         };
@@ -138,6 +142,9 @@ impl Endpoint {
         );
         if work.signaled {
             queue.expect(1);
+        }
+        if let Some(receiver) = work.receiver {
+            self.hold_handle(count, receiver);
         }
         let kind = OperationKind::Send {
             posted,
@@ -321,6 +328,7 @@ impl Endpoint {
     pub(crate) fn take_send_queue(&mut self, with_flags: bool) -> Result<OwnedSendQueue> {
         self.shared.check_alive()?;
         self.check_state("hand the send queue to kernels", State::ReadyToSend)?;
+        self.check_reliable("hand the send queue to kernels")?;
         if self.shared.path.control == Control::Sync {
             return Err(Error::state(
                 StateKind::Unsupported,
@@ -453,7 +461,11 @@ impl Endpoint {
         Err(Error::state(
             StateKind::NotConnected,
             operation,
-            "the endpoint is not connected; call `connect` with the address of the peer first",
+            if self.is_datagram() {
+                "the endpoint is not active; call `activate` first"
+            } else {
+                "the endpoint is not connected; call `connect` with the address of the peer first"
+            },
         ))
     }
 

@@ -6,7 +6,7 @@ use std::sync::{PoisonError, TryLockError};
 use super::{Details, QueueState};
 use crate::Cause;
 use crate::endpoint::outcome::{Evidence, RequestState};
-use crate::endpoint::{Completion, Operation};
+use crate::endpoint::{Completion, DatagramSource, Operation};
 use crate::mlx5::{Cqe, CqeOpcode, Opcode, Syndrome, is_synthetic};
 
 #[derive(Debug, Default)]
@@ -207,9 +207,10 @@ impl QueueState {
         self.known(index).store(wr_id.is_some(), Ordering::Relaxed);
     }
 
-    /// Takes the next completion for the caller, if it is there.
+    /// Takes the next completion for the caller, if it is there. `has_source`: receives are of datagrams.
     pub(in crate::endpoint) fn poll(
         &self,
+        has_source: bool,
     ) -> Option<std::result::Result<Completion, ErrorCompletion>> {
         let index = self.taken.load(Ordering::Relaxed);
         // A wait may have taken completions that are not seen yet, so `seen` may also be behind.
@@ -250,6 +251,11 @@ impl QueueState {
             operation,
             len_bytes: cqe.transferred().unwrap_or(0),
             imm,
+            source: (has_source && cqe.opcode.is_receive()).then_some(DatagramSource {
+                qpn: cqe.source_qpn,
+                lid: cqe.source_lid,
+                has_grh: cqe.grh != 0,
+            }),
         }))
     }
 }

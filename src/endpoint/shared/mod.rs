@@ -23,7 +23,7 @@ use crate::endpoint::watchdog::{Watched, watchdog};
 use crate::endpoint::words::{ProgressPage, WordPair};
 use crate::endpoint::{EndpointConfig, PathReport, QueueKind};
 use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
-use crate::nic::{NicQueuePair, Queues};
+use crate::nic::{NicQueuePair, Queues, Transport};
 use crate::proxy::{PollMembership, ProgressThread, execute_elsewhere};
 use crate::region::ProtectionDomain;
 use crate::stream::{Asymmetric, Attachments, KernelMemory, ReadPlace};
@@ -51,7 +51,7 @@ pub(super) struct EndpointShared {
     pub(super) progress_words: [Dword; 2],
     /// Where completions are counted that were processed.
     pub(super) seen_words: [Dword; 2],
-    /// The longest message that the device has.
+    /// The longest message that the endpoint can send.
     pub(super) message_bytes: u32,
     /// Which component rings the doorbell.
     pub(super) path: PathReport,
@@ -176,7 +176,10 @@ impl EndpointShared {
     ) -> Result<(Arc<EndpointShared>, QueueTargets)> {
         let watchdog = watchdog()?;
         let qp = domain.on_device()?.queue_pair(&config.capacity())?;
-        let message_bytes = qp.abilities().message_bytes;
+        let message_bytes = match config.transport {
+            Transport::Ud => config.mtu_bytes.min(qp.mtu_bytes()),
+            _ => qp.abilities().message_bytes,
+        };
         let Queues::Mlx5(&memory) = qp.queues();
         let (path, doorbells, doorbell_probe) = proxy_doorbells::choose(domain, &*qp, config)?;
         let words = Arc::new(ProgressPage::new()?);

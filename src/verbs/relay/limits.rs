@@ -82,6 +82,7 @@ impl Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use doorbell_wire::verbs::Transport;
 
     #[test]
     fn what_a_device_cannot_have_is_named_with_its_limit() {
@@ -94,6 +95,7 @@ mod tests {
             atomics: false,
         };
         let good = Capacity {
+            transport: Transport::Rc,
             send_depth: 48,
             recv_depth: 48,
             segments: 2,

@@ -19,9 +19,9 @@ use crate::verbs::domain::Domain;
 use crate::verbs::qp_states::{RawQp, States, VerbsRemote};
 use crate::{Error, Result, StateKind};
 use doorbell_wire::memory::{Pages, QueuePairMemory, QueuePairSizes, RecordCell, RingCells};
-use doorbell_wire::verbs::{Abilities, Capacity, State};
+use doorbell_wire::verbs::{Abilities, Capacity, State, Transport};
 
-/// A reliable-connected queue pair with two completion queues of its own. The fields are in the order in which they must be dropped.
+/// A queue pair with two completion queues of its own. The fields are in the order in which they must be dropped.
 #[derive(Debug)]
 pub(crate) struct Relay {
     states: States,
@@ -52,6 +52,7 @@ impl Relay {
         if let Err(error) = limits.check(capacity) {
             // A device without reliable connections has small limits as well, which would give a misleading error.
             let least = Capacity {
+                transport: capacity.transport,
                 send_depth: 1,
                 recv_depth: 1,
                 segments: 1,
@@ -72,7 +73,7 @@ impl Relay {
         let cq = |depth| CompletionQueue::of_at_least(context, depth);
         let cqs = [cq(capacity.send_depth)?, cq(capacity.recv_depth)?];
         let (qp, caps) = create(context, domain, &cqs, capacity)?;
-        let states = States::new(qp, context, &cqs)?;
+        let states = States::new(qp, capacity.transport, context, &cqs)?;
         let needs_slots = caps.inline_bytes < capacity.inline_bytes;
         let staging = Staging::new(
             needs_slots.then_some(domain),
@@ -100,6 +101,8 @@ impl Relay {
                 depth: capacity.send_depth,
                 segments: capacity.segments,
                 qpn,
+                addresses: (capacity.transport == Transport::Ud)
+                    .then(|| Arc::clone(&domain.addresses)),
             };
             let recv = RecvParts {
                 ring: RingCells::new(
@@ -294,6 +297,20 @@ impl Relay {
         })
     }
 
+    /// INIT to RTR and RTS of a UD queue pair. After an error, as [`Relay::connect`].
+    ///
+    /// # Errors
+    /// As [`States::activate`].
+    pub(crate) fn activate(&self) -> Result<()> {
+        self.hold(|core| {
+            self.states.activate().inspect_err(|_| {
+                if self.states.state() == State::Init {
+                    core.post_again();
+                }
+            })
+        })
+    }
+
     /// Any state to ERR. The device flushes posted requests, and the relay flushes requests that are rung for later, in its next turns.
     ///
     /// # Errors
@@ -413,6 +430,7 @@ fn create_once(
             send_sges: capacity.segments,
             recv_sges: capacity.segments,
             inline_bytes,
+            datagrams: (capacity.transport == Transport::Ud).into(),
         };
         // SAFETY: live objects of one context, which the owner of the queue pair holds.
         let qp = object("ibv_create_qp", || unsafe {
@@ -441,8 +459,9 @@ fn create_once(
             StateKind::Unsupported,
             "ibv_create_qp",
             format!(
-                "`{}` does not support RC queue pairs, which endpoints require",
-                context.name()
+                "`{}` does not support {:?} queue pairs",
+                context.name(),
+                capacity.transport
             ),
         )),
         made => made,

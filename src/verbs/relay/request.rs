@@ -124,6 +124,7 @@ fn translate(
             | flag(staged_bytes > 0 && takes_inline, INLINE),
         first_sge: 0,
         sges: 0,
+        ..Send::default()
     })
 }
 
@@ -183,6 +184,9 @@ pub(super) fn recv_cqe(found: &PolledCompletion) -> Cqe {
         opcode,
         byte_count: found.byte_len,
         imm: if with_imm { u32::from_be(found.imm) } else { 0 },
+        source_qpn: found.source_qpn,
+        source_lid: found.source_lid as u16,
+        grh: u8::from(found.flags & ibv_wc_flags::IBV_WC_GRH.0 != 0),
         ..Cqe::default()
     }
 }

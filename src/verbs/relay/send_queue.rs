@@ -1,5 +1,7 @@
 //! The send queue: reads WQEs from their ring, posts them by verbs, and completes them.
 
+use std::sync::Arc;
+
 use rdma_sys::ibv_wr_opcode;
 
 use super::batch::Batch;
@@ -10,6 +12,7 @@ use super::request::{SIGNALED, is_success, send_request, syndrome, vendor_syndro
 use super::staging::Staging;
 use super::work::WorkId;
 use crate::mlx5::{Cqe, CqeOpcode, Opcode, Syndrome, WQEBB_BYTES, Wqe};
+use crate::verbs::address_table::{AddressTable, RawAddressHandle};
 use doorbell_wire::memory::{RecordCell, RingCells};
 
 /// Bytes of the longest WQE: its length has six bits, in segments of 16.
@@ -27,6 +30,8 @@ pub(super) struct SendParts {
     pub(super) depth: u32,
     pub(super) segments: u32,
     pub(super) qpn: u32,
+    /// Of a UD queue pair: the address handles that its WQEs name.
+    pub(super) addresses: Option<Arc<AddressTable>>,
 }
 
 /// What is known of a request until it is completed.
@@ -100,6 +105,8 @@ pub(super) struct RelaySendQueue {
     has_refused: bool,
     found: CqBatch,
     batch: Batch<Send, BatchedRequest>,
+    /// The address handles of the batch, which must exist until it is posted.
+    handles: Vec<Arc<RawAddressHandle>>,
     wqe: Box<[u8; WQE_BYTES]>,
 }
 
@@ -131,6 +138,7 @@ impl RelaySendQueue {
             has_refused: false,
             found: CqBatch::new(),
             batch,
+            handles: Vec::new(),
             wqe: Box::new([0; WQE_BYTES]),
         }
     }
@@ -263,6 +271,7 @@ impl RelaySendQueue {
     /// Reads WQEs into a batch, as long as there is place for them.
     fn gather(&mut self, mut left: u32, flushes: bool) {
         self.batch.clear();
+        self.handles.clear();
         while left > 0 && !self.batch.is_full() && self.has_place() && !self.must_wait(flushes) {
             let (entry, wqebbs) = self.read_next(left, flushes);
             left -= wqebbs;
@@ -293,6 +302,7 @@ impl RelaySendQueue {
             parts,
             wqe: bytes,
             batch,
+            handles,
             ..
         } = self;
         let index = self.read as u16;
@@ -320,7 +330,10 @@ impl RelaySendQueue {
             .filter(|_| control.wqebbs() <= left)
             .and_then(|bytes| {
                 parts.ring.read(start, bytes);
-                Wqe::parse(bytes).ok()
+                match parts.addresses {
+                    Some(_) => Wqe::parse_datagram(bytes).ok(),
+                    None => Wqe::parse(bytes).ok(),
+                }
             })
             .filter(|wqe| wqe.ctrl.qpn == parts.qpn && wqe.ctrl.index == index);
         let id = WorkId {
@@ -353,6 +366,24 @@ impl RelaySendQueue {
                     &mut parts.staging,
                     &mut batch.sges,
                 );
+                // A handle that is gone ends the request, as one that cannot be translated.
+                let request = match &parts.addresses {
+                    Some(table) => request.and_then(|request| {
+                        let (datagram, handle) =
+                            wqe.datagram().and_then(|to| Some((to, table.find(&to)?)))?;
+                        let addressed = Send {
+                            ah: handle.address(),
+                            remote_qpn: datagram.qpn,
+                            remote_qkey: datagram.qkey,
+                            // So that no marker is needed behind it: a UD queue pair has no request that does nothing.
+                            flags: request.flags | SIGNALED,
+                            ..request
+                        };
+                        handles.push(handle);
+                        Some(addressed)
+                    }),
+                    None => request,
+                };
                 if let Some(request) = request {
                     let entry = Entry {
                         index,

@@ -119,6 +119,7 @@ impl Rig {
                         ..Imitation::default()
                     },
                     RelaySendQueue::new(SendParts {
+                        addresses: None,
                         ring: RingCells::new(memory.send_ring, sizes.send_wqebbs as usize * 64),
                         record: RecordCell::new(memory.record.add(1)),
                         wqebbs: sizes.send_wqebbs,

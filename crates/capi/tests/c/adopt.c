@@ -17,7 +17,7 @@ static void note(void *argument)
 	released[len + 1] = 0;
 }
 
-static char of_device[] = "d", of_domain[] = "p", of_source[] = "s", of_target[] = "t";
+static char of_device[] = "d", of_domain[] = "p", of_source[] = "s", of_target[] = "t", of_handle[] = "h";
 
 static void refused(struct rig *rig)
 {
@@ -25,6 +25,7 @@ static void refused(struct rig *rig)
 	doorbell_device *device;
 	doorbell_domain *domain;
 	doorbell_region *region;
+	doorbell_address_handle *handle;
 	/* No call looks at it: the device is no verbs device, or there is no feature. */
 	char none[256] = {0};
 	const int code = WITH_VERBS ? DOORBELL_ESTATE : DOORBELL_EFEATURE;
@@ -42,6 +43,8 @@ static void refused(struct rig *rig)
 	      doorbell_region_adopt_keys(rig->domain, &keys, DOORBELL_ACCESS_ALL, DOORBELL_REGION_HOST, note, of_source,
 					 &region));
 	EXPECT(region == NULL);
+	FAILS(code, words, doorbell_address_handle_adopt(rig->domain, (struct ibv_ah *)none, note, of_source, &handle));
+	EXPECT(handle == NULL);
 	FAILS(DOORBELL_ERANGE, "kind",
 	      doorbell_region_adopt_keys(rig->domain, &keys, DOORBELL_ACCESS_ALL, 9, note, of_source, &region));
 	GIVES(WITH_VERBS ? 0 : DOORBELL_EFEATURE, doorbell_device_report_async_event(rig->device, 1, none));
@@ -148,6 +151,51 @@ static void connect_both(doorbell_endpoint *a, doorbell_endpoint *b)
 	WORKS(doorbell_endpoint_connect(a, &address));
 }
 
+/* A datagram from the program's domain, to a port for which the program has an address handle. */
+static void sends_to_an_address_handle(struct rig *rig, const struct theirs *theirs, const doorbell_domain *domain,
+				       const doorbell_region *target)
+{
+	const doorbell_slice place = {target, 0, 40 + 8};
+	struct ibv_ah_attr attributes = {.port_num = 1};
+	struct ibv_port_attr port;
+	struct ibv_ah *ah;
+	doorbell_endpoint_config config;
+	doorbell_endpoint *from, *to;
+	doorbell_address_handle *handle = NULL;
+	doorbell_completion completion;
+	doorbell_work work;
+
+	EXPECT(ibv_query_port(theirs->context, 1, &port) == 0);
+	EXPECT(ibv_query_gid(theirs->context, 1, 0, &attributes.grh.dgid) == 0);
+	attributes.dlid = port.lid;
+	attributes.is_global = port.link_layer == IBV_LINK_LAYER_ETHERNET;
+	attributes.grh.hop_limit = 1;
+	ah = ibv_create_ah(theirs->pd, &attributes);
+	EXPECT(ah);
+	WORKS(doorbell_endpoint_config_init(&config, sizeof config));
+	config.transport = DOORBELL_TRANSPORT_UD;
+	config.qkey = 0x1111;
+	WORKS(doorbell_endpoint_create(domain, &config, &from));
+	WORKS(doorbell_endpoint_create(domain, &config, &to));
+	WORKS(doorbell_endpoint_activate(from));
+	WORKS(doorbell_endpoint_activate(to));
+	FAILS(DOORBELL_EFOREIGN, "context", doorbell_address_handle_adopt(rig->domain, ah, note, of_source, &handle));
+	WORKS(doorbell_address_handle_adopt(domain, ah, note, of_handle, &handle));
+	work = doorbell_work_to(doorbell_work_send_inline("datagram", 8), handle, (uint32_t)doorbell_endpoint_qpn(to), 0x1111);
+	WORKS(doorbell_post_recv(to, 1, &place, 1, NULL));
+	complete(from, &work);
+	WORKS(doorbell_wait_cq(to, DOORBELL_QUEUE_RECV, SOON_MS, &completion));
+	EXPECT(completion.len_bytes == 40 + 8 && completion.source_qpn == (uint32_t)doorbell_endpoint_qpn(from));
+	EXPECT(!memcmp(theirs->memory + 4096 + 40, "datagram", 8));
+	WORKS(doorbell_address_handle_destroy(handle));
+	WORKS(doorbell_endpoint_destroy(to));
+	WORKS(doorbell_endpoint_destroy(from));
+	/* The library has released it. */
+	EXPECT(strchr(released, 'h'));
+	memset(released, 0, sizeof released);
+	EXPECT(ibv_destroy_ah(ah) == 0);
+}
+
 static void used_beside_the_program(struct rig *rig)
 {
 	const int flags = DOORBELL_ACCESS_LOCAL_WRITE | DOORBELL_ACCESS_REMOTE_WRITE | DOORBELL_ACCESS_REMOTE_READ;
@@ -190,6 +238,7 @@ static void used_beside_the_program(struct rig *rig)
 	WORKS(doorbell_endpoint_create(domain, NULL, &endpoint));
 	WORKS(doorbell_endpoint_create(rig->domain, NULL, &peer));
 	connect_both(endpoint, peer);
+	sends_to_an_address_handle(rig, &theirs, domain, target);
 	WORKS(doorbell_stream_create_host("adopted", 0, &stream));
 
 	{

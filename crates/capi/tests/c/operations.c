@@ -473,6 +473,69 @@ static void carries_addresses(struct rig *rig)
 	GIVES(DOORBELL_EMALFORMED, doorbell_endpoint_connect(rig->a, &address));
 }
 
+/* A datagram on a stream, to an endpoint that the work request names. */
+static void sends_datagrams(struct rig *rig)
+{
+	enum { QKEY = 0x1111, GRH = 40 };
+	doorbell_endpoint_config config;
+	doorbell_endpoint *from, *to;
+	doorbell_address address;
+	doorbell_address_handle *handle, *of_port;
+	doorbell_completion completion;
+	const doorbell_slice place = {rig->region, 0, GRH + 64}, source = {rig->region, 1024, 64};
+	doorbell_work work;
+	int qpn;
+
+	WORKS(doorbell_endpoint_config_init(&config, sizeof config));
+	config.transport = 2;
+	FAILS(DOORBELL_ERANGE, "transport", doorbell_endpoint_create(rig->domain, &config, &from));
+	config.transport = DOORBELL_TRANSPORT_UD;
+	config.qkey = QKEY;
+	config.mtu_bytes = 256;
+	WORKS(doorbell_endpoint_create(rig->domain, &config, &from));
+	WORKS(doorbell_endpoint_create(rig->domain, &config, &to));
+	FAILS(DOORBELL_ESTATE, "reliable", doorbell_endpoint_activate(rig->a));
+	WORKS(doorbell_endpoint_activate(from));
+	WORKS(doorbell_endpoint_activate(to));
+	GIVES(1, doorbell_endpoint_is_connected(from));
+	WORKS(doorbell_endpoint_address(to, &address));
+	FAILS(DOORBELL_ESTATE, "reliable", doorbell_endpoint_connect(from, &address));
+	qpn = doorbell_address_qpn(&address);
+	EXPECT(qpn > 0 && qpn == doorbell_endpoint_qpn(to));
+	WORKS(doorbell_address_handle_create(from, &address, &handle));
+
+	memset((char *)doorbell_region_pointer(rig->region) + 1024, 0x5d, 64);
+	WORKS(doorbell_post_recv(to, 7, &place, 1, NULL));
+	work = doorbell_work_send(&source, 1);
+	FAILS(DOORBELL_ESTATE, "Work::to", doorbell_post_send(from, &work, NULL));
+	work = doorbell_work_to(work, handle, (uint32_t)qpn, QKEY);
+	FAILS(DOORBELL_ESTATE, "receiver", doorbell_post_send(rig->a, &work, NULL));
+	work.address_handle = NULL;
+	FAILS(DOORBELL_EINVAL, "remote_qpn", doorbell_post_send(from, &work, NULL));
+	work.address_handle = handle;
+	work.flags = DOORBELL_WORK_IMM;
+	work.imm = 0x01020304;
+	WORKS(doorbell_stream_queue_send(rig->stream, from, &work, NULL));
+	/* Work in flight holds what it needs of the handle. */
+	WORKS(doorbell_address_handle_destroy(handle));
+	WORKS(doorbell_stream_wait_cq(rig->stream, from, DOORBELL_QUEUE_SEND, SOON_MS, NULL));
+	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
+	WORKS(doorbell_wait_cq(to, DOORBELL_QUEUE_RECV, SOON_MS, &completion));
+	EXPECT(completion.wr_id == 7 && completion.operation == DOORBELL_OP_RECV && completion.len_bytes == GRH + 64);
+	EXPECT(completion.has_imm == 1 && completion.imm == 0x01020304);
+	EXPECT(completion.source_qpn == (uint32_t)doorbell_endpoint_qpn(from) && completion.has_grh <= 1);
+	EXPECT(!memcmp((char *)doorbell_region_pointer(rig->region) + GRH,
+		       (char *)doorbell_region_pointer(rig->region) + 1024, 64));
+
+	/* The embedded device has neither LIDs nor GIDs; any other has one at least, or refuses. */
+	FAILS(DOORBELL_ERANGE, "lid", doorbell_address_handle_create_for_port(from, 0x10000, NULL, &of_port));
+	if (!strcmp(rig_device_name(), "softcx"))
+		FAILS(DOORBELL_ESTATE, "LID", doorbell_address_handle_create_for_port(from, 1, NULL, &of_port));
+	WORKS(doorbell_address_handle_destroy(NULL));
+	WORKS(doorbell_endpoint_destroy(from));
+	WORKS(doorbell_endpoint_destroy(to));
+}
+
 static void *meet(void *argument)
 {
 	doorbell_channel *channel;
@@ -566,6 +629,7 @@ int main(void)
 	executes_a_stream_itself(&rig);
 	waits_for_words_and_events(&rig);
 	carries_addresses(&rig);
+	sends_datagrams(&rig);
 	meets_a_peer();
 	registers_its_own_memory(&rig);
 	configures(&rig);

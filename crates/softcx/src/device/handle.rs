@@ -366,6 +366,20 @@ impl Device {
         key.ok_or_else(table_is_full)
     }
 
+    /// A number for the datagram segments of this device's UD queue pairs, in the place of the LID: datagrams with it go to that port. Each call
+    /// takes one call of [`Device::close_datagram_path`]. For a device without a fabric; nodes of a fabric have LIDs.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the other device cannot be reached, or if there is no number left.
+    pub fn open_datagram_path(&self, port: &PortId) -> Result<u16> {
+        self.lock().open_datagram_path(&port.0)
+    }
+
+    /// Gives the number back. Datagrams that still have it are lost.
+    pub fn close_datagram_path(&self, number: u16) {
+        self.lock().close_datagram_path(number);
+    }
+
     fn command_register(&self) -> Result<()> {
         let answer = self.commands.pass(CommandKind::Register);
         answer.map(drop).map_err(|errno| Error::System {

@@ -14,6 +14,7 @@ mod copies;
 mod core;
 mod cq;
 mod cursor;
+mod datagram_paths;
 mod dma;
 mod engine;
 pub(crate) mod fabric;

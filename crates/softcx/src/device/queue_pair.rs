@@ -26,7 +26,7 @@ pub struct RemoteQueuePair {
     pub connection: u32,
 }
 
-/// A reliable-connected queue pair with two completion queues of its own. Dropping it destroys it in the device first.
+/// A queue pair, RC or UD, with two completion queues of its own. Dropping it destroys it in the device first.
 #[derive(Debug)]
 pub struct QueuePair {
     device: Device,
@@ -50,6 +50,23 @@ impl QueuePair {
     /// # Errors
     /// [`Error::Range`](crate::Error::Range) or [`Error::Alignment`](crate::Error::Alignment) naming the size; [`Error::State`](crate::Error::State) if the device is full.
     pub fn new(device: &Device, pd: u32, sizes: &QueuePairSizes) -> Result<QueuePair> {
+        QueuePair::of(Transport::Rc, device, pd, sizes)
+    }
+
+    /// Makes a UD queue pair, as [`QueuePair::new`]. It has no peer: [`QueuePair::activate`] takes the place of [`QueuePair::connect`].
+    ///
+    /// # Errors
+    /// As [`QueuePair::new`].
+    pub fn datagram(device: &Device, pd: u32, sizes: &QueuePairSizes) -> Result<QueuePair> {
+        QueuePair::of(Transport::Ud, device, pd, sizes)
+    }
+
+    fn of(
+        transport: Transport,
+        device: &Device,
+        pd: u32,
+        sizes: &QueuePairSizes,
+    ) -> Result<QueuePair> {
         let (pages, memory) = QueuePairMemory::new(sizes)?;
         let start = starting_numbers()?;
         command(device, "create_qp", CommandKind::Create)?;
@@ -60,7 +77,7 @@ impl QueuePair {
         let (parts, send_cq_parts, recv_cq_parts) = unsafe {
             let parts = QpSetup {
                 qpn,
-                transport: Transport::Rc,
+                transport,
                 pd,
                 user_index: 0,
                 srq: None,
@@ -196,6 +213,18 @@ impl QueuePair {
             self.start(),
             theirs,
         )?;
+        core.ready_to_send(self.slot)
+    }
+
+    /// INIT to RTR and RTS of a UD queue pair.
+    ///
+    /// # Errors
+    /// [`Error::State`](crate::Error::State) if the state does not lead there.
+    pub fn activate(&self) -> Result<()> {
+        self.command("modify_qp", CommandKind::Modify)?;
+        self.command("modify_qp", CommandKind::Modify)?;
+        let mut core = self.device.lock();
+        core.activate_datagrams(self.slot, self.start().0)?;
         core.ready_to_send(self.slot)
     }
 

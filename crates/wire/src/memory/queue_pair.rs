@@ -3,7 +3,7 @@
 
 use crate::memory::{Pages, page_bytes};
 use crate::mlx5::RecvQueue;
-use crate::verbs::Capacity;
+use crate::verbs::{Capacity, Transport};
 use crate::{Error, Result};
 
 /// Offsets of the two doorbell registers of a UAR page, each the start of a 256-byte BlueFlame buffer (mlx5 PRM; the
@@ -27,13 +27,18 @@ impl QueuePairSizes {
     /// 64-byte blocks of the longest work request.
     #[must_use]
     pub fn wqebbs_each(capacity: &Capacity) -> u32 {
-        // Control and address segment, and either the slices or the inline header and bytes; an atomic has one slice.
+        // Control and address segment, and either the slices or the inline header and bytes; an atomic has one slice. The address of a
+        // datagram has three segments.
         let inline = if capacity.inline_bytes == 0 {
             0
         } else {
             (4 + capacity.inline_bytes).div_ceil(16)
         };
-        (2 + capacity.segments.max(inline).max(2)).div_ceil(4)
+        let head = match capacity.transport {
+            Transport::Ud => 4,
+            _ => 2,
+        };
+        (head + capacity.segments.max(inline).max(2)).div_ceil(4)
     }
 
     /// The lengths with which the queues have that capacity, whatever the work requests are.
@@ -170,6 +175,7 @@ mod tests {
     fn spans_of_several_pages_share_none() {
         for depth in [1, 16, 64, 65, 256, 1000] {
             let sizes = QueuePairSizes::of(&Capacity {
+                transport: Transport::Rc,
                 send_depth: depth,
                 recv_depth: depth,
                 segments: 3,
@@ -213,6 +219,7 @@ mod tests {
             (1, 476, 8),
         ] {
             let capacity = Capacity {
+                transport: Transport::Rc,
                 send_depth: 64,
                 recv_depth: 1,
                 segments,

@@ -65,8 +65,52 @@ impl Datagram {
         }
     }
 
+    /// The segment that has this address.
+    pub fn segment(&self) -> DatagramSegment {
+        let mut bytes = [0; Datagram::BYTES];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        let grh = u32::from(self.has_grh) << 30
+            | u32::from(self.gid_index) << 20
+            | self.flow_label & 0xf_ffff;
+        put(
+            12,
+            &[self.static_rate << 4 | self.sl & 0xf, self.path_bits & 0x7f],
+        );
+        put(14, &self.lid.to_be_bytes());
+        put(20, &self.mac);
+        put(26, &[self.traffic_class, self.hop_limit]);
+        put(28, &grh.to_be_bytes());
+        put(32, &self.gid);
+        DatagramSegment::from_bytes(&bytes).to(self.qpn, self.qkey)
+    }
+
     /// Whether it is for a group.
     pub fn is_multicast(&self) -> bool {
         self.qpn == Datagram::MULTICAST_QPN
+    }
+}
+
+/// A datagram segment as it is in a WQE (mlx5dv.h, `struct mlx5_wqe_datagram_seg`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C, align(8))]
+pub struct DatagramSegment([u8; Datagram::BYTES]);
+
+impl DatagramSegment {
+    /// A segment of these bytes: the address vector that a driver has made (`struct mlx5_wqe_av`).
+    pub const fn from_bytes(bytes: &[u8; Datagram::BYTES]) -> DatagramSegment {
+        DatagramSegment(*bytes)
+    }
+
+    /// Its bytes.
+    pub const fn to_bytes(self) -> [u8; Datagram::BYTES] {
+        self.0
+    }
+
+    /// The same port, and that queue pair with that queue key.
+    #[must_use]
+    pub fn to(mut self, qpn: u32, qkey: u32) -> DatagramSegment {
+        self.0[..4].copy_from_slice(&qkey.to_be_bytes());
+        self.0[8..12].copy_from_slice(&(qpn & 0xff_ffff | EXTENDED).to_be_bytes());
+        self
     }
 }

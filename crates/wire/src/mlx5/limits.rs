@@ -5,7 +5,7 @@ use super::{DataSegment, Opcode, SendRequest};
 use crate::{Error, Result, StateKind};
 
 /// Segments in a WQE, at most: their count has six bits (mlx5dv.h, `qpn_ds`).
-const DS_MAX: u32 = 63;
+pub(super) const DS_MAX: u32 = 63;
 /// Segments before the payload, at most: control and remote address. An atomic has one more, but one piece of payload only.
 const HEAD_MAX: u32 = 2;
 

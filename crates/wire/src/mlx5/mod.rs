@@ -23,7 +23,7 @@ mod wqe_text;
 
 pub use cq_ring::{CqRing, CqRingConfig, RELEASED_VENDOR_SYNDROME, is_synthetic};
 pub use cqe::{CQE_BYTES, Cqe, CqeOpcode};
-pub use datagram::Datagram;
+pub use datagram::{Datagram, DatagramSegment};
 pub use posted::{Commit, DoorbellStores, Posted};
 pub use recv_queue::{RecvCommit, RecvPosted, RecvQueue, RecvQueueConfig};
 pub use request::{DataSegment, FenceMode, Opcode, Payload, SEGMENT_BYTES_MAX, SendRequest};

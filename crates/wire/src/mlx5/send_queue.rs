@@ -1,9 +1,12 @@
 //! The send queue: work requests into the ring, and the programs that ring the doorbell for them.
 #![allow(unsafe_code)] // Reason: the ring is raw memory that a device reads, and the emitter is C.
 
-use super::limits::{RequestLimits, check_power_of_two, check_range, check_ring};
+use super::limits::{DS_MAX, RequestLimits, check_power_of_two, check_range, check_ring};
 use super::shim::{self, KEPT_WORDS, WorkRequest};
-use super::{Commit, Doorbell, DoorbellStores, Payload, Posted, SendRequest, WQEBB_BYTES};
+use super::{
+    Commit, DatagramSegment, Doorbell, DoorbellStores, Opcode, Payload, Posted, SendRequest,
+    WQEBB_BYTES,
+};
 use crate::bytecode::pack::PackedUnit;
 use crate::bytecode::{Block, Dword, Fence, Program};
 use crate::mmio;
@@ -62,6 +65,9 @@ pub struct SendQueue {
 
 // SAFETY: the queue owns its ring (contract of `new`); only the thread that has the queue uses the pointer, one thread at a time.
 unsafe impl Send for SendQueue {}
+
+/// Segments before the payload of a send on a UD queue pair: control, and three of the address.
+const DATAGRAM_HEAD: u32 = 4;
 
 /// Writes the WQE of a request into a ring.
 type Emit = unsafe extern "C" fn(*mut u8, u32, u32, *const WorkRequest, *mut u64) -> u32;
@@ -150,6 +156,51 @@ impl SendQueue {
         Ok(Posted { index, wqebbs })
     }
 
+    /// As [`SendQueue::post`], on the queue of a UD queue pair: a send, with immediate data or without, or a NOP, for which
+    /// `datagram` means nothing.
+    ///
+    /// # Errors
+    /// As [`SendQueue::post`]; [`Error::State`] for another opcode.
+    pub fn post_datagram(
+        &mut self,
+        request: &SendRequest<'_>,
+        datagram: &DatagramSegment,
+    ) -> Result<Posted> {
+        match request.opcode {
+            Opcode::Nop => return self.post(request),
+            Opcode::Send | Opcode::SendImm => {}
+            other => {
+                return Err(Error::state(
+                    StateKind::Unsupported,
+                    "post",
+                    format!("a UD queue pair has no {}", other.name()),
+                ));
+            }
+        }
+        let (wr, segments, _) = self.parts(request)?;
+        let segments = DATAGRAM_HEAD + segments;
+        check_range("segments of a WQE", segments, 0, DS_MAX)?;
+        let wqebbs = segments.div_ceil(4);
+        if self.free_wqebbs() < wqebbs {
+            return Err(self.full());
+        }
+        let index = self.producer;
+        // SAFETY: as in `post`; the segment is as long as the emitter reads.
+        let emitted = unsafe {
+            shim::doorbell_shim_wqe_emit_datagram(
+                self.ring,
+                self.wqebb_mask,
+                index,
+                &wr,
+                datagram,
+                self.kept.as_mut_ptr(),
+            )
+        };
+        debug_assert_eq!(emitted, wqebbs, "emitter and queue count the same");
+        self.producer = index.wrapping_add(wqebbs);
+        Ok(Posted { index, wqebbs })
+    }
+
     /// The words of a request as they would be in the ring with the running count 0, and the number of their 16-byte segments: for kernels, which write
     /// requests of one WQEBB themselves. None: it takes more.
     ///
@@ -173,6 +224,15 @@ impl SendQueue {
     /// A request for the emitter, with the blocks that it takes.
     #[inline(always)]
     fn check(&self, request: &SendRequest<'_>) -> Result<(WorkRequest, u32, Emit)> {
+        let (wr, segments, emit) = self.parts(request)?;
+        let head =
+            1 + u32::from(request.opcode.has_remote()) + u32::from(request.opcode.is_atomic());
+        Ok((wr, (head + segments).div_ceil(4), emit))
+    }
+
+    /// A request for the emitter, with the segments of its payload.
+    #[inline(always)]
+    fn parts(&self, request: &SendRequest<'_>) -> Result<(WorkRequest, u32, Emit)> {
         let (payload, count, segments, emit): (_, _, _, Emit) = match request.payload {
             Payload::Segments(list) => (
                 list.as_ptr().cast(),
@@ -187,9 +247,6 @@ impl SendQueue {
                 shim::doorbell_shim_wqe_emit_inline,
             ),
         };
-        let head =
-            1 + u32::from(request.opcode.has_remote()) + u32::from(request.opcode.is_atomic());
-        let wqebbs = (head + segments).div_ceil(4);
         let wr = WorkRequest {
             remote_addr: request.remote_addr,
             swap_or_add: request.swap_or_add,
@@ -205,7 +262,7 @@ impl SendQueue {
                 | request.fence as u8,
             is_inline: u16::from(matches!(request.payload, Payload::Inline(_))),
         };
-        Ok((wr, wqebbs, emit))
+        Ok((wr, segments, emit))
     }
 
     /// Adds the ops that announce to the NIC all requests posted since the last commit: the doorbell record, a fence, the UAR.

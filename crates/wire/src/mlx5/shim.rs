@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char};
 
 #[cfg(test)]
 use super::FenceMode;
-use super::{DataSegment, Opcode};
+use super::{DataSegment, DatagramSegment, Opcode};
 
 /// Words that the emitters may write to `kept` (`DBL_WQE_WORDS_MAX`).
 pub(super) const KEPT_WORDS: usize = 128;
@@ -49,6 +49,14 @@ unsafe extern "C" {
         wqebb_mask: u32,
         index: u32,
         wr: *const WorkRequest,
+        kept: *mut u64,
+    ) -> u32;
+    pub(super) fn doorbell_shim_wqe_emit_datagram(
+        ring: *mut u8,
+        wqebb_mask: u32,
+        index: u32,
+        wr: *const WorkRequest,
+        datagram: *const DatagramSegment,
         kept: *mut u64,
     ) -> u32;
     pub(super) fn doorbell_shim_wqe_overwrite_with_nop(
@@ -123,6 +131,7 @@ mod tests {
             ("dbl_wr:FENCE", FenceMode::Reads as usize),
             ("dbl_wr:ORDERED", FenceMode::All as usize),
             ("dbl_wr:WORDS_MAX", KEPT_WORDS),
+            ("dbl_wr:DATAGRAM_WORDS", size_of::<DatagramSegment>() / 8),
         ]
         .map(|(name, value)| (name, value as u64));
         let c: Vec<_> = layout()

@@ -27,6 +27,8 @@ pub struct Attributes {
     pub service_level: u8,
     /// Index into the port's table of partition keys.
     pub pkey_index: u16,
+    /// Of a UD queue pair: the queue key that datagrams to it must have.
+    pub qkey: u32,
 }
 
 impl Default for Attributes {
@@ -42,6 +44,7 @@ impl Default for Attributes {
             traffic_class: 0,
             service_level: 0,
             pkey_index: 0,
+            qkey: 0,
         }
     }
 }

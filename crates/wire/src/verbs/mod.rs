@@ -8,5 +8,5 @@ mod state;
 pub use crate::status::WcStatus;
 pub use access::Access;
 pub use attributes::Attributes;
-pub use capacity::{Abilities, Capacity};
+pub use capacity::{Abilities, Capacity, Transport};
 pub use state::State;

@@ -157,6 +157,104 @@ static void invalid_key(struct end *a, const struct end *b)
 	EXPECT(wc.wr_id == 9 && wc.status == IBV_WC_LOC_PROT_ERR);
 }
 
+/* A UD queue pair in the state RTS. */
+static struct gds_qp *datagram_qp(const struct end *end, uint32_t qkey)
+{
+	gds_qp_init_attr_t init;
+	struct ibv_qp_attr attr;
+	struct gds_qp *qp;
+	attributes(&init);
+	init.qp_type = IBV_QPT_UD;
+	qp = gds_create_qp(end->pd, end->context, &init, 0, GDS_CREATE_QP_DEFAULT);
+	EXPECT(qp && qp->qp->qp_type == IBV_QPT_UD);
+	memset(&attr, 0, sizeof(attr));
+	attr.qp_state = IBV_QPS_INIT;
+	attr.port_num = 1;
+	attr.qkey = qkey;
+	WORKS(ibv_modify_qp(qp->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+	attr.qp_state = IBV_QPS_RTR;
+	WORKS(ibv_modify_qp(qp->qp, &attr, IBV_QP_STATE));
+	attr.qp_state = IBV_QPS_RTS;
+	attr.sq_psn = 3;
+	WORKS(ibv_modify_qp(qp->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+	WORKS(ibv_query_qp(qp->qp, &attr, IBV_QP_STATE, &init));
+	EXPECT(attr.qp_state == IBV_QPS_RTS && attr.qkey == qkey && init.qp_type == IBV_QPT_UD);
+	return qp;
+}
+
+/* Datagrams to an address handle of the program: at once, on a stream, and prepared. */
+static void datagrams(struct end *a, struct end *b)
+{
+	enum { QKEY = 0x11111111, GRH = 40 };
+	struct gds_qp *from = datagram_qp(a, QKEY), *to = datagram_qp(b, QKEY);
+	CUstream stream = new_stream();
+	struct ibv_ah_attr ah_attr;
+	struct ibv_ah *ah;
+	struct ibv_sge source, place;
+	struct ibv_recv_wr recv, *bad_recv = NULL;
+	gds_send_wr wr, *bad = NULL;
+	gds_send_request_t prepared;
+	struct ibv_wc wc;
+	int round;
+	memset(&ah_attr, 0, sizeof(ah_attr));
+	ah_attr.dlid = b->port.lid;
+	ah_attr.port_num = 1;
+	if (b->port.link_layer == IBV_LINK_LAYER_ETHERNET) {
+		ah_attr.is_global = 1;
+		ah_attr.grh.dgid = b->gid;
+		ah_attr.grh.hop_limit = 1;
+	}
+	ah = ibv_create_ah(a->pd, &ah_attr);
+	EXPECT(ah);
+	source.addr = (uint64_t)(uintptr_t)a->buffer;
+	source.length = 100;
+	source.lkey = a->mr->lkey;
+	place.addr = (uint64_t)(uintptr_t)(b->buffer + 1024);
+	place.length = GRH + 100;
+	place.lkey = b->mr->lkey;
+	memset(&recv, 0, sizeof(recv));
+	recv.sg_list = &place;
+	recv.num_sge = 1;
+	/* What UD has not, and a send without an address handle. */
+	wr = request(1, IBV_WR_RDMA_WRITE, &source);
+	GIVES(EINVAL, gds_post_send(from, &wr, &bad));
+	wr = request(1, IBV_WR_SEND, &source);
+	memset(&wr.wr, 0, sizeof(wr.wr));
+	GIVES(EINVAL, gds_post_send(from, &wr, &bad));
+	for (round = 0; round < 60; round++) {
+		memset(a->buffer, round + 1, 100);
+		memset(b->buffer + 1024, 0, GRH + 100);
+		recv.wr_id = (uint64_t)round;
+		WORKS(ibv_post_recv(to->qp, &recv, &bad_recv));
+		wr = request((uint64_t)round, IBV_WR_SEND_WITH_IMM, &source);
+		wr.imm_data = 0x1234;
+		wr.wr.ud.ah = ah;
+		wr.wr.ud.remote_qpn = to->qp->qp_num;
+		wr.wr.ud.remote_qkey = QKEY;
+		if (round % 3 == 0) {
+			WORKS(gds_post_send(from, &wr, &bad));
+		} else if (round % 3 == 1) {
+			WORKS(gds_stream_queue_send(stream, from, &wr, &bad));
+			WORKS(gds_stream_wait_cq(stream, &from->send_cq, 0));
+			sync_stream(stream);
+		} else {
+			WORKS(gds_prepare_send(from, &wr, &bad, &prepared));
+			WORKS(gds_stream_post_send(stream, &prepared));
+			sync_stream(stream);
+		}
+		expect_wc(from->send_cq.cq, (uint64_t)round, IBV_WC_SEND, 0);
+		wc = poll_one(to->recv_cq.cq);
+		EXPECT(wc.status == IBV_WC_SUCCESS && wc.wr_id == (uint64_t)round && wc.byte_len == GRH + 100);
+		EXPECT(wc.opcode == IBV_WC_RECV && wc.src_qp == from->qp->qp_num && wc.imm_data == 0x1234);
+		EXPECT(!(wc.wc_flags & IBV_WC_GRH) == (b->port.link_layer != IBV_LINK_LAYER_ETHERNET));
+		EXPECT(b->buffer[1024 + GRH] == round + 1 && b->buffer[1024 + GRH + 99] == round + 1);
+	}
+	end_stream(stream);
+	WORKS(gds_destroy_qp(from));
+	WORKS(gds_destroy_qp(to));
+	WORKS(ibv_destroy_ah(ah));
+}
+
 int main(void)
 {
 	struct end a, b;
@@ -166,6 +264,7 @@ int main(void)
 	connect_end(&b, &a);
 	transfer(&a, &b);
 	transfer(&b, &a);
+	datagrams(&a, &b);
 	invalid_key(&a, &b);
 	end_end(&a);
 	end_end(&b);

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 
 use super::DeviceCore;
 use super::peer_links::PeerLink;
-use crate::Result;
 use crate::device::client::AddressVector;
 use crate::device::copies::Copies;
 use crate::device::fabric::{NODES, node_of};
@@ -16,6 +15,7 @@ use crate::device::packet::{MAX_PAYLOAD_BYTES, Packet, PacketKind, PacketPayload
 use crate::device::qp::RemoteEnd;
 use crate::device::space::SpaceAddress;
 use crate::device::wire::Destination;
+use crate::{Error, Result, StateKind};
 
 /// Packets taken from one lane before others have their turn.
 const BURST: usize = 128;
@@ -30,6 +30,31 @@ impl DeviceCore {
             return Ok(Destination::Local);
         }
         self.parts.links.number_of(port).map(Destination::Lane)
+    }
+
+    /// The number of a port for datagrams, until as many calls of [`DeviceCore::close_datagram_path`] were made.
+    pub(crate) fn open_datagram_path(&mut self, port: &InboxAddress) -> Result<u16> {
+        if let Some(number) = self.parts.datagram_paths.enter_known(port.port) {
+            return Ok(number);
+        }
+        let to = self.destination(port)?;
+        self.parts.links.enter(to);
+        let number = self.parts.datagram_paths.enter_new(port.port, to);
+        number.ok_or_else(|| {
+            self.close_destination(to);
+            Error::state(
+                StateKind::Exhausted,
+                "create_ah",
+                "the device has no number left for the port",
+            )
+        })
+    }
+
+    /// The number is needed once less.
+    pub(crate) fn close_datagram_path(&mut self, number: u16) {
+        if let Some(to) = self.parts.datagram_paths.leave(number) {
+            self.close_destination(to);
+        }
     }
 
     /// Sets where a queue pair's packets go. The peer is not checked, and there is no agreed connection
@@ -69,11 +94,14 @@ impl DeviceCore {
     }
 
     pub(super) fn leave_lane(&mut self, slot: usize) {
-        let Some(RemoteEnd {
-            to: Destination::Lane(lane),
-            ..
-        }) = self.qps[slot].as_ref().and_then(|qp| qp.remote)
-        else {
+        if let Some(remote) = self.qps[slot].as_ref().and_then(|qp| qp.remote) {
+            self.close_destination(remote.to);
+        }
+    }
+
+    /// The lane has one user less, if it is one.
+    fn close_destination(&mut self, to: Destination) {
+        let Destination::Lane(lane) = to else {
             return;
         };
         if self.parts.links.leave(lane)

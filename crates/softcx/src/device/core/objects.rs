@@ -118,6 +118,7 @@ impl DeviceCore {
         attributes.check()?;
         let qp = self.transition(slot, State::Init)?;
         qp.attributes = attributes;
+        qp.asked.qkey = attributes.qkey;
         qp.set_state(State::Init);
         Ok(())
     }
@@ -147,6 +148,14 @@ impl DeviceCore {
         qp.responder.connect(remote.0);
         qp.set_state(State::ReadyToReceive);
         self.parts.links.enter(to);
+        Ok(())
+    }
+
+    /// INIT to RTR of a UD queue pair, with the PSN to send from.
+    pub(crate) fn activate_datagrams(&mut self, slot: usize, psn: u32) -> Result<()> {
+        let qp = self.transition(slot, State::ReadyToReceive)?;
+        qp.requester.connect(psn);
+        qp.set_state(State::ReadyToReceive);
         Ok(())
     }
 

@@ -4,6 +4,7 @@ use super::Counters;
 use crate::device::copies::Copies;
 use crate::device::core::PeerLinks;
 use crate::device::cq::Cq;
+use crate::device::datagram_paths::DatagramPaths;
 use crate::device::fabric::Fabric;
 use crate::device::gather::Gather;
 use crate::device::keys::Keys;
@@ -29,6 +30,8 @@ pub(crate) struct DeviceParts {
     /// The fabric that the device was made on.
     pub(crate) fabric: Option<Fabric>,
     pub(crate) links: PeerLinks,
+    /// Of a device without a fabric: where datagrams go, by the LID of their address.
+    pub(crate) datagram_paths: DatagramPaths,
     pub(crate) trace: Option<Box<Trace>>,
     /// A completion queue lost a completion since the last turn.
     pub(crate) overran: bool,

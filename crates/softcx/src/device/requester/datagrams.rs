@@ -38,8 +38,14 @@ impl Qp {
             let node = node_at(context, &to).unwrap_or(0);
             node..=node
         };
-        let reached = nodes.filter(|&node| node == own || !to.is_multicast() || there(node));
-        let reached: Vec<_> = reached.map(|node| context.route(node)).collect();
+        let reached: Vec<_> = match context.fabric {
+            // Without a fabric the device has numbered the ports that it was asked about.
+            None if !to.is_multicast() => vec![context.datagram_paths.route(to.lid)],
+            _ => nodes
+                .filter(|&node| node == own || !to.is_multicast() || there(node))
+                .map(|node| context.route(node))
+                .collect(),
+        };
         if reached.iter().any(|&to| context.wire.congested(to)) {
             return Some(TransmitStop::Congested);
         }

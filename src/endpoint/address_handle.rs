@@ -1,0 +1,108 @@
+//! Where the sends of UD endpoints go.
+#![cfg_attr(feature = "verbs", allow(unsafe_code))] // takes the address of an object of C
+
+#[cfg(feature = "verbs")]
+use std::any::Any;
+#[cfg(feature = "verbs")]
+use std::ffi::c_void;
+#[cfg(feature = "verbs")]
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::endpoint::{Address, Endpoint};
+use crate::mlx5::DatagramSegment;
+#[cfg(feature = "verbs")]
+use crate::nic::KeptAlive;
+use crate::nic::NicAddress;
+use crate::region::ProtectionDomain;
+
+/// An address handle: the port that sends of a UD endpoint go to, as [`Work::to`](crate::Work::to) takes it. Verbs call it `ibv_ah`.
+///
+/// It belongs to a protection domain, and any UD endpoint of that domain can use it. Work in flight holds it. Clones are handles of the same one.
+#[derive(Debug, Clone)]
+pub struct AddressHandle {
+    inner: Arc<AddressHandleInner>,
+}
+
+#[derive(Debug)]
+struct AddressHandleInner {
+    /// Before the domain that it is of.
+    nic: NicAddress,
+    domain: ProtectionDomain,
+}
+
+impl AddressHandle {
+    fn new(domain: &ProtectionDomain, nic: NicAddress) -> AddressHandle {
+        AddressHandle {
+            inner: Arc::new(AddressHandleInner {
+                nic,
+                domain: domain.clone(),
+            }),
+        }
+    }
+
+    /// Uses an `ibv_ah` that another part of the process has made (feature `verbs`). The library does not destroy it. `owner` is dropped after the last work
+    /// request that names it has completed.
+    ///
+    /// # Safety
+    /// `ah` is the address of an `ibv_ah`, which exists until `owner` is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`](crate::Error::Foreign) if it is of another `ibv_context` than the domain; [`Error::State`](crate::Error::State) if the device is not one
+    /// of libibverbs.
+    #[cfg(feature = "verbs")]
+    pub unsafe fn from_ibv_ah(
+        domain: &ProtectionDomain,
+        ah: NonNull<c_void>,
+        owner: impl Any + Send + Sync,
+    ) -> Result<AddressHandle> {
+        // SAFETY: the caller's promise.
+        let nic = unsafe { domain.on_device()?.adopt_address(ah, KeptAlive::new(owner)) }?;
+        Ok(AddressHandle::new(domain, nic))
+    }
+
+    /// The protection domain.
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.inner.domain
+    }
+
+    /// Whether it is the same handle, and not only one of the same port.
+    #[inline]
+    pub(super) fn is(&self, other: &AddressHandle) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    pub(super) fn segment(&self, qpn: u32, qkey: u32) -> DatagramSegment {
+        self.inner.nic.segment(qpn, qkey)
+    }
+}
+
+impl Endpoint {
+    /// The handle of the port of a peer's endpoint, for [`Work::to`](crate::Work::to). Datagrams to it have the traffic class and the service level of this
+    /// endpoint's configuration. The peer's endpoint may be reset meanwhile: the handle stays valid, because it is of the port.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`](crate::Error::Foreign) for an address of another kind of device; [`Error::State`](crate::Error::State) if the peer's device is gone or on
+    /// another host; [`Error::System`](crate::Error::System) of `ibv_create_ah`.
+    pub fn address_handle(&self, peer: &Address) -> Result<AddressHandle> {
+        let domain = self.domain();
+        let attributes = self.config().attributes();
+        let nic = domain
+            .on_device()?
+            .address_of(&peer.queue_pair, &attributes)?;
+        Ok(AddressHandle::new(domain, nic))
+    }
+
+    /// The handle of the port of that LID and, with a global route, of that GID: for peers that do not use this library. On Ethernet the LID is 0, and a GID
+    /// is needed.
+    ///
+    /// # Errors
+    /// As [`Endpoint::address_handle`]; [`Error::State`](crate::Error::State) on a device that is not one of libibverbs.
+    pub fn address_handle_of_port(&self, lid: u16, gid: Option<[u8; 16]>) -> Result<AddressHandle> {
+        let domain = self.domain();
+        let attributes = self.config().attributes();
+        let nic = domain.on_device()?.address_of_port(lid, gid, &attributes)?;
+        Ok(AddressHandle::new(domain, nic))
+    }
+}
