@@ -63,6 +63,8 @@ fn ranks(c: &mut Criterion) {
 criterion_group!(benches, ranks);
 /// Set for a process of a job: the name of the launcher's store.
 const IN_JOB: &str = "DOORBELL_BENCH_IN_JOB";
+/// Set for a process of a job whose launcher has no place for rank 0 but its store: the port of the group that does not use that.
+const OWN_PORT: &str = "DOORBELL_BENCH_PORT";
 /// Communicators that are made through either store.
 const ROUNDS: usize = 9;
 
@@ -71,7 +73,11 @@ fn rank_of_job(launcher: &str) {
     let through_launcher = LaunchEnvironment::from_env().expect("launch environment");
     // Without these variables the group does not know of the launcher's store, and finds rank 0 by others.
     let hidden = ["PMIX_NAMESPACE", "TORCHELASTIC_USE_AGENT_STORE"];
-    let lookup = |name: &str| std::env::var(name).ok().filter(|_| !hidden.contains(&name));
+    let lookup = |name: &str| match name {
+        "DOORBELL_MASTER_ADDR" => std::env::var(OWN_PORT).ok().map(|_| "127.0.0.1".into()),
+        "DOORBELL_MASTER_PORT" => std::env::var(OWN_PORT).ok(),
+        _ => std::env::var(name).ok().filter(|_| !hidden.contains(&name)),
+    };
     let own = LaunchEnvironment::from_vars(&lookup).expect("launch environment");
     let domain = Device::open("softcx").expect("device").protection_domain();
     let config = GroupConfig::default().timeout(SOON);
@@ -150,9 +156,13 @@ sys.stdin.read()";
     let Ok(port) = port.trim().parse::<u16>() else {
         return println!("no job of torch: it is not installed");
     };
+    let free = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let own_port = free.local_addr().expect("getsockname").port();
+    drop(free);
     let start = |rank: u32| {
         Command::new(std::env::current_exe().expect("path of this program"))
             .env(IN_JOB, "TCPStore")
+            .env(OWN_PORT, own_port.to_string())
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", processes().to_string())
             .env("MASTER_ADDR", "127.0.0.1")
