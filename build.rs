@@ -1,5 +1,7 @@
-//! Compiles the kernels, with the feature `cuda` and where there is nvcc, or else clang 19. No policy: other builds need nothing of this.
+//! Compiles the kernels, with the feature `cuda` and where there is nvcc, or else clang 19; or takes them from a file of `scripts/kernels-image`. Other builds need nothing
+//! of this.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,30 +29,51 @@ const CLANG_PTX: (&str, &str) = ("75", "ptx82");
 /// The version that this is written for. Older ones know no PTX with stores to registers of devices; newer ones write other annotations.
 const CLANG: &str = "clang++-19";
 
+/// A file of `scripts/kernels-image`, which is taken in place of a compiler.
+const FILE: &str = "DOORBELL_KERNELS_FILE";
+
+/// What the kernels are made of: a file of other sources may have other parameters. Headers of the host alone are not among them.
+const SOURCES: [&str; 6] = [
+    "cuda/kernels.cu",
+    "cuda/clang.h",
+    "cuda/reduce.h",
+    "cuda/step.h",
+    "include/doorbell.h",
+    "include/doorbell",
+];
+
+/// What a compiler has made, besides the image.
+struct Made {
+    /// For messages, and for the test that looks into the image.
+    codes: String,
+    /// Name and version.
+    compiler: String,
+}
+
 /// Leaves `kernels.image` in OUT_DIR: what the driver loads, or, without a compiler, a text that it refuses. In that case `DOORBELL_NO_KERNELS`
-/// has the reason. `kernels12.image` is that of [`OLDER`], and empty without it.
+/// has the reason. `kernels12.image` is that of [`OLDER`], and empty without it. `kernels.file` has both, for builds without a compiler.
 fn kernels() {
     // The kernels include every header.
-    for path in [
-        "cuda/kernels.cu",
-        "cuda/clang.h",
-        "cuda/reduce.h",
-        "cuda/step.h",
-        "include",
-    ] {
+    for path in SOURCES.iter().chain(&["include"]) {
         println!("cargo::rerun-if-changed={path}");
     }
     // Appended by nvcc itself.
     println!("cargo::rerun-if-env-changed=NVCC_APPEND_FLAGS");
     println!("cargo::rerun-if-env-changed=NVCC_PREPEND_FLAGS");
-    println!("cargo::rerun-if-env-changed={WANTED}");
-    println!("cargo::rerun-if-env-changed={OLDER}");
+    for name in [WANTED, OLDER, FILE] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
     let folder = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    if let Some(file) = set(FILE).map(PathBuf::from) {
+        println!("cargo::rerun-if-changed={}", file.display());
+        let taken = KernelsFile::read(&file).and_then(|file| file.unpack(&folder));
+        return taken.unwrap_or_else(|reason| panic!("{FILE}: {}: {reason}", file.display()));
+    }
     let image = folder.join("kernels.image");
     let compiled = match find_nvcc() {
         Some((nvcc, wanted)) => {
             println!("cargo::rerun-if-changed={}", nvcc.display());
-            compile(&nvcc, &image, "DOORBELL_KERNELS").inspect_err(|reason| {
+            compile(&nvcc, &image).inspect_err(|reason| {
                 // Who names a compiler wants it; one that happens to be there may be too old.
                 assert!(!wanted, "{reason}");
                 println!("cargo::warning=no kernels: {reason}");
@@ -67,19 +90,184 @@ fn kernels() {
             None => Err("there was no nvcc when this was built, and no clang 19".to_owned()),
         },
     };
-    if let Err(reason) = compiled {
-        println!("cargo::rustc-env=DOORBELL_NO_KERNELS={reason}");
-        fs::write(&image, b"doorbell was built without kernels\0").expect("cargo made the folder");
-    }
     let older = folder.join("kernels12.image");
-    match set(OLDER).map(PathBuf::from) {
+    let compiled_older = match set(OLDER).map(PathBuf::from) {
         Some(nvcc) => {
             println!("cargo::rerun-if-changed={}", nvcc.display());
-            let compiled = compile(&nvcc, &older, "DOORBELL_KERNELS_12");
-            compiled.unwrap_or_else(|reason| panic!("{OLDER}: {reason}"));
+            let compiled = compile(&nvcc, &older);
+            Some(compiled.unwrap_or_else(|reason| panic!("{OLDER}: {reason}")))
         }
-        None => fs::write(&older, b"").expect("cargo made the folder"),
+        None => {
+            fs::write(&older, b"").expect("cargo made the folder");
+            None
+        }
+    };
+    let made = match compiled {
+        Ok(made) => made,
+        Err(reason) => {
+            println!("cargo::rustc-env=DOORBELL_NO_KERNELS={reason}");
+            return fs::write(&image, b"doorbell was built without kernels\0")
+                .expect("cargo made the folder");
+        }
+    };
+    let file = KernelsFile {
+        made,
+        older: compiled_older,
+        image: fs::read(&image).expect("just written"),
+        older_image: fs::read(&older).expect("just written"),
+    };
+    file.describe("");
+    fs::write(folder.join("kernels.file"), file.to_bytes()).expect("cargo made the folder");
+}
+
+/// Kernels in one file: lines of text up to an empty one, then the two images. The first line ends with the checksum of everything behind it.
+struct KernelsFile {
+    made: Made,
+    older: Option<Made>,
+    image: Vec<u8>,
+    older_image: Vec<u8>,
+}
+
+impl KernelsFile {
+    const HEAD: &str = "doorbell kernels, checksum ";
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut lines = vec![
+            (
+                "version",
+                env::var("CARGO_PKG_VERSION").expect("cargo sets it"),
+            ),
+            ("sources", format!("{:016x}", sources())),
+            ("compiler", self.made.compiler.clone()),
+            ("codes", self.made.codes.clone()),
+            ("bytes", self.image.len().to_string()),
+        ];
+        if let Some(older) = &self.older {
+            lines.push(("older-compiler", older.compiler.clone()));
+            lines.push(("older-codes", older.codes.clone()));
+        }
+        let text: String = lines
+            .iter()
+            .map(|(name, value)| format!("{name} {value}\n"))
+            .collect();
+        let rest = [text.as_bytes(), b"\n", &self.image, &self.older_image].concat();
+        let head = format!("{}{:016x}\n", KernelsFile::HEAD, fnv(FNV_START, &rest));
+        [head.as_bytes(), &rest].concat()
     }
+
+    /// The file, if it is whole and of these sources.
+    fn read(path: &Path) -> Result<KernelsFile, String> {
+        let bytes = fs::read(path).map_err(|error| error.to_string())?;
+        let broken = || "this is no file of scripts/kernels-image, or it is damaged".to_owned();
+        let rest = bytes
+            .strip_prefix(KernelsFile::HEAD.as_bytes())
+            .ok_or_else(broken)?;
+        let (checksum, rest) = rest.split_at_checked(17).ok_or_else(broken)?;
+        if checksum != format!("{:016x}\n", fnv(FNV_START, rest)).as_bytes() {
+            return Err(broken());
+        }
+        let end = rest.windows(2).position(|two| two == b"\n\n");
+        let (text, images) = rest.split_at(end.ok_or_else(broken)?);
+        let text = String::from_utf8(text.to_vec()).map_err(|_| broken())?;
+        let lines: BTreeMap<&str, &str> = text
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .collect();
+        let line = |name| lines.get(name).map(|value| (*value).to_owned());
+        let need = |name| line(name).ok_or_else(broken);
+        let (version, own) = (need("version")?, env::var("CARGO_PKG_VERSION").ok());
+        if own.as_ref() != Some(&version) {
+            let own = own.unwrap_or_default();
+            return Err(format!("it is of version {version}, and this is {own}"));
+        }
+        if need("sources")? != format!("{:016x}", sources()) {
+            return Err(format!(
+                "its kernels were made of other sources of version {version}, whose parameters may be laid out in another way"
+            ));
+        }
+        let len = need("bytes")?.parse().map_err(|_| broken())?;
+        let (image, older_image) = images[2..].split_at_checked(len).ok_or_else(broken)?;
+        let made = |compiler, codes| {
+            let (compiler, codes) = (line(compiler)?, line(codes)?);
+            Some(Made { codes, compiler })
+        };
+        Ok(KernelsFile {
+            made: made("compiler", "codes").ok_or_else(broken)?,
+            older: made("older-compiler", "older-codes"),
+            image: image.to_vec(),
+            older_image: older_image.to_vec(),
+        })
+    }
+
+    fn unpack(&self, folder: &Path) -> Result<(), String> {
+        self.describe(", from a file");
+        for (name, bytes) in [
+            ("kernels.image", &self.image),
+            ("kernels12.image", &self.older_image),
+        ] {
+            fs::write(folder.join(name), bytes).map_err(|error| error.to_string())?;
+        }
+        fs::write(folder.join("kernels.file"), self.to_bytes()).map_err(|error| error.to_string())
+    }
+
+    /// Tells the crate what it contains.
+    fn describe(&self, from: &str) {
+        let Made { codes, compiler } = &self.made;
+        println!("cargo::rustc-env=DOORBELL_KERNELS={codes}");
+        let older = self.older.as_ref();
+        let and = older.map_or_else(String::new, |older| format!(" and {}", older.compiler));
+        println!("cargo::rustc-env=DOORBELL_KERNELS_COMPILER={compiler}{and}{from}");
+        if compiler.starts_with("clang") {
+            println!("cargo::rustc-env=DOORBELL_KERNELS_BY_CLANG=1");
+        }
+        if let Some(older) = older {
+            println!("cargo::rustc-env=DOORBELL_KERNELS_12={}", older.codes);
+        }
+    }
+}
+
+const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a, which finds damage and other sources. It is no protection against a forged file.
+fn fnv(hash: u64, bytes: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    bytes.iter().fold(hash, step)
+}
+
+/// A number for the names and contents of [`SOURCES`].
+fn sources() -> u64 {
+    let mut files = Vec::new();
+    let mut folders: Vec<PathBuf> = SOURCES.iter().map(PathBuf::from).collect();
+    while let Some(path) = folders.pop() {
+        match fs::read_dir(&path) {
+            Ok(entries) => folders.extend(entries.flatten().map(|entry| entry.path())),
+            Err(_) => files.push(path),
+        }
+    }
+    files.sort();
+    files.iter().fold(FNV_START, |hash, path| {
+        let name = path.to_string_lossy();
+        let text = fs::read(path).unwrap_or_else(|error| panic!("{name}: {error}"));
+        fnv(fnv(hash, name.as_bytes()), &text)
+    })
+}
+
+/// Which version of a compiler this is, as far as it says so: behind the last of these words.
+fn version_of(compiler: &Path, word: &str) -> String {
+    let output = Command::new(compiler).arg("--version").output();
+    let said = output.map_or_else(
+        |_| String::new(),
+        |output| String::from_utf8_lossy(&output.stdout).into_owned(),
+    );
+    let version = said.rsplit_once(word).map(|(_, rest)| {
+        let is_part = |letter: char| letter.is_ascii_digit() || letter == '.';
+        let end = rest.find(|letter| !is_part(letter)).unwrap_or(rest.len());
+        rest[..end].to_owned()
+    });
+    let is_one = |version: &String| !version.is_empty();
+    version
+        .filter(is_one)
+        .unwrap_or("of unknown version".into())
 }
 
 /// nvcc, and whether it was named.
@@ -116,7 +304,7 @@ fn find_clang() -> Option<(PathBuf, bool)> {
 
 /// Compiles to PTX, in two steps: clang 19 has no word for a parameter that stays where the driver has put it (`__grid_constant__`), but its code generator
 /// knows the annotation. Without it the kernels would copy their parameters to the stack, up to 16 KiB for each thread that a GPU can have.
-fn compile_by_clang(clang: &Path, folder: &Path, image: &Path) -> Result<(), String> {
+fn compile_by_clang(clang: &Path, folder: &Path, image: &Path) -> Result<Made, String> {
     let (architecture, version) = CLANG_PTX;
     let features = ["-Xclang", "-target-feature", "-Xclang"];
     let (made, annotated, ptx) = (
@@ -155,12 +343,13 @@ fn compile_by_clang(clang: &Path, folder: &Path, image: &Path) -> Result<(), Str
     // The driver takes PTX as a string.
     bytes.push(0);
     fs::write(image, bytes).map_err(|error| format!("{}: {error}", image.display()))?;
-    println!("cargo::rustc-env=DOORBELL_KERNELS=compute_{architecture}");
-    println!("cargo::rustc-env=DOORBELL_KERNELS_BY_CLANG=1");
     println!(
         "cargo::warning=there is no nvcc: the kernels are compiled by clang, to PTX; no GPU has executed them"
     );
-    Ok(())
+    Ok(Made {
+        codes: format!("compute_{architecture}"),
+        compiler: format!("clang {}", version_of(clang, "clang version ")),
+    })
 }
 
 /// Runs a compiler.
@@ -241,8 +430,8 @@ fn set(name: &str) -> Option<std::ffi::OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// Compiles for the architectures that nvcc knows, and sets that variable to them for the crate.
-fn compile(nvcc: &Path, image: &Path, variable: &str) -> Result<(), String> {
+/// Compiles for the architectures that nvcc knows.
+fn compile(nvcc: &Path, image: &Path) -> Result<Made, String> {
     let listed = Command::new(nvcc).arg("--list-gpu-code").output();
     // An nvcc that does not say takes all, or none.
     let known = listed.map_or_else(
@@ -258,9 +447,11 @@ fn compile(nvcc: &Path, image: &Path, variable: &str) -> Result<(), String> {
         .filter(|(_, code)| known.is_empty() || known.lines().any(|line| line == code))
         .chain([(PTX, format!("compute_{PTX}"))])
         .collect();
-    // For messages, and for the test that looks into the image.
     let names: Vec<&str> = codes.iter().map(|(_, code)| code.as_str()).collect();
-    println!("cargo::rustc-env={variable}={}", names.join(" "));
+    let made = Made {
+        codes: names.join(" "),
+        compiler: format!("nvcc {}", version_of(nvcc, ", V")),
+    };
     let mut command = Command::new(nvcc);
     command.args(["-fatbin", "-O3", "-std=c++17", "-o"]);
     command
@@ -280,5 +471,5 @@ fn compile(nvcc: &Path, image: &Path, variable: &str) -> Result<(), String> {
     for line in said.lines() {
         println!("cargo::warning=nvcc: {line}");
     }
-    Ok(())
+    Ok(made)
 }

@@ -139,6 +139,8 @@ pub mod softcx {
 /// For the packages, tests and benchmarks of this repository. Not part of the public interface: it may change in any release.
 #[doc(hidden)]
 pub mod __private {
+    #[cfg(feature = "cuda")]
+    pub use crate::cuda::kernels_made_by;
     /// One step of a loop of puts by one thread of a GPU: for `doorbell bench` and for tests.
     #[cfg(feature = "cuda")]
     pub use crate::device_queue::PutStep;

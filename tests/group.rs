@@ -19,7 +19,8 @@ use rig::{Random, from_env};
 
 use doorbell::{
     Access, Cause, DataType, Device, Error, Executor, Group, GroupConfig, HostStream,
-    LaunchEnvironment, MessageConfig, QueueKind, ReduceOp, Reduction, Region, Token, Work,
+    LaunchEnvironment, MatcherConfig, MessageConfig, QueueKind, ReduceOp, Reduction, Region, Token,
+    Work,
 };
 
 /// Set for a rank: the number of rounds.
@@ -178,6 +179,53 @@ fn survivors_of_killed_processes_go_on() {
     }
 }
 
+/// Set for a rank that exchanges addresses through the store of its launcher.
+const EXCHANGES: &str = "DOORBELL_TEST_EXCHANGES";
+
+/// A rank: does nothing unless the process was started as one.
+#[test]
+fn exchanger() {
+    if std::env::var(EXCHANGES).is_err() {
+        return;
+    }
+    let domain = Device::open("softcx").unwrap().protection_domain();
+    let environment = LaunchEnvironment::from_env().unwrap();
+    // A later group of the same job has values of its own.
+    for round in 0..2 {
+        let config = GroupConfig::default();
+        let group = Group::join(&environment, &domain, &config).unwrap();
+        let (rank, size, store) = (group.rank(), group.size(), group.store());
+        let list = store.gather(&[rank as u8], LIMIT).unwrap();
+        assert_eq!(list.concat(), (0..size as u8).collect::<Vec<_>>());
+        reduce_once(&group);
+        let exchanges = store.launcher_exchanges();
+        group.leave().unwrap();
+        tell(&format!("round {round} had {exchanges} exchanges\n"));
+    }
+    std::process::exit(0);
+}
+
+/// A sum of all ranks, with a communicator and a matcher of all of them.
+fn reduce_once(group: &Group) {
+    let (rank, size) = (group.rank(), group.size());
+    let stream = HostStream::new("exchanger").unwrap();
+    let region = Region::alloc(group.domain(), 16, Access::ALL).unwrap();
+    let memory = |at| region.slice(at, 8).unwrap();
+    region.write_values(0, &[i64::from(rank) + 1]).unwrap();
+    let config = MessageConfig::default();
+    let mut communicator = group.communicator(None, 1, &config).unwrap();
+    drop(group.matcher(None, 2, &MatcherConfig::default()).unwrap());
+    let sum = Reduction::new(DataType::I64, ReduceOp::Sum);
+    let operation = communicator.all_reduce(&memory(0), &memory(8), sum, None);
+    let ticket = communicator.launch(&stream, &operation.unwrap()).unwrap();
+    ticket.wait(Some(LIMIT)).unwrap();
+    let mut total = [0_i64];
+    region.read_values(8, &mut total).unwrap();
+    assert_eq!(total, [i64::from(size * (size + 1) / 2)]);
+    communicator.finish(Some(LIMIT)).unwrap();
+    group.barrier().unwrap();
+}
+
 const MEMBER: [&str; 3] = ["--exact", "member", "--nocapture"];
 const SURVIVOR: [&str; 3] = ["--exact", "survivor", "--nocapture"];
 
@@ -305,12 +353,19 @@ fn every_rank_names_the_killed_rank() {
 }
 
 fn mpirun(rounds: u64, more: &[&str], killed: Option<u32>) -> Output {
+    mpirun_of(4, more, |command| {
+        command.args(MEMBER).env(ROUNDS, rounds.to_string());
+        killed.map(|killed| command.env(KILLED, killed.to_string()));
+    })
+}
+
+fn mpirun_of(size: u32, more: &[&str], prepare: impl Fn(&mut Command)) -> Output {
     let mut command = Command::new("mpirun");
     command
-        .args(["--allow-run-as-root", "--oversubscribe", "-n", "4"])
+        .args(["--allow-run-as-root", "--oversubscribe", "-n"])
+        .arg(size.to_string())
         .args(more)
-        .arg(std::env::current_exe().unwrap())
-        .args(MEMBER);
+        .arg(std::env::current_exe().unwrap());
     // Variables of a launcher of this process are not for the job.
     for name in [
         "RANK",
@@ -320,8 +375,8 @@ fn mpirun(rounds: u64, more: &[&str], killed: Option<u32>) -> Output {
     ] {
         command.env_remove(name);
     }
-    killed.map(|killed| command.env(KILLED, killed.to_string()));
-    Rank::start(command.env(ROUNDS, rounds.to_string())).end(LIMIT)
+    prepare(&mut command);
+    Rank::start(&mut command).end(LIMIT)
 }
 
 fn has_mpirun(test: &str) -> bool {
@@ -366,7 +421,37 @@ fn ring_starts_under_mpirun_by_pmix() {
     }
 }
 
-/// The store of torchrun's agent, as torch itself makes it: rank 0 writes there where it is.
+/// Whether the ranks share a folder or not.
+#[test]
+fn addresses_go_through_the_pmix_server() {
+    let test = "addresses_go_through_the_pmix_server";
+    if !has_mpirun(test) {
+        return;
+    }
+    let without_folder = ["env", "-u", "PMIX_SERVER_TMPDIR"];
+    for (size, more) in [(4, &[][..]), (3, &without_folder)] {
+        let output = mpirun_of(size, more, |command| {
+            command.args(["--exact", "exchanger", "--nocapture"]);
+            command.env(EXCHANGES, "1");
+        });
+        let said = text(&output);
+        if said.contains("there is no libpmix.so.2") {
+            return waived::waived(test, "there is no libpmix.so.2");
+        }
+        assert!(output.status.success(), "{size}: {said}");
+        check_exchanges(&said, size);
+    }
+}
+
+/// The queues of a communicator and a matcher.
+fn check_exchanges(said: &str, ranks: u32) {
+    for round in 0..2 {
+        let good = format!("round {round} had 2 exchanges");
+        assert_eq!(said.matches(&good).count(), ranks as usize, "{said}");
+    }
+}
+
+/// The store of torchrun's agent, as torch itself makes it: rank 0 writes there where it is, and all ranks their addresses.
 #[test]
 fn ring_starts_by_the_store_of_torch() {
     let test = "ring_starts_by_the_store_of_torch";
@@ -389,20 +474,38 @@ sys.stdin.read()";
     let Ok(port) = port.trim().parse::<u16>() else {
         return waived::waived(test, "torch is not installed (Debian: python3-torch)");
     };
-    let job = job_of(3, |command| {
-        command
-            .args(MEMBER)
-            .env(ROUNDS, "20")
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", port.to_string())
-            .env("TORCHELASTIC_USE_AGENT_STORE", "True")
-            .env("TORCHELASTIC_RUN_ID", "a job");
+    let job = |prepare: &dyn Fn(&mut Command)| {
+        job_of(3, |command| {
+            command
+                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_PORT", port.to_string())
+                .env("TORCHELASTIC_USE_AGENT_STORE", "True")
+                .env("TORCHELASTIC_RUN_ID", "a job");
+            prepare(command);
+        })
+    };
+    let ring = job(&|command| {
+        command.args(MEMBER).env(ROUNDS, "20");
     });
-    for (rank, process) in (0..).zip(job) {
+    for (rank, process) in (0..).zip(ring) {
         let output = process.end(LIMIT);
         let said = text(&output);
         assert!(output.status.success(), "rank {rank}: {said}");
         assert!(said.contains(&good(rank, 3, 20)), "rank {rank}: {said}");
+    }
+    // And other addresses.
+    let exchange = job(&|command| {
+        command.args(["--exact", "exchanger", "--nocapture"]);
+        // Another job's keys.
+        command
+            .env(EXCHANGES, "1")
+            .env("TORCHELASTIC_RESTART_COUNT", "1");
+    });
+    for process in exchange {
+        let output = process.end(LIMIT);
+        let said = text(&output);
+        assert!(output.status.success(), "{said}");
+        check_exchanges(&said, 1);
     }
     drop(agent);
 }

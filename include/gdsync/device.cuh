@@ -30,43 +30,21 @@ struct sem32 {
 	typedef uint32_t T;
 	T sem;
 	T value;
-
-	DOORBELL_GDS_HOST_DEVICE volatile T *access_once()
-	{
-		return &sem;
-	}
+	DOORBELL_GDS_HOST_DEVICE volatile T *access_once() { return &sem; }
 };
 typedef struct sem32 sem32_t;
 
 /* The same for a word elsewhere. */
-struct isem32 {
-	typedef uint32_t T;
+template <typename W> struct isem {
+	typedef W T;
 	T *ptr;
 	T value;
-
-	DOORBELL_GDS_HOST_DEVICE isem32() : ptr(NULL), value(0)
-	{
-	}
-	DOORBELL_GDS_HOST_DEVICE volatile T *access_once()
-	{
-		return ptr;
-	}
+	DOORBELL_GDS_HOST_DEVICE isem() : ptr(NULL), value(0) {}
+	DOORBELL_GDS_HOST_DEVICE volatile T *access_once() { return ptr; }
 };
+struct isem32 : isem<uint32_t> {};
+struct isem64 : isem<uint64_t> {};
 typedef struct isem32 isem32_t;
-
-struct isem64 {
-	typedef uint64_t T;
-	T *ptr;
-	T value;
-
-	DOORBELL_GDS_HOST_DEVICE isem64() : ptr(NULL), value(0)
-	{
-	}
-	DOORBELL_GDS_HOST_DEVICE volatile T *access_once()
-	{
-		return ptr;
-	}
-};
 typedef struct isem64 isem64_t;
 
 #ifdef __CUDACC__
@@ -116,25 +94,10 @@ template <typename S> __device__ inline int wait(S &sem, wait_cond_t cond)
 	return doorbell_device_wait_value32(word, condition, sem.value, GDSYNC_DEVICE_TIMEOUT_NS, NULL) == DOORBELL_OK ? 0 : ERROR_TIMEOUT;
 }
 
-template <typename S> __device__ inline int wait_geq(S &sem)
-{
-	return wait(sem, GDS_WAIT_COND_GEQ);
-}
-
-template <typename S> __device__ inline int wait_eq(S &sem)
-{
-	return wait(sem, GDS_WAIT_COND_EQ);
-}
-
-template <typename S> __device__ inline int wait_and(S &sem)
-{
-	return wait(sem, GDS_WAIT_COND_AND);
-}
-
-template <typename S> __device__ inline int wait_nor(S &sem)
-{
-	return wait(sem, GDS_WAIT_COND_NOR);
-}
+template <typename S> __device__ inline int wait_geq(S &sem) { return wait(sem, GDS_WAIT_COND_GEQ); }
+template <typename S> __device__ inline int wait_eq(S &sem) { return wait(sem, GDS_WAIT_COND_EQ); }
+template <typename S> __device__ inline int wait_and(S &sem) { return wait(sem, GDS_WAIT_COND_AND); }
+template <typename S> __device__ inline int wait_nor(S &sem) { return wait(sem, GDS_WAIT_COND_NOR); }
 
 } // namespace device
 

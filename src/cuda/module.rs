@@ -37,6 +37,8 @@ const CODES: &str = match option_env!("DOORBELL_KERNELS") {
     Some(codes) => codes,
     None => "",
 };
+/// The compilers of the images, and whether they come from a file.
+const COMPILER: Option<&str> = option_env!("DOORBELL_KERNELS_COMPILER");
 /// Whether clang has made [`IMAGE`].
 const BY_CLANG: bool = option_env!("DOORBELL_KERNELS_BY_CLANG").is_some();
 /// The same of [`OLDER_IMAGE`].
@@ -44,6 +46,17 @@ const OLDER_CODES: Option<&str> = option_env!("DOORBELL_KERNELS_12");
 
 /// The first `cuDriverGetVersion` that takes what nvcc 13 makes, which has another ELF ABI version than before.
 const FIRST_OF_13: i32 = 13_000;
+
+/// By which compiler the kernels were made, and for which GPUs; or why there are none.
+pub fn kernels_made_by() -> String {
+    match (MISSING, COMPILER) {
+        (Some(reason), _) => format!("none: {reason}"),
+        (None, compiler) => {
+            let compiler = compiler.unwrap_or("an unknown compiler");
+            format!("made by {compiler}, for {CODES}")
+        }
+    }
+}
 
 /// The kernels, loaded into a context.
 #[derive(Debug)]

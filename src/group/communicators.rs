@@ -42,9 +42,7 @@ impl Group {
         if ranks.len() == 1 {
             return Ok(Communicator::alone(self.domain()));
         }
-        let others = ranks.iter().filter(|rank| **rank != self.rank());
-        let with: Vec<(u32, u64)> = others.map(|peer| (*peer, tag)).collect();
-        let mut queues = self.message_queues(&with, config)?.into_iter();
+        let mut queues = self.queues_with(ranks, tag, config)?.into_iter();
         let queue_of = |rank: &u32| (*rank != self.rank()).then(|| queues.next()).flatten();
         Communicator::new(own as u32, ranks.iter().map(queue_of).collect())
     }

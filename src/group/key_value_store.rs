@@ -28,7 +28,16 @@ pub(super) enum RankState {
     Lost,
 }
 
-/// A barrier or a gathering that is under way: the request of each rank that has come, and what it gives.
+/// What ranks meet for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum StoreMeeting {
+    Barrier,
+    Gathering,
+    /// Under a key.
+    Keyed(Vec<u8>),
+}
+
+/// A meeting that is under way: the request of each rank that has come, and what it gives.
 type StoreCollective = BTreeMap<u32, (u32, Vec<u8>)>;
 
 #[derive(Debug)]
@@ -39,8 +48,7 @@ pub(super) struct KeyValueStore {
     /// The requests that wait for a value that is not there yet: rank and request.
     waiting: BTreeMap<Vec<u8>, Vec<(u32, u32)>>,
     waits: Vec<usize>,
-    barrier: StoreCollective,
-    gathering: StoreCollective,
+    meetings: BTreeMap<StoreMeeting, StoreCollective>,
     /// The ranks that have asked for a group of those that are here.
     shrinking: StoreCollective,
     /// The request with which rank 0, where the store lives, wants to leave.
@@ -56,8 +64,7 @@ impl KeyValueStore {
             bytes: 0,
             waiting: BTreeMap::new(),
             waits: vec![0; size as usize],
-            barrier: StoreCollective::default(),
-            gathering: StoreCollective::default(),
+            meetings: BTreeMap::new(),
             shrinking: StoreCollective::default(),
             host_leaves: None,
             out: Vec::new(),
@@ -119,8 +126,13 @@ impl KeyValueStore {
         match *message {
             Message::Set { id, key, value } => self.set(rank, id, key, value),
             Message::Get { id, key } => return self.get(rank, id, key),
-            Message::Barrier { id } => return self.collect(rank, id, None),
-            Message::Gather { id, value } => return self.collect(rank, id, Some(value)),
+            Message::Barrier { id } => return self.meet(rank, id, StoreMeeting::Barrier, &[]),
+            Message::Gather { id, value } => {
+                return self.meet(rank, id, StoreMeeting::Gathering, value);
+            }
+            Message::Meet { id, key, value } => {
+                return self.meet(rank, id, StoreMeeting::Keyed(key.to_vec()), value);
+            }
             Message::Shrink { id, value } => {
                 if self.shrinking.contains_key(&rank) {
                     return Err("a shrink was started before the previous one finished");
@@ -183,23 +195,32 @@ impl KeyValueStore {
         Ok(())
     }
 
-    /// One more rank has come to the barrier, or with a value to the gathering.
-    fn collect(&mut self, rank: u32, id: u32, value: Option<&[u8]>) -> Result<(), &'static str> {
-        let is_barrier = value.is_none();
-        let gone = self.first_left();
-        let collective = self.collective(is_barrier);
-        if collective.contains_key(&rank) {
+    /// One more rank has come to a meeting, with a value.
+    fn meet(
+        &mut self,
+        rank: u32,
+        id: u32,
+        meeting: StoreMeeting,
+        value: &[u8],
+    ) -> Result<(), &'static str> {
+        let came = self.meetings.get(&meeting);
+        if came.is_some_and(|came| came.contains_key(&rank)) {
             return Err("a barrier or gather was started before the previous one finished");
         }
-        if let Some(gone) = gone {
+        if let Some(gone) = self.first_left() {
             self.send(rank, &Message::Left { id, rank: gone });
             return Ok(());
         }
-        collective.insert(rank, (id, value.unwrap_or_default().to_vec()));
-        if collective.len() < self.rank_states.len() {
+        if came.is_none() && self.meetings.len() == WAITING_MAX {
+            return Err("too many meetings that wait");
+        }
+        let came = self.meetings.entry(meeting.clone()).or_default();
+        came.insert(rank, (id, value.to_vec()));
+        if came.len() < self.rank_states.len() {
             return Ok(());
         }
-        let came = std::mem::take(self.collective(is_barrier));
+        let came = self.meetings.remove(&meeting).unwrap_or_default();
+        let is_barrier = meeting == StoreMeeting::Barrier;
         let mut values = Vec::new();
         for (_, value) in came.values().filter(|_| !is_barrier) {
             values.extend((value.len() as u32).to_le_bytes());
@@ -245,14 +266,6 @@ impl KeyValueStore {
         }
     }
 
-    fn collective(&mut self, is_barrier: bool) -> &mut StoreCollective {
-        if is_barrier {
-            &mut self.barrier
-        } else {
-            &mut self.gathering
-        }
-    }
-
     fn first_left(&self) -> Option<u32> {
         let left = self.rank_states.iter().position(|&s| s == RankState::Left);
         left.map(|rank| rank as u32)
@@ -262,15 +275,7 @@ impl KeyValueStore {
         self.drop_requests(rank, |request| request == id);
         self.shrinking
             .retain(|other, (request, _)| *other != rank || *request != id);
-        for is_barrier in [true, false] {
-            let collective = self.collective(is_barrier);
-            if collective
-                .get(&rank)
-                .is_some_and(|(request, _)| *request == id)
-            {
-                collective.remove(&rank);
-            }
-        }
+        self.drop_from_meetings(rank, |request| request == id);
     }
 
     fn leave(&mut self, rank: u32, id: u32) {
@@ -281,10 +286,8 @@ impl KeyValueStore {
             self.rank_states[rank as usize] = RankState::Left;
             self.send(rank, &Message::Done { id });
             self.shrink_if_all_have_asked();
-            for is_barrier in [true, false] {
-                for (other, (id, _)) in std::mem::take(self.collective(is_barrier)) {
-                    self.send(other, &Message::Left { id, rank });
-                }
+            for (other, (id, _)) in std::mem::take(&mut self.meetings).into_values().flatten() {
+                self.send(other, &Message::Left { id, rank });
             }
         }
         self.let_host_go();
@@ -293,9 +296,15 @@ impl KeyValueStore {
     /// Takes back what a rank waits for.
     fn forget_requests(&mut self, rank: u32) {
         self.drop_requests(rank, |_| true);
-        self.barrier.remove(&rank);
-        self.gathering.remove(&rank);
+        self.drop_from_meetings(rank, |_| true);
         self.shrinking.remove(&rank);
+    }
+
+    fn drop_from_meetings(&mut self, rank: u32, is_one: impl Fn(u32) -> bool) {
+        self.meetings.retain(|_, came| {
+            came.retain(|other, (request, _)| *other != rank || !is_one(*request));
+            !came.is_empty()
+        });
     }
 
     fn drop_requests(&mut self, rank: u32, is_one: impl Fn(u32) -> bool) {
@@ -443,6 +452,26 @@ mod tests {
                 [text(0, list(id)), text(1, list(9))]
             );
         }
+        // Meetings under keys are apart, too.
+        for key in [b"one", b"two"] {
+            let meet = |value| Message::Meet { id: 3, key, value };
+            assert_eq!(answers(&mut store, 0, &meet(b"a")), []);
+            assert!(store.take(0, &meet(b"a")).is_err());
+        }
+        assert_eq!(
+            answers(&mut store, 0, &Message::Gather { id: 8, value: b"" }),
+            []
+        );
+        answers(&mut store, 0, &Message::Cancel { id: 8 });
+        let values = b"\x01\0\0\0a\x01\0\0\0b";
+        let (key, value) = (b"two", b"b");
+        assert_eq!(
+            answers(&mut store, 1, &Message::Meet { id: 9, key, value }),
+            [
+                text(0, Message::List { id: 3, values }),
+                text(1, Message::List { id: 9, values })
+            ]
+        );
         // A rank that takes its request back is not counted.
         answers(&mut store, 0, &Message::Barrier { id: 1 });
         answers(&mut store, 0, &Message::Cancel { id: 1 });

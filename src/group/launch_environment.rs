@@ -19,6 +19,8 @@ pub struct LaunchEnvironment {
     pub(super) size: u32,
     pub(super) rendezvous: Rendezvous,
     pub(super) token: Token,
+    /// The launcher's store, through which addresses are exchanged.
+    pub(super) launcher: Option<LauncherStore>,
 }
 
 impl LaunchEnvironment {
@@ -67,7 +69,11 @@ impl LaunchEnvironment {
         let job = launched.job.clone();
         let token = Token::new(vars.text("DOORBELL_TOKEN").unwrap_or(job));
         let rendezvous = launched.rendezvous(&vars)?;
-        LaunchEnvironment::at(launched.rank, launched.size, rendezvous, token)
+        let environment = LaunchEnvironment::at(launched.rank, launched.size, rendezvous, token)?;
+        Ok(LaunchEnvironment {
+            launcher: launched.exchange.or(launched.store),
+            ..environment
+        })
     }
 
     fn at(rank: u32, size: u32, rendezvous: Rendezvous, token: Token) -> Result<LaunchEnvironment> {
@@ -89,6 +95,7 @@ impl LaunchEnvironment {
             size,
             rendezvous,
             token,
+            launcher: None,
         })
     }
 
@@ -153,11 +160,13 @@ struct Launched {
     folder: Option<PathBuf>,
     /// The launcher's own store, by which rank 0 tells where it is.
     store: Option<LauncherStore>,
+    /// One that tells only other addresses.
+    exchange: Option<LauncherStore>,
 }
 
 /// A store of a launcher.
-#[derive(Debug, Clone)]
-enum LauncherStore {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum LauncherStore {
     /// Of torchrun, at `MASTER_ADDR` and `MASTER_PORT`.
     Torch(TorchStore),
     Pmix,
@@ -252,6 +261,7 @@ impl Launched {
             port: None,
             folder: None,
             store: None,
+            exchange: None,
         }
     }
 
@@ -289,6 +299,8 @@ impl Launched {
         let job = vars.joined(&["SLURM_JOB_ID", "SLURM_STEP_ID"]);
         Ok(Some(Launched {
             port: (!job.is_empty()).then(|| port_of(&job)),
+            // `srun --mpi=pmix`, and not what another launcher has left.
+            exchange: (vars.number("PMIX_RANK")? == Some(rank)).then_some(LauncherStore::Pmix),
             ..Launched::bare(rank, size, job, host)
         }))
     }

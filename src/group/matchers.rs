@@ -31,9 +31,7 @@ impl Group {
         if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
             return refused(format!("rank {} is there twice", twice[0]));
         }
-        let others = ranks.iter().filter(|rank| **rank != self.rank());
-        let with: Vec<(u32, u64)> = others.map(|peer| (*peer, tag)).collect();
-        let mut queues = self.message_queues(&with, &config.messages)?.into_iter();
+        let mut queues = self.queues_with(ranks, tag, &config.messages)?.into_iter();
         let queue_of = |rank: &u32| (*rank != self.rank()).then(|| queues.next()).flatten();
         let queues = ranks.iter().map(queue_of).collect();
         Matcher::new(self.domain(), queues, config)

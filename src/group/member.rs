@@ -62,7 +62,7 @@ pub struct Group {
     /// Never locked: calls that use the endpoints take `&mut self`. The mutex lets other threads share the rest of the group.
     endpoints: Mutex<BTreeMap<u32, Endpoint>>,
     mesh: Arc<Mesh>,
-    store: Store,
+    pub(super) store: Store,
     timeout: Duration,
 }
 

@@ -42,6 +42,15 @@ pub enum Message<'a> {
         /// What this rank gives.
         value: &'a [u8],
     },
+    /// To the store: as `Gather`, with what all ranks say under the same key. Meetings of different keys are apart.
+    Meet {
+        /// The request.
+        id: u32,
+        /// The key.
+        key: &'a [u8],
+        /// What this rank gives.
+        value: &'a [u8],
+    },
     /// To the store: nobody waits for that request any more.
     Cancel {
         /// The request.
@@ -126,7 +135,7 @@ impl<'a> Message<'a> {
         // Of the kind and the fields.
         let len = u32::from_le_bytes([a, b, c, d]) as usize;
         let longest = match kind {
-            1 => 4 + 2 + KEY_BYTES_MAX + VALUE_BYTES_MAX,
+            1 | 16 => 4 + 2 + KEY_BYTES_MAX + VALUE_BYTES_MAX,
             2 => 4 + 2 + KEY_BYTES_MAX,
             3 | 5 | 7 | 8 | 12 | 14 => 4,
             4 | 6 | 9 | 13 | 15 => 4 + VALUE_BYTES_MAX,
@@ -187,8 +196,13 @@ impl<'a> Message<'a> {
                 bytes: fields.rest(VALUE_BYTES_MAX)?,
             },
             14 => Message::Lost { rank: number },
-            _ => Message::Shrink {
+            15 => Message::Shrink {
                 id: number,
+                value: fields.rest(VALUE_BYTES_MAX)?,
+            },
+            _ => Message::Meet {
+                id: number,
+                key: fields.key()?,
                 value: fields.rest(VALUE_BYTES_MAX)?,
             },
         };
@@ -240,11 +254,14 @@ impl<'a> Message<'a> {
             Message::Delivery { from, .. } => (13, from),
             Message::Lost { rank } => (14, rank),
             Message::Shrink { id, .. } => (15, id),
+            Message::Meet { id, .. } => (16, id),
         };
         let mut bytes = vec![0; 4];
         bytes.push(kind);
         bytes.extend(number.to_le_bytes());
-        if let Message::Set { key, .. } | Message::Get { key, .. } = *self {
+        if let Message::Set { key, .. } | Message::Get { key, .. } | Message::Meet { key, .. } =
+            *self
+        {
             within("key", key, KEY_BYTES_MAX)?;
             bytes.extend((key.len() as u16).to_le_bytes());
             bytes.extend(key);
@@ -252,6 +269,7 @@ impl<'a> Message<'a> {
         match *self {
             Message::Set { value, .. }
             | Message::Gather { value, .. }
+            | Message::Meet { value, .. }
             | Message::Shrink { value, .. }
             | Message::Value { value, .. } => {
                 within("value", value, VALUE_BYTES_MAX)?;
@@ -366,6 +384,7 @@ mod tests {
             },
             Message::Lost { rank: 3 },
             Message::Shrink { id, value },
+            Message::Meet { id, key, value },
         ]
     }
 

@@ -31,6 +31,51 @@ impl Group {
         with: &[(u32, u64)],
         config: &MessageConfig,
     ) -> Result<Vec<MessageQueue>> {
+        let mut queues = self.open_queues(with, config)?;
+        self.connect_queues(&mut queues, with)?;
+        Ok(queues)
+    }
+
+    /// Queues with the others of some ranks, in their order, which all of these open by this call with the same ranks. If these are all ranks of the group, the addresses go
+    /// through the launcher's store, where it has one.
+    ///
+    /// # Errors
+    /// As [`Group::message_queues`].
+    pub(super) fn queues_with(
+        &self,
+        ranks: &[u32],
+        tag: u64,
+        config: &MessageConfig,
+    ) -> Result<Vec<MessageQueue>> {
+        let others = ranks.iter().filter(|rank| **rank != self.rank());
+        let with: Vec<(u32, u64)> = others.map(|peer| (*peer, tag)).collect();
+        let mut queues = self.open_queues(&with, config)?;
+        if ranks.len() < self.size() as usize {
+            self.connect_queues(&mut queues, &with)?;
+            return Ok(queues);
+        }
+        let own = queues.iter().zip(&with);
+        let own = own.map(|(queue, (peer, _))| (*peer, queue.address().to_bytes().to_vec()));
+        let (own, timeout) = (own.collect::<Vec<_>>(), self.timeout());
+        let theirs = self.store().exchange(&format!("q{tag:x}"), &own, timeout)?;
+        let Some(theirs) = theirs else {
+            self.connect_queues(&mut queues, &with)?;
+            return Ok(queues);
+        };
+        for (queue, address) in queues.iter_mut().zip(theirs) {
+            queue.connect(&MessageAddress::from_bytes(&address)?)?;
+        }
+        // A message to a queue that is not connected yet would be repeated only as often as the configuration says.
+        let key = format!("doorbell/c{tag:x}");
+        self.store().meet(key.as_bytes(), timeout)?;
+        Ok(queues)
+    }
+
+    fn open_queues(
+        &self,
+        with: &[(u32, u64)],
+        config: &MessageConfig,
+    ) -> Result<Vec<MessageQueue>> {
         for (peer, _) in with {
             self.check_peer(*peer)?;
         }
@@ -45,10 +90,17 @@ impl Group {
             }
             let queue = MessageQueue::new(self.domain(), config)?;
             self.mesh().abort_with_group(queue.abort_handle());
-            let key = key(QueueStep::Address, self.rank(), *peer, *tag);
-            self.store()
-                .set(&key, &queue.address().to_bytes(), self.timeout())?;
             queues.push(queue);
+        }
+        Ok(queues)
+    }
+
+    /// Connects them with those of the peers, through the group's own store.
+    fn connect_queues(&self, queues: &mut [MessageQueue], with: &[(u32, u64)]) -> Result<()> {
+        for (queue, (peer, tag)) in queues.iter().zip(with) {
+            let key = key(QueueStep::Address, self.rank(), *peer, *tag);
+            let address = queue.address().to_bytes();
+            self.store().set(&key, &address, self.timeout())?;
         }
         for (queue, (peer, tag)) in queues.iter_mut().zip(with) {
             let key_of = |step, from, to| key(step, from, to, *tag);
@@ -63,7 +115,7 @@ impl Group {
             let connected = key(QueueStep::Connected, *peer, self.rank(), *tag);
             self.store().get(&connected, self.timeout())?;
         }
-        Ok(queues)
+        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@
 //! - [`Store`] is the key-value store by which the processes exchange their addresses. Rank 0 hosts it: `key_value_store` is its
 //!   state machine, without sockets; `store_server` is the thread with the sockets, each a `connection`. `connect` and `client` are the other
 //!   end, and `rendezvous` is how it finds rank 0. [`Message`] and `handshake` are what goes over the sockets.
+//! - `exchange` gives addresses to all ranks through the store of the launcher, where it has one: `pmix`.
 //! - [`Group`] has a connected endpoint to each peer, made when the first of the two asks for it. `messages` opens queues for messages with peers, and
 //!   `communicators` and `matchers` make communicators and matchers of them.
 
@@ -11,6 +12,7 @@ mod client;
 mod communicators;
 mod connect;
 mod connection;
+mod exchange;
 mod handshake;
 mod interfaces;
 mod key_value_store;

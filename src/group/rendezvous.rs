@@ -101,7 +101,7 @@ impl Rendezvous {
             Rendezvous::Pmix(key) => {
                 let (listener, addresses) = listen_everywhere()?;
                 let token = Token::random()?;
-                pmix::put(key, &format!("{addresses}\n{}\n", hexadecimal(&token)))?;
+                pmix::put_text(key, &format!("{addresses}\n{}\n", hexadecimal(&token)))?;
                 Ok((listener, token, None))
             }
         }
@@ -127,7 +127,7 @@ impl Rendezvous {
                 None => (Vec::new(), token.clone()),
             }),
             Rendezvous::Torch(store) => announced(store.get()?, token),
-            Rendezvous::Pmix(key) => announced(pmix::get_of_rank_0(key)?, token),
+            Rendezvous::Pmix(key) => announced(pmix::text_of_rank_0(key)?, token),
         }
     }
 

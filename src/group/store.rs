@@ -8,9 +8,13 @@ use std::time::Duration;
 use crate::endpoint::{Deadline, system};
 use crate::group::client::{StoreClient, Watcher};
 use crate::group::connect::{attempt, connect};
+use crate::group::exchange::{ExchangeStore, ExchangeWait, LauncherExchange};
+use crate::group::launch_environment::LauncherStore;
 use crate::group::message::Message;
+use crate::group::pmix::PmixStore;
 use crate::group::rendezvous::Rendezvous;
 use crate::group::store_server::Host;
+use crate::group::torch_store::TorchExchange;
 use crate::group::{LaunchEnvironment, Token};
 use crate::{Error, Result, StateKind};
 
@@ -29,6 +33,8 @@ pub struct Store {
     /// The token that counts.
     token: Token,
     client: Arc<StoreClient>,
+    /// The store of the launcher.
+    pub(super) launcher: Option<LauncherExchange>,
     reader: Option<JoinHandle<()>>,
     /// Dropped after the connection of this rank: the host's thread sees which connections end.
     host: Option<Host>,
@@ -74,7 +80,15 @@ impl Store {
             None => connect(environment, &deadline)?,
         };
         let (rank, size) = (environment.rank, environment.size);
-        Store::over(stream, (rank, size), token, host, watcher)
+        let mut store = Store::over(stream, (rank, size), token, host, watcher)?;
+        store.launcher = environment.launcher.as_ref().map(|launcher| {
+            let exchange: Box<dyn ExchangeStore> = match launcher {
+                LauncherStore::Pmix => Box::new(PmixStore { rank, size }),
+                LauncherStore::Torch(store) => Box::new(TorchExchange::new(store)),
+            };
+            LauncherExchange::new(exchange, &store.token)
+        });
+        Ok(store)
     }
 
     /// Over a connection that has been let in.
@@ -104,6 +118,7 @@ impl Store {
             in_shrink: Mutex::default(),
             token,
             client,
+            launcher: None,
             reader: Some(reader),
             host,
         })
@@ -166,6 +181,38 @@ impl Store {
         Message::split_list(&list, self.size())
     }
 
+    /// Gives a value to each other rank, by rank, and returns what they have for this one; `None` if the launcher's store cannot be used, in which all ranks agree. All ranks
+    /// of the group call this under the same name, which is used once.
+    pub(super) fn exchange(
+        &self,
+        name: &str,
+        values: &[(u32, Vec<u8>)],
+        timeout: Duration,
+    ) -> Result<Option<Vec<Vec<u8>>>> {
+        let Some(launcher) = &self.launcher else {
+            return Ok(None);
+        };
+        let deadline = Deadline::new("exchange of addresses in the group", timeout);
+        let wait = ExchangeWait {
+            client: &self.client,
+            deadline: &deadline,
+        };
+        launcher.exchange(name, values, &wait)
+    }
+
+    /// How many exchanges of this rank went through the store of its launcher (PMIx or torchrun): each is of the addresses of a communicator's or matcher's queues to all ranks.
+    pub fn launcher_exchanges(&self) -> u32 {
+        self.launcher.as_ref().map_or(0, LauncherExchange::count)
+    }
+
+    /// Waits until every rank has called this with the same key.
+    pub(super) fn meet(&self, key: &[u8], timeout: Duration) -> Result<()> {
+        let deadline = Deadline::new("meeting of the group", timeout);
+        let value = &[];
+        let request = |id| Message::Meet { id, key, value };
+        self.client.request(&deadline, request).map(drop)
+    }
+
     /// A store of the ranks that are still here, once all of them have called this; and the numbers that they have in this store, by their new ones. Rank 0
     /// hosts the new store, too.
     ///
@@ -210,6 +257,8 @@ impl Store {
             size,
             rendezvous: Rendezvous::address(address.to_string())?,
             token: self.token.clone(),
+            // Its ranks are others than those of the launcher.
+            launcher: None,
         };
         let stream = attempt(&environment, address, &self.token, &deadline)?;
         let store = Store::over(stream, (rank, size), self.token.clone(), host, watcher)?;

@@ -18,8 +18,8 @@ use crate::{
     QueueKind, ReduceOp, Reduction, Source, StateKind, Work,
 };
 
-const SOON: Duration = Duration::from_secs(60);
-const SHORT: Duration = Duration::from_millis(300);
+pub(super) const SOON: Duration = Duration::from_secs(60);
+pub(super) const SHORT: Duration = Duration::from_millis(300);
 
 /// An address that nobody listens at, of this process and this call alone. None that was bound to find out: a child that another test forks
 /// just then would listen there for as long as it lives.
@@ -40,7 +40,10 @@ fn join(rank: u32, size: u32, address: SocketAddr) -> Store {
 }
 
 /// Runs every rank in a thread of its own; what each gives, by rank.
-fn ranks<T: Send + 'static>(size: u32, run: fn(Store) -> T) -> Vec<T> {
+pub(super) fn ranks<T: Send + 'static>(
+    size: u32,
+    run: impl Fn(Store) -> T + Send + Copy + 'static,
+) -> Vec<T> {
     let address = free();
     let threads: Vec<_> = (0..size)
         .map(|rank| thread::spawn(move || run(join(rank, size, address))))
@@ -347,7 +350,7 @@ fn servers_that_are_no_store_are_detected() {
 }
 
 /// A group of threads, each with its own device.
-fn groups<T: Send + 'static>(size: u32, run: fn(Group) -> T) -> Vec<T> {
+pub(super) fn groups<T: Send + 'static>(size: u32, run: fn(Group) -> T) -> Vec<T> {
     let address = free();
     let one = move |rank| {
         let domain = Device::open("softcx").unwrap().protection_domain();

@@ -1,20 +1,22 @@
-//! A client of `torch.distributed`'s `TCPStore`, as far as a rendezvous needs one: a value is set, looked for and deleted.
+//! A client of `torch.distributed`'s `TCPStore`, as far as a rendezvous and the exchange of addresses need one: a value is set, looked for and deleted.
 //!
 //! A request is a byte for its kind, then its fields: numbers of eight bytes in the byte order of the host, texts with their length before them. The numbers of
 //! the kinds begin with `SET` in torch 1, and with `VALIDATE` in torch 2, whose clients say a number (and since 2.2 a `PING`, which is answered) first. Nothing tells which of
 //! them listens, so the client tries. A server that does not understand a request closes the connection.
 
 use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::endpoint::{Deadline, system};
+use crate::group::exchange::{ExchangeStore, ExchangeWait};
 use crate::{Error, Result};
 
 const EXCHANGE: &str = "exchange with torch's store";
 /// How long one exchange may take. The rendezvous repeats it.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest value that is read.
-const VALUE_BYTES_MAX: u64 = 16 << 10;
+const VALUE_BYTES_MAX: u64 = 1 << 20;
 /// What a client of torch 2 says after `VALIDATE`.
 const VALIDATION: u32 = 0x3C85_F7CE;
 /// What it says after `PING`. As part of the length of a key, for which a server of torch 1 would take it, it is longer than any memory: that server closes the
@@ -40,7 +42,7 @@ enum Dialect {
     Validated,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TorchRequest {
     Set,
     Get,
@@ -78,6 +80,7 @@ impl Dialect {
 }
 
 /// A connection that the store understands.
+#[derive(Debug)]
 struct TorchConnection {
     stream: TcpStream,
     dialect: Dialect,
@@ -108,19 +111,7 @@ impl TorchStore {
             return Ok(None);
         }
         connection.write(&self.request(connection.dialect, TorchRequest::Get))?;
-        let mut len = [0; 8];
-        connection.read(&mut len)?;
-        let len = u64::from_ne_bytes(len);
-        let malformed = |reason: String| Error::Malformed {
-            what: "value in torch's store",
-            reason,
-        };
-        if len > VALUE_BYTES_MAX {
-            return Err(malformed(format!("it has {len} bytes")));
-        }
-        let mut value = vec![0; len as usize];
-        connection.read(&mut value)?;
-        let text = String::from_utf8(value);
+        let text = String::from_utf8(connection.read_value()?);
         text.map(Some)
             .map_err(|_| malformed("it is no text".into()))
     }
@@ -174,6 +165,11 @@ impl TorchStore {
             deadline,
             has_value: false,
         };
+        // Small requests follow each other.
+        connection
+            .stream
+            .set_nodelay(true)
+            .map_err(|error| system(EXCHANGE, &error))?;
         connection.write(&dialect.greeting())?;
         if dialect == Dialect::Pinged {
             let mut nonce = [0; 4];
@@ -187,6 +183,88 @@ impl TorchStore {
         }
         connection.has_value = connection.check(self)?;
         Ok(connection)
+    }
+}
+
+/// The store as one for exchanges, with a connection that stays.
+#[derive(Debug)]
+pub(super) struct TorchExchange {
+    store: TorchStore,
+    state: Mutex<TorchExchangeState>,
+}
+
+#[derive(Debug, Default)]
+struct TorchExchangeState {
+    connection: Option<TorchConnection>,
+    /// Keys and values to be set.
+    put: Vec<(String, Vec<u8>)>,
+}
+
+impl TorchExchange {
+    pub(super) fn new(store: &TorchStore) -> TorchExchange {
+        TorchExchange {
+            store: store.clone(),
+            state: Mutex::default(),
+        }
+    }
+
+    /// With the connection, which ends after an error.
+    fn exchange<T>(
+        &self,
+        run: impl FnOnce(&TorchConnection, Vec<(String, Vec<u8>)>) -> Result<T>,
+    ) -> Result<T> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let put = std::mem::take(&mut state.put);
+        let mut connection = match state.connection.take() {
+            Some(connection) => connection,
+            None => self.store.open()?,
+        };
+        connection.deadline = Deadline::new(EXCHANGE, PATIENCE);
+        let done = run(&connection, put)?;
+        state.connection = Some(connection);
+        Ok(done)
+    }
+
+    fn at(&self, key: &str) -> TorchStore {
+        TorchStore {
+            key: format!("{}/{key}", self.store.key),
+            ..self.store.clone()
+        }
+    }
+}
+
+impl ExchangeStore for TorchExchange {
+    fn put(&self, key: &str, value: &[u8]) -> Result<()> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.put.push((key.to_owned(), value.to_owned()));
+        Ok(())
+    }
+
+    fn commit(&self) -> Result<()> {
+        self.exchange(|connection, put| {
+            let mut bytes = Vec::new();
+            for (key, value) in &put {
+                let at = self.at(key);
+                bytes.extend(at.request(connection.dialect, TorchRequest::Set));
+                append(&mut bytes, value);
+            }
+            connection.write(&bytes)?;
+            // As in `TorchStore::set`.
+            connection.check(&self.store).map(drop)
+        })
+    }
+
+    /// There is one server: what was committed before the ranks met is there.
+    fn fence(&self, _: &ExchangeWait<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn get(&self, _: u32, key: &str) -> Result<Option<Vec<u8>>> {
+        self.exchange(|connection, _| {
+            let at = self.at(key);
+            connection.write(&at.request(connection.dialect, TorchRequest::Get))?;
+            connection.read_value().map(Some)
+        })
     }
 }
 
@@ -205,12 +283,32 @@ impl TorchConnection {
         }
     }
 
+    /// The answer to `GET`.
+    fn read_value(&self) -> Result<Vec<u8>> {
+        let mut len = [0; 8];
+        self.read(&mut len)?;
+        let len = u64::from_ne_bytes(len);
+        if len > VALUE_BYTES_MAX {
+            return Err(malformed(format!("it has {len} bytes")));
+        }
+        let mut value = vec![0; len as usize];
+        self.read(&mut value)?;
+        Ok(value)
+    }
+
     fn write(&self, bytes: &[u8]) -> Result<()> {
         self.deadline.write_all(&self.stream, bytes, EXCHANGE)
     }
 
     fn read(&self, bytes: &mut [u8]) -> Result<()> {
         self.deadline.read_exact(&self.stream, bytes, EXCHANGE)
+    }
+}
+
+fn malformed(reason: String) -> Error {
+    Error::Malformed {
+        what: "value in torch's store",
+        reason,
     }
 }
 
@@ -305,6 +403,18 @@ mod tests {
             assert_eq!(store.get(), Ok(Some("here\n".into())), "{dialect:?}");
             store.delete().unwrap();
             assert_eq!(store.get(), Ok(None), "{dialect:?}");
+            let exchange = TorchExchange::new(&store);
+            for round in 0..2 {
+                for number in 0..3 {
+                    let value = [b'a' + number; 200];
+                    exchange.put(&format!("{round}.{number}"), &value).unwrap();
+                }
+                exchange.commit().unwrap();
+                for number in 0..3 {
+                    let value = exchange.get(7, &format!("{round}.{number}"));
+                    assert_eq!(value, Ok(Some(vec![b'a' + number; 200])), "{dialect:?}");
+                }
+            }
         }
     }
 

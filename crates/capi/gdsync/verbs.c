@@ -71,23 +71,6 @@ struct doorbell_gds_qp_v3 *gds_qp_of_v3(const struct ibv_qp *qp)
 	return own ? &own->qp_v3 : NULL;
 }
 
-#ifdef DOORBELL_GDSYNC_OWN_VERBS
-
-int gds_modify_qp(struct gds_qp *qp, struct ibv_qp_attr *attr, int attr_mask)
-{
-	(void)attr_mask;
-	return qp && attr ? EOPNOTSUPP : EINVAL;
-}
-
-int gds_query_qp(struct gds_qp *qp, struct ibv_qp_attr *attr, int attr_mask, struct ibv_qp_init_attr *init_attr)
-{
-	(void)attr_mask;
-	(void)init_attr;
-	return qp && attr ? EOPNOTSUPP : EINVAL;
-}
-
-#else
-
 struct doorbell_gds_attributes {
 	struct ibv_qp_attr attr;
 };
@@ -185,5 +168,3 @@ int gds_query_qp(struct gds_qp *gds, struct ibv_qp_attr *attr, int attr_mask, st
 	pthread_mutex_unlock(&qp->lock);
 	return 0;
 }
-
-#endif

@@ -15,8 +15,17 @@ use std::sync::OnceLock;
 
 use c_toolchain::{NATIVE_LIBS, compiler, has, library, root, run, scratch, succeed};
 
-/// With libibverbs' types where they are installed, and with the header's own.
-const VERBS: &[(&str, &[&str])] = &[("", &[]), ("own_verbs", &["-DDOORBELL_GDSYNC_OWN_VERBS"])];
+/// libgdsync is an interface of libibverbs' types.
+fn has_libibverbs(test: &str) -> bool {
+    let path = scratch(&format!("has_libibverbs_{test}.c"));
+    fs::write(&path, "#include <infiniband/verbs.h>\n").unwrap();
+    let status = Command::new("cc").arg("-fsyntax-only").arg(path).status();
+    let has = status.is_ok_and(|status| status.success());
+    if !has {
+        waived::waived(test, "libibverbs' headers are not installed");
+    }
+    has
+}
 
 /// Whether libibverbs opens the device, too: then the program passes contexts of libibverbs.
 fn is_of_libibverbs() -> bool {
@@ -107,6 +116,9 @@ fn build(name: &str, language: &str, verbs: &str, flags: &[&str]) -> PathBuf {
 
 /// Builds the forms of a program one after the other. Each runs while the next one is built, because one of them waits for seconds.
 fn builds_and_runs(test: &str, name: &str) {
+    if !has_libibverbs(test) {
+        return;
+    }
     std::thread::scope(|scope| {
         for language in ["c", "c++"] {
             if language == "c++" && !has("g++") {
@@ -119,7 +131,8 @@ fn builds_and_runs(test: &str, name: &str) {
             } else {
                 &[]
             };
-            for (verbs, flags) in VERBS.iter().chain(contexts) {
+            let plain: &[(&str, &[&str])] = &[("", &[])];
+            for (verbs, flags) in plain.iter().chain(contexts) {
                 let mut flags = flags.to_vec();
                 flags.extend(
                     (cfg!(feature = "verbs") && verbs.is_empty() && name == "errors")
@@ -186,6 +199,7 @@ fn headers() -> String {
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .collect();
+    paths.push(root().join("include/gdsync.h"));
     paths.sort();
     paths
         .iter()
@@ -231,6 +245,13 @@ fn exported() -> BTreeSet<String> {
 fn every_function_is_called_by_a_program() {
     let functions = declared();
     assert!(functions.len() > 40, "only {} were read", functions.len());
+    // By the names of libibverbs.
+    let names = |name: &String| {
+        [
+            format!("{name}("),
+            format!("{}(", name.replace("gds_ibv_", "ibv_")),
+        ]
+    };
     let programs: String = [
         "transfers.c",
         "errors.c",
@@ -246,7 +267,7 @@ fn every_function_is_called_by_a_program() {
     .collect();
     let uncalled: Vec<&String> = functions
         .iter()
-        .filter(|name| !programs.contains(&format!("{name}(")))
+        .filter(|name| !names(name).iter().any(|name| programs.contains(name)))
         .collect();
     assert!(uncalled.is_empty(), "{uncalled:?}");
 }
@@ -301,6 +322,9 @@ const LIBGDSYNC_3: &[&str] = &["gds_create_qp_v3", "gds_query_param_v3", "gds_qp
 #[test]
 fn the_library_exports_what_the_headers_declare_and_no_name_of_libgdsync_is_missing() {
     let test = "the_library_exports_what_the_headers_declare_and_no_name_of_libgdsync_is_missing";
+    if !has_libibverbs(test) {
+        return;
+    }
     if !has("nm") {
         return waived::waived(test, "nm is not installed");
     }
@@ -317,6 +341,9 @@ fn the_library_exports_what_the_headers_declare_and_no_name_of_libgdsync_is_miss
 #[test]
 fn gdsync_headers_compile_in_every_include_order() {
     let test = "gdsync_headers_compile_in_every_include_order";
+    if !has_libibverbs(test) {
+        return;
+    }
     let forms = [
         (
             "libgdsync",
@@ -344,14 +371,12 @@ fn gdsync_headers_compile_in_every_include_order() {
             continue;
         }
         for (form, text) in forms {
-            for (_, flags) in VERBS {
-                let path = scratch(&format!("gdsync_{form}.{extension}"));
-                fs::write(&path, format!("{text}int main(void) {{ int value; return gds_query_param(GDS_PARAM_VERSION, &value); }}\n"))
-                    .unwrap();
-                let mut command = compiler(name, standard);
-                command.args(["-Wshadow", "-fsyntax-only"]).args(*flags);
-                succeed(command.arg(&path));
-            }
+            let path = scratch(&format!("gdsync_{form}.{extension}"));
+            fs::write(&path, format!("{text}int main(void) {{ int value; return gds_query_param(GDS_PARAM_VERSION, &value); }}\n"))
+                .unwrap();
+            let mut command = compiler(name, standard);
+            command.args(["-Wshadow", "-fsyntax-only"]);
+            succeed(command.arg(&path));
         }
     }
 }
@@ -366,6 +391,9 @@ fn gdsync_h_compiles_in_cuda_programs() {
             "nvcc is not installed",
         );
     }
+    if !has_libibverbs("gdsync_h_compiles_in_cuda_programs") {
+        return;
+    }
     let path = scratch("gdsync.cu");
     let text = "#include <cuda.h>\n#include <gdsync.h>\n#include <gdsync/device.cuh>\n#include <doorbell/device.cuh>\n\
         __global__ void wait(gdsync::isem32_t word, gdsync::isem64_t db, gdsync::sem32_t own, int *status)\n\
@@ -376,108 +404,21 @@ fn gdsync_h_compiles_in_cuda_programs() {
         int send(CUstream stream, gds_send_request_t *request, CUdeviceptr *address)\n\
         { *address = 0; return gds_stream_post_send(stream, request); }\n";
     fs::write(&path, text).unwrap();
-    for (_, flags) in VERBS {
-        let mut command = Command::new(&nvcc);
-        command.args([
-            "-std=c++17",
-            "-arch=sm_75",
-            "-Werror",
-            "all-warnings",
-            "-Xcompiler",
-            "-Wall,-Wextra",
-        ]);
-        command.arg("-I").arg(root().join("include")).args(*flags);
-        succeed(
-            command
-                .arg("-c")
-                .arg(&path)
-                .arg("-o")
-                .arg(scratch("gdsync_cu.o")),
-        );
-    }
-}
-
-const STRUCTS: &[&str] = &[
-    "ibv_device",
-    "ibv_context_ops",
-    "ibv_context",
-    "ibv_pd",
-    "ibv_mr",
-    "ibv_sge",
-    "ibv_send_wr",
-    "ibv_recv_wr",
-    "ibv_wc",
-    "ibv_cq",
-    "ibv_qp",
-    "ibv_qp_cap",
-    "ibv_qp_init_attr",
-];
-
-const FIELDS: &[(&str, &str)] = &[
-    ("ibv_device", "name"),
-    ("ibv_context", "ops.poll_cq"),
-    ("ibv_context", "ops.req_notify_cq"),
-    ("ibv_context", "ops.post_send"),
-    ("ibv_context", "ops.post_recv"),
-    ("ibv_context", "cmd_fd"),
-    ("ibv_context", "abi_compat"),
-    ("ibv_mr", "lkey"),
-    ("ibv_mr", "rkey"),
-    ("ibv_send_wr", "opcode"),
-    ("ibv_send_wr", "send_flags"),
-    ("ibv_send_wr", "imm_data"),
-    ("ibv_send_wr", "wr.ud.remote_qkey"),
-    ("ibv_recv_wr", "num_sge"),
-    ("ibv_wc", "imm_data"),
-    ("ibv_wc", "wc_flags"),
-    ("ibv_cq", "cqe"),
-    ("ibv_qp", "qp_num"),
-    ("ibv_qp", "qp_type"),
-    ("ibv_qp_init_attr", "cap"),
-    ("ibv_qp_init_attr", "sq_sig_all"),
-];
-
-/// The replacements for types of libibverbs have the same names and values: a program compiles with both and gets the same numbers.
-#[test]
-fn own_types_have_the_values_of_libibverbs() {
-    let test = "own_types_have_the_values_of_libibverbs";
-    if !std::path::Path::new("/usr/include/infiniband/verbs.h").exists() {
-        return waived::waived(test, "libibverbs' headers are not installed");
-    }
-    let own = fs::read_to_string(root().join("include/gdsync/verbs.h")).unwrap();
-    let own = own.split("names of MLNX_OFED").next().unwrap();
-    let constants: Vec<&str> = own
-        .split(|c: char| !c.is_alphanumeric() && c != '_')
-        .filter(|word| word.starts_with("IBV_"))
-        .collect::<BTreeSet<_>>()
-        .into_iter()
-        .collect();
-    assert!(constants.len() > 40, "only {} were read", constants.len());
-    let mut outputs = Vec::new();
-    for (verbs, flags) in VERBS {
-        let path = scratch("gdsync_values.c");
-        let mut text = String::from("#include <gdsync.h>\nint main(void) {\n");
-        for name in &constants {
-            text.push_str(&format!("printf(\"{name} %d\\n\", (int){name});\n"));
-        }
-        // And the same layouts: the library was compiled with one of them.
-        for name in STRUCTS {
-            text.push_str(&format!(
-                "printf(\"{name} %zu\\n\", sizeof(struct {name}));\n"
-            ));
-        }
-        for (name, field) in FIELDS {
-            text.push_str(&format!(
-                "printf(\"{name}.{field} %zu\\n\", offsetof(struct {name}, {field}));\n"
-            ));
-        }
-        text.push_str("return 0; }\n");
-        fs::write(&path, text).unwrap();
-        let program = scratch(&format!("gdsync_values_{verbs}"));
-        let mut command = compiler("cc", "c11");
-        command.args(*flags).arg(&path).arg(library("a"));
-        succeed(command.args(NATIVE_LIBS).arg("-o").arg(&program));
-        outputs.push(run(&mut Command::new(program)));
-    }
-    assert_eq!(outputs[0], outputs[1]);
+    let mut command = Command::new(&nvcc);
+    command.args([
+        "-std=c++17",
+        "-arch=sm_75",
+        "-Werror",
+        "all-warnings",
+        "-Xcompiler",
+        "-Wall,-Wextra",
+    ]);
+    command.arg("-I").arg(root().join("include"));
+    succeed(
+        command
+            .arg("-c")
+            .arg(&path)
+            .arg("-o")
+            .arg(scratch("gdsync_cu.o")),
+    );
 }

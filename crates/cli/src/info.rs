@@ -58,6 +58,12 @@ pub fn run(options: &InfoOptions) -> Result<()> {
         out,
         "  host     thread of this process; kernels are closures"
     )?;
+    #[cfg(feature = "cuda")]
+    writeln!(
+        out,
+        "  kernels of the library {}",
+        doorbell::__private::kernels_made_by()
+    )?;
     // Kept until the devices are shown: whether a GPU can ring a card is tried in a context that is there.
     #[cfg(feature = "cuda")]
     let context = doorbell::CudaContext::primary(0);

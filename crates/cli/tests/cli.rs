@@ -409,6 +409,14 @@ fn info_lists_devices_streams_paths_and_features() {
     ] {
         assert!(info.contains(said), "`{said}` is missing:\n{info}");
     }
+    let kernels = [
+        "library made by nvcc ",
+        "library made by clang ",
+        "library none: ",
+    ];
+    if cfg!(feature = "cuda") {
+        assert!(kernels.iter().any(|said| info.contains(said)), "{info}");
+    }
     let (features, devices) = info.split_once("devices\n").unwrap();
     assert_eq!(features.matches("compiled in\n").count(), 4, "{info}");
     assert!(devices.contains("softcx"), "{info}");

@@ -466,12 +466,17 @@ static void objects_of_verbs(struct side *a)
 	EXPECT(gds_qp_of(qp) == a->qp && gds_qp_of(NULL) == NULL && gds_owns_cq(cq) && !gds_owns_cq(NULL));
 	EXPECT(gds_owns_mr(a->mr) && !gds_owns_mr(NULL));
 	GIVES(EOPNOTSUPP, ibv_req_notify_cq(cq, 0));
+	struct ibv_qp_init_attr foreign;
+	memset(&foreign, 0, sizeof(foreign));
+	foreign.send_cq = foreign.recv_cq = cq;
+	errno = 0;
+	EXPECT(!ibv_create_qp(a->qp->qp->pd, &foreign));
+	GIVES(EOPNOTSUPP, errno);
 	GIVES(EINVAL, gds_modify_qp(NULL, NULL, 0));
 	GIVES(EINVAL, gds_query_qp(a->qp, NULL, 0, NULL));
 	errno = 0;
 	gds_destroy_cq(&a->qp->send_cq);
 	GIVES(EBUSY, errno);
-#ifndef DOORBELL_GDSYNC_OWN_VERBS
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init;
 	memset(&attr, 0, sizeof(attr));
@@ -490,7 +495,6 @@ static void objects_of_verbs(struct side *a)
 	GIVES(EOPNOTSUPP, foreign_destroy_cq(cq));
 	GIVES(EOPNOTSUPP, foreign_resize_cq(cq));
 	GIVES(EOPNOTSUPP, foreign_notify(cq));
-#endif
 #endif
 }
 
