@@ -205,6 +205,8 @@ const PYTHON: Package = Package {
             "stream",
             &["arguments", "endpoint", "exit", "region", "parts", "ticket"],
         ),
+        // What a task waits for: tickets and events.
+        ("notice", &["stream", "ticket"]),
     ],
 };
 

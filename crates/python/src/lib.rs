@@ -13,6 +13,7 @@ mod endpoint;
 mod error;
 mod exit;
 mod group;
+mod notice;
 mod parts;
 mod region;
 mod stream;
@@ -52,5 +53,7 @@ fn _doorbell(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<stream::PyCudaStream>()?;
     module.add_class::<stream::PyEvent>()?;
     module.add_class::<group::PyGroup>()?;
+    module.add_class::<notice::PyNotices>()?;
+    module.add_class::<notice::PyWatch>()?;
     Ok(())
 }

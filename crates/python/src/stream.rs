@@ -1,13 +1,11 @@
 //! Streams: what they execute is queued, and none of these calls waits for it but those that say so.
 #![allow(unsafe_code)] // takes streams of other libraries by their handles
 
-use std::os::fd::BorrowedFd;
 use std::panic::resume_unwind;
 use std::time::Duration;
 
 use doorbell::{
-    Condition, Event, Executor, HostStream, QueueKind, StateKind, stream_wait_value32,
-    stream_write_value32,
+    Condition, Event, Executor, HostStream, QueueKind, stream_wait_value32, stream_write_value32,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -15,11 +13,15 @@ use pyo3::prelude::*;
 use crate::arguments::{deadline, timeout};
 use crate::detached::{Detached, call, wait};
 use crate::endpoint::{Options, PyEndpoint, WorkKind};
-use crate::error::{is_gone, state_exception, to_exception};
+#[cfg(not(feature = "cuda"))]
+use crate::error::state_exception;
+use crate::error::{is_gone, to_exception};
 use crate::exit;
 use crate::parts::{RegionParts, RemotePart};
 use crate::region::PyRegion;
-use crate::ticket::PyTicket;
+use crate::ticket::{PyTicket, awaited, notify};
+#[cfg(not(feature = "cuda"))]
+use doorbell::StateKind;
 
 /// The stream of the library.
 enum AnyStream {
@@ -391,7 +393,7 @@ fn open(py: Python<'_>, _handle: usize, _name: &str) -> PyResult<AnyStream> {
 pub struct PyEvent(Detached<Event>);
 
 impl PyEvent {
-    fn inner(&self) -> PyResult<&Event> {
+    pub fn inner(&self) -> PyResult<&Event> {
         self.0.get().ok_or_else(is_gone)
     }
 }
@@ -415,23 +417,11 @@ impl PyEvent {
 
     /// Adds 1 to an eventfd when the stream has passed it.
     fn notify(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
-        if descriptor < 0 {
-            return Err(state_exception(
-                py,
-                StateKind::NotFound,
-                "notify",
-                "a descriptor is not negative",
-            ));
-        }
         let event = self.inner()?;
-        // SAFETY: a descriptor of the caller's, which this call duplicates before it returns; a closed one is an error of that.
-        let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
-        call(py, || event.notify(descriptor))
+        notify(py, descriptor, |descriptor| event.notify(descriptor))
     }
 
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let wait = slf.py().import("doorbell._await")?;
-        wait.call_method1("event_done", (slf,))?
-            .call_method0("__await__")
+        awaited(slf)
     }
 }
