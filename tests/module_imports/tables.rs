@@ -197,16 +197,36 @@ const PYTHON: Package = Package {
         ("array", &[]),
         ("region", &["arguments"]),
         ("parts", &["arguments", "region"]),
+        // What calls take in place of regions: arrays, too.
+        ("memory", &["arguments", "array", "region"]),
         ("ticket", &["arguments"]),
         ("endpoint", &["arguments", "parts", "ticket"]),
-        ("device", &["arguments", "array", "endpoint", "region"]),
-        ("group", &["arguments", "device", "endpoint"]),
         (
             "stream",
             &["arguments", "endpoint", "exit", "region", "parts", "ticket"],
         ),
+        ("message", &["arguments", "memory", "stream", "ticket"]),
+        (
+            "device",
+            &["arguments", "endpoint", "memory", "message", "region"],
+        ),
+        (
+            "collective",
+            &[
+                "arguments",
+                "device",
+                "memory",
+                "message",
+                "stream",
+                "ticket",
+            ],
+        ),
+        (
+            "group",
+            &["arguments", "collective", "device", "endpoint", "message"],
+        ),
         // What a task waits for: tickets and events.
-        ("notice", &["stream", "ticket"]),
+        ("notice", &["collective", "message", "stream", "ticket"]),
     ],
 };
 

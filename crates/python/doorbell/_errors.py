@@ -116,6 +116,13 @@ class MalformedError(Error, ValueError):
     reason: str
 
 
+class TruncatedError(Error, ValueError):
+    """A message was longer than the memory of its receive. Nothing was stored."""
+
+    len_bytes: int
+    limit_bytes: int
+
+
 class RankError(Error):
     """A process of the group has ended."""
 

@@ -9,21 +9,19 @@ use std::future::Future;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Wake, Waker};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::detached::{Detached, call};
+use crate::collective::PyCollectiveTicket;
+use crate::detached::{Detached, call, lock};
+use crate::message::PyMessageTicket;
 use crate::stream::PyEvent;
 use crate::ticket::PyTicket;
 
 type Over = Pin<Box<dyn Future<Output = doorbell::Result<()>> + Send>>;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 struct NoticeQueue {
     /// `None` once it is closed.
@@ -115,6 +113,12 @@ impl PyNotices {
 /// The future that is ready when the subject of a wait is over.
 fn over(subject: &Bound<'_, PyAny>) -> PyResult<Over> {
     if let Ok(ticket) = subject.cast::<PyTicket>() {
+        return Ok(Box::pin(ticket.get().inner()?.into_future()));
+    }
+    if let Ok(ticket) = subject.cast::<PyMessageTicket>() {
+        return Ok(Box::pin(ticket.get().inner()?.into_future()));
+    }
+    if let Ok(ticket) = subject.cast::<PyCollectiveTicket>() {
         return Ok(Box::pin(ticket.get().inner()?.into_future()));
     }
     if let Ok(event) = subject.cast::<PyEvent>() {

@@ -18,6 +18,7 @@ def test_every_class_is_below_error_and_a_built_in_one_where_there_is_one() -> N
         doorbell.OutOfBoundsError: IndexError,
         doorbell.ForeignError: ValueError,
         doorbell.MalformedError: ValueError,
+        doorbell.TruncatedError: ValueError,
         doorbell.StateError: RuntimeError,
         doorbell.TimeoutError: builtins.TimeoutError,
         doorbell.SystemCallError: OSError,

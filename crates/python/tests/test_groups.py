@@ -94,6 +94,72 @@ def test_ranks_exchange_regions_and_write_to_each_other() -> None:
     assert [(status, said) for status, said, _ in ranks] == [(0, "done\n")] * 2, ranks
 
 
+MESSAGES = """
+import doorbell
+with doorbell.Group.from_environment("softcx") as group:
+    rank, size, peers = group.rank, group.size, [peer for peer in range(group.size) if peer != group.rank]
+    config = doorbell.MessageConfig(slots=4)
+    queue = group.message_queue(peers[0], 7 + rank + peers[0], config) if rank < 2 else None
+    if queue:
+        queue.send_now(bytes([rank]), 60)
+        into = bytearray(1)
+        assert queue.recv_now(into, 60) == 1 and into == bytes(peers[:1])
+    queues = group.message_queues([(peer, 1) for peer in peers])
+    communicator = group.communicator(tag=2)
+    two = group.communicator(ranks=[1, 0], tag=3, config=config) if rank < 2 else None
+    assert two is None or (two.rank, two.size) == (1 - rank, 2)
+    stream = doorbell.HostStream()
+    region = group.domain.register(bytearray([rank + 1]) * 1000, doorbell.Access.ALL)
+    operation = communicator.all_reduce(region)
+    communicator.match_ahead(operation, 60)
+    for _ in range(3):
+        communicator.launch(stream, operation).wait(60)
+    total = sum(range(size + 1))
+    assert bytes(memoryview(region)) == bytes([total * size**2 % 256]) * 1000
+    for it in filter(None, [queue, *queues, communicator, two]):
+        it.finish(60)
+    group.barrier()
+print("done")
+"""
+
+
+def test_ranks_have_queues_and_communicators() -> None:
+    ranks = outputs(start(3, ["-c", MESSAGES]))
+    assert [(status, said) for status, said, _ in ranks] == [(0, "done\n")] * 3, ranks
+
+
+WAITS = """
+import doorbell, os, signal, sys, threading
+group = doorbell.Group.from_environment("softcx", timeout=100.0)
+group.barrier()
+if group.rank == 0:
+    waits = {
+        "barrier": group.barrier,
+        "get": lambda: group.get("never"),
+        "gather": lambda: group.gather(b""),
+        "communicator": lambda: group.communicator(tag=5),
+        "queues": lambda: group.message_queue(1, 9),
+    }
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        waits[sys.argv[1]]()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    os._exit(0)
+try:
+    while True:
+        group.check()
+except doorbell.RankError as error:
+    print(error.rank)
+"""
+
+
+@pytest.mark.parametrize("wait", ["barrier", "get", "gather", "communicator", "queues"])
+def test_an_interrupt_ends_the_waits_of_a_group(wait: str) -> None:
+    ranks = outputs(start(2, ["-c", WAITS, wait]))
+    assert [said for _, said, _ in ranks] == ["interrupted\n", "0\n"], ranks
+
+
 ENDS = """
 import doorbell, os
 group = doorbell.Group.from_environment()
