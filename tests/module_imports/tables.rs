@@ -225,6 +225,20 @@ const PYTHON: Package = Package {
             "group",
             &["arguments", "collective", "device", "endpoint", "message"],
         ),
+        (
+            "graph",
+            &[
+                "arguments",
+                "collective",
+                "endpoint",
+                "memory",
+                "message",
+                "parts",
+                "region",
+                "stream",
+                "ticket",
+            ],
+        ),
         // What a task waits for: tickets and events.
         ("notice", &["collective", "message", "stream", "ticket"]),
     ],

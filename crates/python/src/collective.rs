@@ -320,7 +320,6 @@ impl PyCommunicator {
     }
 
     #[pyo3(signature = (input, output = None, op = None, root = 0, *, dtype = None, algorithm = None))]
-    #[expect(clippy::too_many_arguments, reason = "an operation has them")]
     fn reduce(
         &self,
         input: &Bound<'_, PyAny>,
@@ -341,7 +340,6 @@ impl PyCommunicator {
     }
 
     #[pyo3(signature = (input, output, op = None, *, counts = None, dtype = None, algorithm = None))]
-    #[expect(clippy::too_many_arguments, reason = "an operation has them")]
     fn reduce_scatter(
         &self,
         input: &Bound<'_, PyAny>,

@@ -13,6 +13,7 @@ mod device;
 mod endpoint;
 mod error;
 mod exit;
+mod graph;
 mod group;
 mod memory;
 mod message;
@@ -63,6 +64,8 @@ fn _doorbell(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<collective::PyCommunicator>()?;
     module.add_class::<collective::PyCollective>()?;
     module.add_class::<collective::PyCollectiveTicket>()?;
+    module.add_class::<graph::PyGraphBuilder>()?;
+    module.add_class::<graph::PyGraphExec>()?;
     module.add_class::<notice::PyNotices>()?;
     module.add_class::<notice::PyWatch>()?;
     Ok(())

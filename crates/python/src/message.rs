@@ -41,7 +41,7 @@ pub fn is_taken() -> Error {
     )
 }
 
-fn taken(queue: &mut Option<MessageQueue>) -> doorbell::Result<&mut MessageQueue> {
+pub fn taken(queue: &mut Option<MessageQueue>) -> doorbell::Result<&mut MessageQueue> {
     queue.as_mut().ok_or_else(is_taken)
 }
 

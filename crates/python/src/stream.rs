@@ -130,14 +130,14 @@ impl PushedPages<'_> {
 
     #[cfg(not(feature = "cuda"))]
     fn queue(self, _endpoint: &mut Endpoint, _stream: &dyn Executor) -> doorbell::Result<Ticket> {
-        let PushedPages {
-            page_bytes: _,
-            local: _,
-            remote: _,
-            table: _,
-            count: _,
-            signal: _,
-        } = self;
+        let _ = (
+            self.page_bytes,
+            self.local,
+            self.remote,
+            self.table,
+            self.count,
+            self.signal,
+        );
         let reason = "this package was built without the feature `cuda`";
         Err(doorbell::Error::state(
             StateKind::Unsupported,
