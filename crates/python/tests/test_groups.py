@@ -55,6 +55,15 @@ def test_the_ring_of_the_example() -> None:
         assert said == f"rank {rank} of 3: 5 rounds, all items right\n"
 
 
+def test_the_gradients_of_the_example_are_those_of_torch() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: apt-get install python3-torch on Debian")
+    gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+    ranks = outputs(start(4, [str(EXAMPLES / "data_parallel.py"), "5", *(["--gloo"] if gloo else [])]))
+    assert [status for status, _, _ in ranks] == [0] * 4, ranks
+    for rank, (_, said, _) in enumerate(ranks):
+        assert said.splitlines()[-1].startswith(f"rank {rank} of 4: 5 steps, 1539 gradients, as torch's"), said
+
+
 MEMBER = """
 import doorbell, sys
 with doorbell.Group.from_environment("softcx", config=doorbell.EndpointConfig(send_depth=16), timeout=60.0) as group:
