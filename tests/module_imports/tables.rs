@@ -222,8 +222,26 @@ const PYTHON: Package = Package {
             ],
         ),
         (
+            "matcher",
+            &[
+                "arguments",
+                "device",
+                "memory",
+                "message",
+                "stream",
+                "ticket",
+            ],
+        ),
+        (
             "group",
-            &["arguments", "collective", "device", "endpoint", "message"],
+            &[
+                "arguments",
+                "collective",
+                "device",
+                "endpoint",
+                "matcher",
+                "message",
+            ],
         ),
         (
             "graph",
@@ -240,7 +258,10 @@ const PYTHON: Package = Package {
             ],
         ),
         // What a task waits for: tickets and events.
-        ("notice", &["collective", "message", "stream", "ticket"]),
+        (
+            "notice",
+            &["collective", "matcher", "message", "stream", "ticket"],
+        ),
     ],
 };
 

@@ -123,6 +123,13 @@ class TruncatedError(Error, ValueError):
     limit_bytes: int
 
 
+class PeerError(Error):
+    """The connection of a matcher with a peer has failed. `work` says how."""
+
+    peer: int
+    work: WorkError
+
+
 class RankError(Error):
     """A process of the group has ended."""
 

@@ -101,3 +101,15 @@ class MessageConfig:
     """Slices of a message."""
     endpoint: EndpointConfig | None = None
     """Of its two endpoints. The queue sets the depths and the segments itself."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatcherConfig:
+    """The configuration of a matcher. `None` stands for the default of the library, which docs/python.md names."""
+
+    unexpected: int | None = None
+    """Messages of each peer that may be here without a receive, besides those in slots."""
+    receives: int | None = None
+    """Receives on streams that are not over."""
+    messages: MessageConfig | None = None
+    """Of the queues that the matcher opens."""

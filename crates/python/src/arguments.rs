@@ -4,8 +4,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use doorbell::{
-    Access, Algorithm, Condition, Condition64, DataType, EndpointConfig, MessageConfig, ReduceOp,
-    Region,
+    Access, Algorithm, Condition, Condition64, DataType, EndpointConfig, MatcherConfig,
+    MessageConfig, ReduceOp, Region,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -121,6 +121,24 @@ impl<'py> FromPyObject<'_, 'py> for MessageConfiguration {
             config.endpoint = endpoint.0;
         }
         Ok(MessageConfiguration(config))
+    }
+}
+
+/// A `MatcherConfig` of Python's.
+#[derive(Default)]
+pub struct MatcherConfiguration(pub MatcherConfig);
+
+impl<'py> FromPyObject<'_, 'py> for MatcherConfiguration {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<MatcherConfiguration> {
+        let mut config = MatcherConfig::default();
+        take!(object, config, unexpected, receives);
+        let messages = object.getattr("messages")?;
+        if let Some(messages) = messages.extract::<Option<MessageConfiguration>>()? {
+            config.messages = messages.0;
+        }
+        Ok(MatcherConfiguration(config))
     }
 }
 

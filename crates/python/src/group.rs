@@ -8,12 +8,13 @@ use doorbell::{Device, EndpointConfig, Group, GroupConfig, LaunchEnvironment, St
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::arguments::{Configuration, MessageConfiguration, timeout};
+use crate::arguments::{Configuration, MatcherConfiguration, MessageConfiguration, timeout};
 use crate::collective::PyCommunicator;
 use crate::detached::{Detached, call, lock, wait_apart};
 use crate::device::PyDomain;
 use crate::endpoint::PyEndpoint;
 use crate::error::{is_gone, state_exception};
+use crate::matcher::PyMatcher;
 use crate::message::PyMessageQueue;
 
 /// What is there until the rank leaves.
@@ -203,6 +204,22 @@ impl PyGroup {
             group.communicator(ranks.as_deref(), tag, &config)
         })?;
         Ok(PyCommunicator::of(made))
+    }
+
+    /// A matcher for messages between these ranks, or all. Each of them makes it, with the same ranks and tag.
+    #[pyo3(signature = (ranks = None, tag = 0, config = None))]
+    fn matcher(
+        &self,
+        py: Python<'_>,
+        ranks: Option<Vec<u32>>,
+        tag: u64,
+        config: Option<MatcherConfiguration>,
+    ) -> PyResult<PyMatcher> {
+        let config = config.unwrap_or_default().0;
+        let made = self.wait(py, move |group| {
+            group.matcher(ranks.as_deref(), tag, &config)
+        })?;
+        Ok(PyMatcher::of(made))
     }
 
     /// Fails if a rank has ended.

@@ -15,6 +15,7 @@ mod error;
 mod exit;
 mod graph;
 mod group;
+mod matcher;
 mod memory;
 mod message;
 mod notice;
@@ -64,6 +65,9 @@ fn _doorbell(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<collective::PyCommunicator>()?;
     module.add_class::<collective::PyCollective>()?;
     module.add_class::<collective::PyCollectiveTicket>()?;
+    module.add_class::<matcher::PyMatcher>()?;
+    module.add_class::<matcher::PyMatchTicket>()?;
+    module.add_class::<matcher::PyEnvelope>()?;
     module.add_class::<graph::PyGraphBuilder>()?;
     module.add_class::<graph::PyGraphExec>()?;
     module.add_class::<notice::PyNotices>()?;

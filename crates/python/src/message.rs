@@ -18,7 +18,7 @@ use crate::memory::{Memory, slices};
 use crate::stream::PyStream;
 use crate::ticket::{awaited, notify};
 
-/// The queue, until a communicator takes it.
+/// The queue, until a communicator or a matcher takes it.
 pub type SharedQueue = Arc<Mutex<Option<MessageQueue>>>;
 
 /// One end of a connection for messages.
@@ -37,7 +37,7 @@ pub fn is_taken() -> Error {
     Error::state(
         StateKind::Taken,
         "use of the message queue",
-        "a communicator has it",
+        "a communicator or a matcher has it",
     )
 }
 
@@ -148,7 +148,7 @@ impl PyMessageQueue {
         let pending = self.with(stream.py(), |queue| {
             queue.start_send(executor, &slices(&memory)?)
         })?;
-        Ok(PyPendingSend(Detached::new(Mutex::new(Some(pending)))))
+        Ok(PyPendingSend::of(pending))
     }
 
     /// Queues the wait for a message that `start_send` has sent.
@@ -158,13 +158,9 @@ impl PyMessageQueue {
         pending: &Bound<'_, PyPendingSend>,
     ) -> PyResult<PyMessageTicket> {
         let executor = stream.get().executor()?;
-        let pending = pending.get().0.get().ok_or_else(is_gone)?;
+        let pending = pending.get().inner()?;
         let ticket = self.with(stream.py(), |queue| {
-            let pending = lock(pending).take().ok_or_else(|| {
-                let reason = "the wait for this message was queued before";
-                Error::state(StateKind::Taken, "wait_send", reason)
-            })?;
-            queue.wait_send(executor, pending)
+            queue.wait_send(executor, taken_pending(pending)?)
         })?;
         Ok(PyMessageTicket::new(ticket))
     }
@@ -202,10 +198,7 @@ impl PyMessageQueue {
         let posted = self.wait(py, timeout, |queue, slice| {
             queue.start_send_now(&slices(&memory)?, slice)
         })?;
-        Ok(PyPostedSend {
-            posted: Detached::new(posted),
-            _memory: Detached::new(memory),
-        })
+        Ok(PyPostedSend::of(posted, memory))
     }
 
     /// Waits until the memory of a message that `start_send_now` has sent may be used again.
@@ -283,7 +276,7 @@ impl PyMessageQueue {
         posted: &PyPostedSend,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        let posted = posted.posted.get().ok_or_else(is_gone)?;
+        let posted = posted.inner()?;
         self.wait(py, timeout, |queue, slice| {
             queue.wait_send_now(posted, slice)
         })
@@ -294,11 +287,41 @@ impl PyMessageQueue {
 #[pyclass(frozen, module = "doorbell", name = "PendingSend")]
 pub struct PyPendingSend(Detached<Mutex<Option<PendingSend>>>);
 
+impl PyPendingSend {
+    pub fn of(pending: PendingSend) -> PyPendingSend {
+        PyPendingSend(Detached::new(Mutex::new(Some(pending))))
+    }
+
+    pub fn inner(&self) -> PyResult<&Mutex<Option<PendingSend>>> {
+        self.0.get().ok_or_else(is_gone)
+    }
+}
+
+pub fn taken_pending(pending: &Mutex<Option<PendingSend>>) -> doorbell::Result<PendingSend> {
+    lock(pending).take().ok_or_else(|| {
+        let reason = "the wait for this message was queued before";
+        Error::state(StateKind::Taken, "wait_send", reason)
+    })
+}
+
 /// A message from a thread that nobody has waited for yet. It keeps the memory.
 #[pyclass(frozen, module = "doorbell", name = "PostedSend")]
 pub struct PyPostedSend {
     posted: Detached<PostedSend>,
     _memory: Detached<Vec<Memory>>,
+}
+
+impl PyPostedSend {
+    pub fn of(posted: PostedSend, memory: Vec<Memory>) -> PyPostedSend {
+        PyPostedSend {
+            posted: Detached::new(posted),
+            _memory: Detached::new(memory),
+        }
+    }
+
+    pub fn inner(&self) -> PyResult<&PostedSend> {
+        self.posted.get().ok_or_else(is_gone)
+    }
 }
 
 /// A handle of one message on a stream.

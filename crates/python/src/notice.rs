@@ -17,6 +17,7 @@ use pyo3::prelude::*;
 
 use crate::collective::PyCollectiveTicket;
 use crate::detached::{Detached, call, lock};
+use crate::matcher::PyMatchTicket;
 use crate::message::PyMessageTicket;
 use crate::stream::PyEvent;
 use crate::ticket::PyTicket;
@@ -119,6 +120,9 @@ fn over(subject: &Bound<'_, PyAny>) -> PyResult<Over> {
         return Ok(Box::pin(ticket.get().inner()?.into_future()));
     }
     if let Ok(ticket) = subject.cast::<PyCollectiveTicket>() {
+        return Ok(Box::pin(ticket.get().inner()?.into_future()));
+    }
+    if let Ok(ticket) = subject.cast::<PyMatchTicket>() {
         return Ok(Box::pin(ticket.get().inner()?.into_future()));
     }
     if let Ok(event) = subject.cast::<PyEvent>() {

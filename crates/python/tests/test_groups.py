@@ -125,7 +125,10 @@ with doorbell.Group.from_environment("softcx") as group:
         communicator.launch(stream, operation).wait(60)
     total = sum(range(size + 1))
     assert bytes(memoryview(region)) == bytes([total * size**2 % 256]) * 1000
-    for it in filter(None, [queue, *queues, communicator, two]):
+    matcher = group.matcher(tag=4, config=doorbell.MatcherConfig(receives=8))
+    matcher.send_now(bytes([rank]), (rank + 1) % size, tag=rank, timeout=60)
+    assert matcher.recv_now(bytearray(1), timeout=60).tag == (rank - 1) % size
+    for it in filter(None, [queue, *queues, communicator, two, matcher]):
         it.finish(60)
     group.barrier()
 print("done")
