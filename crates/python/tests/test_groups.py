@@ -176,12 +176,12 @@ ENDS = """
 import doorbell, os
 group = doorbell.Group.from_environment()
 endpoint = group.endpoint(1 - group.rank)
-group.barrier()
-if group.rank == 1:
-    os._exit(3)
 stream = doorbell.HostStream()
 endpoint.post_recv(group.domain.alloc(8))
 wait = stream.wait_recv(endpoint)
+group.barrier()
+if group.rank == 1:
+    os._exit(3)
 try:
     wait.wait(60)
 except doorbell.WorkError as error:

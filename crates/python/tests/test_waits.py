@@ -81,7 +81,7 @@ CALLS: dict[str, Callable[[Waits], Callable[[], object]]] = {
     "Communicator.match_ahead": lambda it: lambda operation=it.ranks[0].barrier(): it.ranks[0].match_ahead(operation),  # type: ignore[misc]
     "Matcher.recv_now": lambda it: lambda: it.matcher.recv_now(bytearray(8)),
     "Matcher.send_now": lambda it: lambda: it.matcher.send_now(bytearray(20000), 0, timeout=LONG),
-    "Matcher.finish": lambda it: lambda sent=it.matcher.send_now(b"unreceived", 0): it.matcher.finish(LONG),  # type: ignore[misc]
+    "Matcher.finish": lambda it: lambda posted=it.matcher.start_send_now(b"unreceived", 0): it.matcher.finish(LONG),  # type: ignore[misc]
     "MatchTicket.wait": lambda it: lambda ticket=it.matcher.recv(it.stream, bytearray(8)): ticket.wait(LONG),  # type: ignore[misc]
     "Communicator.finish": lambda it: (
         lambda ticket=it.ranks[0].launch(it.stream, it.ranks[0].barrier()): it.ranks[0].finish(LONG)  # type: ignore[misc]
