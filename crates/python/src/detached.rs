@@ -51,11 +51,11 @@ pub fn wait_whole<T: Send>(
 ) -> PyResult<T> {
     std::thread::scope(|scope| {
         let (done, is_done) = mpsc::channel();
-        scope.spawn(move || {
-            let result = call();
+        let thread = std::thread::Builder::new().name("doorbell-python".into());
+        thread.spawn_scoped(scope, move || {
             // The receiver is there until this thread has ended.
-            let _ = done.send(result);
-        });
+            let _ = done.send(call());
+        })?;
         let is_done = Mutex::new(is_done);
         let mut signal = None;
         let result = loop {

@@ -140,6 +140,45 @@ def test_ranks_have_queues_and_communicators() -> None:
     assert [(status, said) for status, said, _ in ranks] == [(0, "done\n")] * 3, ranks
 
 
+DROPS = """
+import doorbell, gc, random, sys, time, weakref
+class Watched(bytearray):
+    pass
+chance = random.Random(int(sys.argv[1]))
+config = doorbell.MessageConfig(endpoint=doorbell.EndpointConfig(wait_timeout=0.2))
+group = doorbell.Group.from_environment("softcx", config=doorbell.EndpointConfig(wait_timeout=0.2))
+chance.seed(f"{sys.argv[1]} {group.rank}")
+peer = 1 - group.rank
+arrays = [Watched(5000) for _ in range(4)]
+gone = [weakref.ref(array) for array in arrays]
+endpoint, queue, communicator = group.endpoint(peer), group.message_queue(peer, config=config), group.communicator(tag=1, config=config)
+region, stream = group.domain.register(arrays[0], doorbell.Access.ALL), doorbell.HostStream()
+kept = [group, endpoint, queue, communicator, region, stream, *arrays]
+group.barrier()
+kept += [endpoint.post_recv(region), stream.queue_send(endpoint, region[0:100]), stream.wait_recv(endpoint)]
+kept += [queue.start_send(stream, arrays[1]), queue.recv(stream, arrays[2])]
+kept += [communicator.launch(stream, communicator.all_reduce(arrays[3], dtype="u8")), stream.record()]
+chance.shuffle(kept)
+del group, endpoint, queue, communicator, region, stream, arrays
+while kept:
+    kept.pop()
+    time.sleep(chance.choice((0, 0, 0.002)))
+end = time.monotonic() + 60
+while any(array() is not None for array in gone) and time.monotonic() < end:
+    gc.collect()
+    doorbell.Device.list()
+    time.sleep(0.005)
+print(sum(array() is not None for array in gone))
+"""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_group_is_dropped_before_and_after_what_it_made(seed: int) -> None:
+    seed += 6 * random.randrange(1 << 20)
+    ranks = outputs(start(2, ["-c", DROPS, str(seed)]))
+    assert [(status, said) for status, said, _ in ranks] == [(0, "0\n")] * 2, (seed, ranks)
+
+
 WAITS = """
 import doorbell, os, signal, sys, threading
 group = doorbell.Group.from_environment("softcx", timeout=100.0)
