@@ -155,9 +155,21 @@ endpoint, queue, communicator = group.endpoint(peer), group.message_queue(peer, 
 region, stream = group.domain.register(arrays[0], doorbell.Access.ALL), doorbell.HostStream()
 kept = [group, endpoint, queue, communicator, region, stream, *arrays]
 group.barrier()
-kept += [endpoint.post_recv(region), stream.queue_send(endpoint, region[0:100]), stream.wait_recv(endpoint)]
-kept += [queue.start_send(stream, arrays[1]), queue.recv(stream, arrays[2])]
-kept += [communicator.launch(stream, communicator.all_reduce(arrays[3], dtype="u8")), stream.record()]
+for step in (
+    lambda: endpoint.post_recv(region),
+    lambda: stream.queue_send(endpoint, region[0:100]),
+    lambda: stream.wait_recv(endpoint),
+    lambda: queue.start_send(stream, arrays[1]),
+    lambda: queue.recv(stream, arrays[2]),
+    lambda: communicator.launch(stream, communicator.all_reduce(arrays[3], dtype="u8")),
+    lambda: stream.record(),
+):
+    try:
+        kept.append(step())
+    except doorbell.Error:
+        # The peer has begun to drop.
+        pass
+del step
 chance.shuffle(kept)
 del group, endpoint, queue, communicator, region, stream, arrays
 while kept:
