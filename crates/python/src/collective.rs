@@ -14,7 +14,7 @@ use crate::arguments::{NamedAlgorithm, NamedOp, NamedType, timeout};
 use crate::detached::{Detached, call, lock, wait, wait_whole};
 use crate::device::PyDomain;
 use crate::error::{is_gone, work_exception};
-use crate::memory::Memory;
+use crate::memory::ArrayMemory;
 use crate::message::{PyMessageQueue, is_taken};
 use crate::stream::PyStream;
 use crate::ticket::{awaited, notify};
@@ -31,7 +31,7 @@ pub struct PyCommunicator {
 }
 
 /// Two lists of messages: a rank, and memory.
-type Listed<'py> = Vec<(u32, Bound<'py, PyAny>)>;
+type ListedMemory<'py> = Vec<(u32, Bound<'py, PyAny>)>;
 
 impl PyCommunicator {
     pub fn of(communicator: Communicator) -> PyCommunicator {
@@ -72,18 +72,18 @@ impl PyCommunicator {
     }
 
     /// Memory that is sent: longer messages are read.
-    fn sent(&self, memory: &Bound<'_, PyAny>) -> PyResult<Memory> {
-        Memory::of(self.protection_domain()?, memory, Access::REMOTE_READ)
+    fn sent(&self, memory: &Bound<'_, PyAny>) -> PyResult<ArrayMemory> {
+        ArrayMemory::of(self.protection_domain()?, memory, Access::REMOTE_READ)
     }
 
     /// Memory that is received into, and sent: matched messages are written by peers.
-    fn received(&self, memory: &Bound<'_, PyAny>) -> PyResult<Memory> {
+    fn received(&self, memory: &Bound<'_, PyAny>) -> PyResult<ArrayMemory> {
         let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        Memory::of(self.protection_domain()?, memory, rights)
+        ArrayMemory::of(self.protection_domain()?, memory, rights)
     }
 
     /// The lengths of the ranks' blocks in bytes: of counts of items, or of equal parts of all items.
-    fn block_lens(&self, counts: Option<Vec<u64>>, all: &Memory) -> PyResult<Vec<u64>> {
+    fn block_lens(&self, counts: Option<Vec<u64>>, all: &ArrayMemory) -> PyResult<Vec<u64>> {
         if let Some(counts) = counts {
             let lens = counts.into_iter().map(|count| all.items.len_bytes(count));
             return Ok(lens.collect());
@@ -100,7 +100,7 @@ impl PyCommunicator {
     }
 
     /// The same of blocks that are as long as this rank's.
-    fn equal_lens(&self, counts: Option<Vec<u64>>, own: &Memory) -> Vec<u64> {
+    fn equal_lens(&self, counts: Option<Vec<u64>>, own: &ArrayMemory) -> Vec<u64> {
         match counts {
             Some(counts) => counts
                 .into_iter()
@@ -112,8 +112,8 @@ impl PyCommunicator {
 }
 
 /// The slice of memory that only the root has.
-fn maybe(memory: &Option<Memory>) -> doorbell::Result<Option<Slice<'_>>> {
-    memory.as_ref().map(Memory::slice).transpose()
+fn maybe(memory: &Option<ArrayMemory>) -> doorbell::Result<Option<Slice<'_>>> {
+    memory.as_ref().map(ArrayMemory::slice).transpose()
 }
 
 fn algorithm(named: Option<NamedAlgorithm>) -> Option<doorbell::Algorithm> {
@@ -121,7 +121,7 @@ fn algorithm(named: Option<NamedAlgorithm>) -> Option<doorbell::Algorithm> {
 }
 
 fn reduction(
-    memory: &Memory,
+    memory: &ArrayMemory,
     op: Option<NamedOp>,
     dtype: Option<NamedType>,
 ) -> PyResult<Reduction> {
@@ -305,8 +305,8 @@ impl PyCommunicator {
     fn exchange(
         &self,
         py: Python<'_>,
-        sends: Listed<'_>,
-        receives: Listed<'_>,
+        sends: ListedMemory<'_>,
+        receives: ListedMemory<'_>,
     ) -> PyResult<PyCollective> {
         let sends = sends
             .iter()
@@ -441,7 +441,7 @@ fn take(queue: &Mutex<Option<MessageQueue>>) -> doorbell::Result<MessageQueue> {
     lock(queue).take().ok_or_else(is_taken)
 }
 
-fn listed(list: &[(u32, Memory)]) -> doorbell::Result<Vec<(u32, Slice<'_>)>> {
+fn listed(list: &[(u32, ArrayMemory)]) -> doorbell::Result<Vec<(u32, Slice<'_>)>> {
     let slices = list
         .iter()
         .map(|(rank, memory)| Ok((*rank, memory.slice()?)));

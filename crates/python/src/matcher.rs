@@ -13,7 +13,7 @@ use crate::arguments::{MatcherConfiguration, timeout};
 use crate::detached::{Detached, call, lock, wait};
 use crate::device::PyDomain;
 use crate::error::{is_gone, work_exception};
-use crate::memory::{Memory, slices};
+use crate::memory::{ArrayMemory, slices};
 use crate::message::{
     PyMessageQueue, PyMessageTicket, PyPendingSend, PyPostedSend, is_taken, taken_pending,
 };
@@ -47,9 +47,9 @@ impl PyMatcher {
         self.inner.get().ok_or_else(is_gone)
     }
 
-    fn memory(&self, memory: &Bound<'_, PyAny>, rights: Access) -> PyResult<Vec<Memory>> {
+    fn memory(&self, memory: &Bound<'_, PyAny>, rights: Access) -> PyResult<Vec<ArrayMemory>> {
         let domain = self.domain.get().ok_or_else(is_gone)?;
-        Memory::several(domain, memory, rights)
+        ArrayMemory::several(domain, memory, rights)
     }
 }
 

@@ -100,33 +100,33 @@ fn register_device(
 }
 
 /// Memory of an operation, in the order of its bytes.
-pub struct Memory {
+pub struct ArrayMemory {
     part: RegionPart,
     pub items: Items,
 }
 
-impl Memory {
+impl ArrayMemory {
     /// A region, a slice, or an array, which is registered with that access.
     pub fn of(
         domain: &ProtectionDomain,
         object: &Bound<'_, PyAny>,
         rights: Access,
-    ) -> PyResult<Memory> {
+    ) -> PyResult<ArrayMemory> {
         if let Ok(slice) = object.cast::<PySlice>() {
             let slice = slice.get();
-            return Ok(Memory {
+            return Ok(ArrayMemory {
                 part: slice.span()?,
                 items: slice.items(),
             });
         }
         if let Ok(region) = object.cast::<PyRegion>() {
-            return Memory::whole(region.get());
+            return ArrayMemory::whole(region.get());
         }
-        Memory::whole(&register(domain, object, Some(rights.bits()))?)
+        ArrayMemory::whole(&register(domain, object, Some(rights.bits()))?)
     }
 
-    fn whole(region: &PyRegion) -> PyResult<Memory> {
-        Ok(Memory {
+    fn whole(region: &PyRegion) -> PyResult<ArrayMemory> {
+        Ok(ArrayMemory {
             part: region.whole()?,
             items: region.items(),
         })
@@ -137,16 +137,16 @@ impl Memory {
         domain: &ProtectionDomain,
         object: &Bound<'_, PyAny>,
         rights: Access,
-    ) -> PyResult<Vec<Memory>> {
+    ) -> PyResult<Vec<ArrayMemory>> {
         // Arrays can be iterated, too, so these two kinds only.
         let is_sequence = object.is_instance_of::<pyo3::types::PyList>()
             || object.is_instance_of::<pyo3::types::PyTuple>();
         if !is_sequence {
-            return Ok(vec![Memory::of(domain, object, rights)?]);
+            return Ok(vec![ArrayMemory::of(domain, object, rights)?]);
         }
         let items = object.try_iter()?;
         items
-            .map(|item| Memory::of(domain, &item?, rights))
+            .map(|item| ArrayMemory::of(domain, &item?, rights))
             .collect()
     }
 
@@ -169,6 +169,6 @@ impl Memory {
 }
 
 /// Makes work of several.
-pub fn slices(memories: &[Memory]) -> doorbell::Result<Vec<Slice<'_>>> {
-    memories.iter().map(Memory::slice).collect()
+pub fn slices(memories: &[ArrayMemory]) -> doorbell::Result<Vec<Slice<'_>>> {
+    memories.iter().map(ArrayMemory::slice).collect()
 }

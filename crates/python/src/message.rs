@@ -14,18 +14,18 @@ use pyo3::types::PyBytes;
 use crate::arguments::timeout;
 use crate::detached::{Detached, call, lock, wait};
 use crate::error::{is_gone, work_exception};
-use crate::memory::{Memory, slices};
+use crate::memory::{ArrayMemory, slices};
 use crate::stream::PyStream;
 use crate::ticket::{awaited, notify};
 
 /// The queue, until a communicator or a matcher takes it.
-pub type SharedQueue = Arc<Mutex<Option<MessageQueue>>>;
+pub type PySharedQueue = Arc<Mutex<Option<MessageQueue>>>;
 
 /// One end of a connection for messages.
 #[pyclass(frozen, module = "doorbell", name = "MessageQueue")]
 pub struct PyMessageQueue {
     /// Locked only without the interpreter's lock.
-    inner: Detached<SharedQueue>,
+    inner: Detached<PySharedQueue>,
     abort: Detached<AbortHandle>,
     domain: Detached<ProtectionDomain>,
 }
@@ -54,7 +54,7 @@ impl PyMessageQueue {
         }
     }
 
-    pub fn shared(&self) -> PyResult<&SharedQueue> {
+    pub fn shared(&self) -> PyResult<&PySharedQueue> {
         self.inner.get().ok_or_else(is_gone)
     }
 
@@ -85,12 +85,12 @@ impl PyMessageQueue {
         })
     }
 
-    fn sent(&self, memory: &Bound<'_, PyAny>) -> PyResult<Vec<Memory>> {
-        Memory::several(self.domain()?, memory, SENT)
+    fn sent(&self, memory: &Bound<'_, PyAny>) -> PyResult<Vec<ArrayMemory>> {
+        ArrayMemory::several(self.domain()?, memory, SENT)
     }
 
-    fn received(&self, memory: &Bound<'_, PyAny>) -> PyResult<Vec<Memory>> {
-        Memory::several(self.domain()?, memory, Access::LOCAL_WRITE)
+    fn received(&self, memory: &Bound<'_, PyAny>) -> PyResult<Vec<ArrayMemory>> {
+        ArrayMemory::several(self.domain()?, memory, Access::LOCAL_WRITE)
     }
 }
 
@@ -235,7 +235,7 @@ impl PyMessageQueue {
         };
         let memory = first.get().received(memory)?;
         let shared = queues.iter().map(|queue| queue.get().shared());
-        let shared = shared.collect::<PyResult<Vec<&SharedQueue>>>()?;
+        let shared = shared.collect::<PyResult<Vec<&PySharedQueue>>>()?;
         // In the order of their addresses, so that no two calls wait for each other.
         let mut order: Vec<usize> = (0..shared.len()).collect();
         order.sort_by_key(|at| shared.get(*at).map(|queue| Arc::as_ptr(queue).addr()));
@@ -308,11 +308,11 @@ pub fn taken_pending(pending: &Mutex<Option<PendingSend>>) -> doorbell::Result<P
 #[pyclass(frozen, module = "doorbell", name = "PostedSend")]
 pub struct PyPostedSend {
     posted: Detached<PostedSend>,
-    _memory: Detached<Vec<Memory>>,
+    _memory: Detached<Vec<ArrayMemory>>,
 }
 
 impl PyPostedSend {
-    pub fn of(posted: PostedSend, memory: Vec<Memory>) -> PyPostedSend {
+    pub fn of(posted: PostedSend, memory: Vec<ArrayMemory>) -> PyPostedSend {
         PyPostedSend {
             posted: Detached::new(posted),
             _memory: Detached::new(memory),

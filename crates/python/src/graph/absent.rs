@@ -7,12 +7,12 @@ use crate::error::state_exception;
 
 /// Records operations. Nothing can be captured without the feature `cuda`.
 #[pyclass(frozen, module = "doorbell", name = "GraphBuilder")]
-pub struct PyGraphBuilder;
+pub struct PyNoGraphBuilder;
 
 #[pymethods]
-impl PyGraphBuilder {
+impl PyNoGraphBuilder {
     #[staticmethod]
-    fn capture(stream: &Bound<'_, PyAny>) -> PyResult<PyGraphBuilder> {
+    fn capture(stream: &Bound<'_, PyAny>) -> PyResult<PyNoGraphBuilder> {
         let reason = "this package was built without the feature `cuda`";
         let (py, kind) = (stream.py(), StateKind::Unsupported);
         Err(state_exception(py, kind, "GraphBuilder", reason))
@@ -21,4 +21,4 @@ impl PyGraphBuilder {
 
 /// A graph that can be launched.
 #[pyclass(frozen, module = "doorbell", name = "GraphExec")]
-pub struct PyGraphExec;
+pub struct PyNoGraphExec;

@@ -18,8 +18,8 @@ use crate::collective::{PyCollective, PyCollectiveTicket, PyCommunicator};
 use crate::detached::{Detached, call, lock};
 use crate::endpoint::{Options, PyEndpoint, WorkKind};
 use crate::error::{is_gone, state_exception};
-use crate::memory::{Memory, slices};
-use crate::message::{PyMessageQueue, PyMessageTicket, SharedQueue, taken};
+use crate::memory::{ArrayMemory, slices};
+use crate::message::{PyMessageQueue, PyMessageTicket, PySharedQueue, taken};
 use crate::parts::{RegionParts, RemotePart};
 use crate::region::PyRegion;
 use crate::stream::{PyCudaStream, PyStream};
@@ -27,9 +27,9 @@ use crate::ticket::PyTicket;
 
 /// What the operations of a graph belong to: each launch needs it.
 #[derive(Default)]
-struct Members {
+struct RecordedMembers {
     endpoints: Vec<Arc<Mutex<Endpoint>>>,
-    queues: Vec<SharedQueue>,
+    queues: Vec<PySharedQueue>,
     communicators: Vec<Arc<Mutex<Communicator>>>,
 }
 
@@ -41,7 +41,7 @@ fn add<T>(members: &mut Vec<Arc<T>>, member: &Arc<T>) {
     }
 }
 
-impl Members {
+impl RecordedMembers {
     /// Calls with all of them.
     fn with<T>(
         &self,
@@ -66,7 +66,7 @@ impl Members {
 
 struct Recorder {
     builder: GraphBuilder,
-    members: Members,
+    members: RecordedMembers,
 }
 
 /// Records operations of a graph. The driver captures for one thread, so it stays in the thread that has made it.
@@ -198,7 +198,7 @@ impl PyGraphBuilder {
         let builder = call(stream.py(), || GraphBuilder::capture(inner).map(SameThread))?;
         let recorder = Recorder {
             builder: builder.into_inner(),
-            members: Members::default(),
+            members: RecordedMembers::default(),
         };
         Ok(PyGraphBuilder {
             thread: thread::current().id(),
@@ -348,7 +348,7 @@ impl PyGraphBuilder {
         queue: &Bound<'_, PyMessageQueue>,
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let memory = Memory::several(queue.get().domain()?, memory, Access::REMOTE_READ)?;
+        let memory = ArrayMemory::several(queue.get().domain()?, memory, Access::REMOTE_READ)?;
         self.of_queue(queue, |builder, queue| {
             builder.send_message(queue, &slices(&memory)?)
         })
@@ -360,7 +360,7 @@ impl PyGraphBuilder {
         queue: &Bound<'_, PyMessageQueue>,
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let memory = Memory::several(queue.get().domain()?, memory, Access::REMOTE_READ)?;
+        let memory = ArrayMemory::several(queue.get().domain()?, memory, Access::REMOTE_READ)?;
         self.of_queue(queue, |builder, queue| {
             builder.start_message(queue, &slices(&memory)?)
         })
@@ -376,7 +376,7 @@ impl PyGraphBuilder {
         queue: &Bound<'_, PyMessageQueue>,
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let memory = Memory::several(queue.get().domain()?, memory, Access::LOCAL_WRITE)?;
+        let memory = ArrayMemory::several(queue.get().domain()?, memory, Access::LOCAL_WRITE)?;
         self.of_queue(queue, |builder, queue| {
             builder.recv_message(queue, &slices(&memory)?)
         })
@@ -415,7 +415,7 @@ impl PyGraphBuilder {
 
 struct Launcher {
     exec: GraphExec,
-    members: Members,
+    members: RecordedMembers,
 }
 
 /// A graph that can be launched any number of times. It keeps what was recorded.
@@ -426,7 +426,7 @@ impl PyGraphExec {
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        function: impl FnOnce(&mut GraphExec, &Members) -> doorbell::Result<T> + Send,
+        function: impl FnOnce(&mut GraphExec, &RecordedMembers) -> doorbell::Result<T> + Send,
     ) -> PyResult<T> {
         let launcher = self.0.get().ok_or_else(is_gone)?;
         call(py, || {

@@ -6,6 +6,6 @@ mod absent;
 mod built;
 
 #[cfg(not(feature = "cuda"))]
-pub use absent::{PyGraphBuilder, PyGraphExec};
+pub use absent::{PyNoGraphBuilder as PyGraphBuilder, PyNoGraphExec as PyGraphExec};
 #[cfg(feature = "cuda")]
 pub use built::{PyGraphBuilder, PyGraphExec};
