@@ -198,13 +198,70 @@ const PYTHON: Package = Package {
         ("array", &[]),
         ("region", &["arguments"]),
         ("parts", &["arguments", "region"]),
+        // What calls take in place of regions: arrays, too.
+        ("memory", &["arguments", "array", "region"]),
         ("ticket", &["arguments"]),
         ("endpoint", &["arguments", "parts", "ticket"]),
-        ("device", &["arguments", "array", "endpoint", "region"]),
-        ("group", &["arguments", "device", "endpoint"]),
         (
             "stream",
             &["arguments", "endpoint", "exit", "region", "parts", "ticket"],
+        ),
+        ("message", &["arguments", "memory", "stream", "ticket"]),
+        (
+            "device",
+            &["arguments", "endpoint", "memory", "message", "region"],
+        ),
+        (
+            "collective",
+            &[
+                "arguments",
+                "device",
+                "memory",
+                "message",
+                "stream",
+                "ticket",
+            ],
+        ),
+        (
+            "matcher",
+            &[
+                "arguments",
+                "device",
+                "memory",
+                "message",
+                "stream",
+                "ticket",
+            ],
+        ),
+        (
+            "group",
+            &[
+                "arguments",
+                "collective",
+                "device",
+                "endpoint",
+                "matcher",
+                "message",
+            ],
+        ),
+        (
+            "graph",
+            &[
+                "arguments",
+                "collective",
+                "endpoint",
+                "memory",
+                "message",
+                "parts",
+                "region",
+                "stream",
+                "ticket",
+            ],
+        ),
+        // What a task waits for: tickets and events.
+        (
+            "notice",
+            &["collective", "matcher", "message", "stream", "ticket"],
         ),
     ],
 };

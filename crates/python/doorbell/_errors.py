@@ -116,6 +116,20 @@ class MalformedError(Error, ValueError):
     reason: str
 
 
+class TruncatedError(Error, ValueError):
+    """A message was longer than the memory of its receive. Nothing was stored."""
+
+    len_bytes: int
+    limit_bytes: int
+
+
+class PeerError(Error):
+    """The connection of a matcher with a peer has failed. `work` says how."""
+
+    peer: int
+    work: WorkError
+
+
 class RankError(Error):
     """A process of the group has ended."""
 

@@ -38,6 +38,29 @@ class Status(enum.Enum):
     CANCELLED = "cancelled"
 
 
+class DataType(enum.Enum):
+    """The type of an item, as reductions know it."""
+
+    F16 = "f16"
+    BF16 = "bf16"
+    F32 = "f32"
+    F64 = "f64"
+    I32 = "i32"
+    I64 = "i64"
+    U8 = "u8"
+
+
+class ReduceOp(enum.Enum):
+    """What two items become."""
+
+    SUM = "sum"
+    """Integers wrap around."""
+    MIN = "min"
+    MAX = "max"
+    AVERAGE = "avg"
+    """The sum of all, divided by the number of ranks."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EndpointConfig:
     """The configuration of an endpoint. `None` stands for the default of the library, which docs/python.md names."""
@@ -62,3 +85,31 @@ class EndpointConfig:
     """Repetitions if the peer has no receive posted, 0 to 6; 7 means no limit."""
     control: str | None = None
     """The component that rings the doorbells: "direct", "proxy" or "sync"."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MessageConfig:
+    """The configuration of a message queue. `None` stands for the default of the library, which docs/python.md names. A sender goes by the slots and the eager bytes of its peer."""
+
+    slots: int | None = None
+    """Messages of the peer that may be here and not received yet."""
+    eager_bytes: int | None = None
+    """The longest message that is copied; longer ones are read."""
+    ahead: int | None = None
+    """Messages in each direction that are queued and not done."""
+    max_slices: int | None = None
+    """Slices of a message."""
+    endpoint: EndpointConfig | None = None
+    """Of its two endpoints. The queue sets the depths and the segments itself."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatcherConfig:
+    """The configuration of a matcher. `None` stands for the default of the library, which docs/python.md names."""
+
+    unexpected: int | None = None
+    """Messages of each peer that may be here without a receive, besides those in slots."""
+    receives: int | None = None
+    """Receives on streams that are not over."""
+    messages: MessageConfig | None = None
+    """Of the queues that the matcher opens."""

@@ -1,8 +1,12 @@
 //! What calls take: times, access rights, and the configuration of endpoints.
 
+use std::str::FromStr;
 use std::time::Duration;
 
-use doorbell::{Access, EndpointConfig, Region};
+use doorbell::{
+    Access, Algorithm, Condition, Condition64, DataType, EndpointConfig, MatcherConfig,
+    MessageConfig, ReduceOp, Region,
+};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -48,6 +52,25 @@ pub fn to_access<'py>(py: Python<'py>, access: Access) -> PyResult<Bound<'py, Py
     class(py, "doorbell._types", "Access")?.call1((access.bits(),))
 }
 
+/// A field of a configuration, unless it is `None`.
+fn field<'py, T: FromPyObjectOwned<'py>>(
+    object: &Bound<'py, PyAny>,
+    name: &str,
+) -> PyResult<Option<T>> {
+    let value = object.getattr(name)?;
+    let extracted = value.extract::<Option<T>>();
+    extracted.map_err(|error| PyTypeError::new_err(format!("`{name}`: {}", error.into())))
+}
+
+/// Takes fields of one type and name.
+macro_rules! take {
+    ($object:ident, $config:ident, $($name:ident),+) => {
+        $(if let Some(value) = field(&$object, stringify!($name))? {
+            $config.$name = value;
+        })+
+    };
+}
+
 /// An `EndpointConfig` of Python's.
 pub struct Configuration(pub EndpointConfig);
 
@@ -55,23 +78,10 @@ impl<'py> FromPyObject<'_, 'py> for Configuration {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Configuration> {
-        fn field<'py, T: FromPyObjectOwned<'py>>(
-            object: &Bound<'py, PyAny>,
-            name: &str,
-        ) -> PyResult<Option<T>> {
-            let value = object.getattr(name)?;
-            let extracted = value.extract::<Option<T>>();
-            extracted.map_err(|error| PyTypeError::new_err(format!("`{name}`: {}", error.into())))
-        }
         let mut config = EndpointConfig::default();
-        macro_rules! take {
-            ($($name:ident),+) => {
-                $(if let Some(value) = field(&object, stringify!($name))? {
-                    config.$name = value;
-                })+
-            };
-        }
         take!(
+            object,
+            config,
             send_depth,
             recv_depth,
             max_segments,
@@ -91,5 +101,109 @@ impl<'py> FromPyObject<'_, 'py> for Configuration {
             config.control = Some(control.map_err(|error| to_exception(object.py(), error))?);
         }
         Ok(Configuration(config))
+    }
+}
+
+/// A `MessageConfig` of Python's.
+#[derive(Default)]
+pub struct MessageConfiguration(pub MessageConfig);
+
+impl<'py> FromPyObject<'_, 'py> for MessageConfiguration {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<MessageConfiguration> {
+        let mut config = MessageConfig::default();
+        take!(object, config, slots, eager_bytes, ahead, max_slices);
+        if let Some(endpoint) = object
+            .getattr("endpoint")?
+            .extract::<Option<Configuration>>()?
+        {
+            config.endpoint = endpoint.0;
+        }
+        Ok(MessageConfiguration(config))
+    }
+}
+
+/// A `MatcherConfig` of Python's.
+#[derive(Default)]
+pub struct MatcherConfiguration(pub MatcherConfig);
+
+impl<'py> FromPyObject<'_, 'py> for MatcherConfiguration {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<MatcherConfiguration> {
+        let mut config = MatcherConfig::default();
+        take!(object, config, unexpected, receives);
+        let messages = object.getattr("messages")?;
+        if let Some(messages) = messages.extract::<Option<MessageConfiguration>>()? {
+            config.messages = messages.0;
+        }
+        Ok(MatcherConfiguration(config))
+    }
+}
+
+/// A name that the library reads, or an enumeration of Python's whose values are such names.
+pub struct Named<T>(pub T);
+
+impl<'py, T: FromStr<Err = doorbell::Error>> FromPyObject<'_, 'py> for Named<T> {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Named<T>> {
+        let name: String = match object.getattr_opt("value")? {
+            Some(value) => value.extract()?,
+            None => object.extract()?,
+        };
+        let found = name.parse();
+        found
+            .map(Named)
+            .map_err(|error| to_exception(object.py(), error))
+    }
+}
+
+/// What a reduction does.
+pub type NamedOp = Named<ReduceOp>;
+/// The type of its items.
+pub type NamedType = Named<DataType>;
+/// How a collective operation is carried out.
+pub type NamedAlgorithm = Named<Algorithm>;
+
+/// What a wait for a word compares by.
+#[derive(Clone, Copy)]
+pub enum Comparison {
+    GreaterOrEqual,
+    Equal,
+    And,
+    Nor,
+}
+
+impl Comparison {
+    pub fn of_name(name: &str) -> PyResult<Comparison> {
+        match name {
+            ">=" => Ok(Comparison::GreaterOrEqual),
+            "==" => Ok(Comparison::Equal),
+            "and" => Ok(Comparison::And),
+            "nor" => Ok(Comparison::Nor),
+            _ => Err(PyValueError::new_err(format!(
+                "a condition is \">=\", \"==\", \"and\" or \"nor\", not \"{name}\""
+            ))),
+        }
+    }
+
+    pub fn of32(self, value: u32) -> Condition {
+        match self {
+            Comparison::GreaterOrEqual => Condition::GreaterOrEqual(value),
+            Comparison::Equal => Condition::Equal(value),
+            Comparison::And => Condition::And(value),
+            Comparison::Nor => Condition::Nor(value),
+        }
+    }
+
+    pub fn of64(self, value: u64) -> Condition64 {
+        match self {
+            Comparison::GreaterOrEqual => Condition64::GreaterOrEqual(value),
+            Comparison::Equal => Condition64::Equal(value),
+            Comparison::And => Condition64::And(value),
+            Comparison::Nor => Condition64::Nor(value),
+        }
     }
 }

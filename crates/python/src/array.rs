@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use doorbell::StateKind;
+use doorbell::{DataType, StateKind};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
@@ -17,6 +17,8 @@ pub struct Array {
     pub start: u64,
     pub len_bytes: u64,
     pub itemsize: u64,
+    /// The type of its items, if reductions know it.
+    pub element: Option<DataType>,
     pub is_readonly: bool,
     /// The GPU whose memory it is; `Some(None)`: one that the array does not name.
     pub gpu: Option<Option<u32>>,
@@ -80,6 +82,7 @@ impl Array {
             start: buffer.buf_ptr() as u64,
             len_bytes: buffer.len_bytes() as u64,
             itemsize: buffer.item_size() as u64,
+            element: element_of_format(buffer.format().to_bytes(), buffer.item_size()),
             is_readonly: buffer.readonly(),
             gpu: None,
             owner: view.clone().into_any().unbind(),
@@ -122,6 +125,7 @@ impl Array {
             start,
             len_bytes: len * itemsize,
             itemsize,
+            element: element_of_typestr(&kind, itemsize),
             is_readonly,
             gpu: Some(gpu),
             owner: object.clone().unbind(),
@@ -164,10 +168,64 @@ impl Array {
             start: (tensor.data as u64).wrapping_add(tensor.byte_offset),
             len_bytes: items(shape, strides)? * itemsize,
             itemsize,
+            element: match tensor.lanes {
+                1 => element_of_code(tensor.code, itemsize),
+                _ => None,
+            },
             is_readonly: false,
             gpu,
             owner: capsule.into_any().unbind(),
         })
+    }
+}
+
+/// A type by the letter of its kind, and its bytes.
+fn element(kind: char, itemsize: u64) -> Option<DataType> {
+    match (kind, itemsize) {
+        ('f', 2) => Some(DataType::F16),
+        ('f', 4) => Some(DataType::F32),
+        ('f', 8) => Some(DataType::F64),
+        ('i', 4) => Some(DataType::I32),
+        ('i', 8) => Some(DataType::I64),
+        ('u', 1) => Some(DataType::U8),
+        _ => None,
+    }
+}
+
+/// The type of a buffer's format, in the letters of the module `struct`.
+fn element_of_format(format: &[u8], itemsize: usize) -> Option<DataType> {
+    let letter = match format {
+        [letter] | [b'@' | b'=', letter] => *letter,
+        [b'<', letter] if cfg!(target_endian = "little") => *letter,
+        _ => return None,
+    };
+    let kind = match letter {
+        b'e' | b'f' | b'd' => 'f',
+        b'i' | b'l' | b'q' => 'i',
+        b'B' => 'u',
+        _ => return None,
+    };
+    element(kind, itemsize as u64)
+}
+
+/// The type of numpy's name, such as "<f4".
+fn element_of_typestr(name: &str, itemsize: u64) -> Option<DataType> {
+    let mut letters = name.chars();
+    let is_native = matches!(letters.next(), Some('<' | '|' | '='));
+    letters
+        .next()
+        .filter(|_| is_native)
+        .and_then(|kind| element(kind, itemsize))
+}
+
+/// The type of DLPack's `DLDataTypeCode`.
+fn element_of_code(code: u8, itemsize: u64) -> Option<DataType> {
+    match code {
+        0 => element('i', itemsize),
+        1 => element('u', itemsize),
+        2 => element('f', itemsize),
+        4 if itemsize == 2 => Some(DataType::Bf16),
+        _ => None,
     }
 }
 

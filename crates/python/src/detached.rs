@@ -1,8 +1,10 @@
 //! Waiting without the interpreter's lock.
 
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use doorbell::Error;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::error::to_exception;
@@ -38,6 +40,80 @@ pub fn call<T: Send>(
     call: impl FnOnce() -> doorbell::Result<T> + Send,
 ) -> PyResult<T> {
     py.detach(call).map_err(|error| to_exception(py, error))
+}
+
+/// Calls the library without the lock, where the call may wait for long and cannot be divided. It is made by a thread of its own. If a signal comes, `give_up` is to end the
+/// call, and this ends with Python's exception once it has.
+pub fn wait_whole<T: Send>(
+    py: Python<'_>,
+    call: impl FnOnce() -> doorbell::Result<T> + Send,
+    give_up: impl Fn() + Sync,
+) -> PyResult<T> {
+    std::thread::scope(|scope| {
+        let (done, is_done) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("doorbell-python".into());
+        thread.spawn_scoped(scope, move || {
+            // The receiver is there until this thread has ended.
+            let _ = done.send(call());
+        })?;
+        let is_done = Mutex::new(is_done);
+        let mut signal = None;
+        let result = loop {
+            let look = || lock(&is_done).recv_timeout(SLICE);
+            match py.detach(look) {
+                Ok(result) => break Some(result),
+                Err(mpsc::RecvTimeoutError::Disconnected) => break None,
+                Err(mpsc::RecvTimeoutError::Timeout) if signal.is_none() => {
+                    signal = py.check_signals().err();
+                    if signal.is_some() {
+                        py.detach(&give_up);
+                    }
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+            }
+        };
+        match (signal, result) {
+            (Some(signal), result) => {
+                // It may have the last handle of an endpoint.
+                py.detach(|| drop(result));
+                Err(signal)
+            }
+            (None, Some(result)) => result.map_err(|error| to_exception(py, error)),
+            (None, None) => Err(PyRuntimeError::new_err(
+                "the thread of the call has panicked",
+            )),
+        }
+    })
+}
+
+/// As [`wait_whole`], where nothing can end the call: after a signal the thread goes on, and its result is dropped.
+pub fn wait_apart<T: Send + 'static>(
+    py: Python<'_>,
+    call: impl FnOnce() -> doorbell::Result<T> + Send + 'static,
+) -> PyResult<T> {
+    let (done, is_done) = mpsc::channel();
+    let thread = std::thread::Builder::new().name("doorbell-python".into());
+    thread.spawn(move || {
+        // Without a receiver nobody waits any more.
+        let _ = done.send(call());
+    })?;
+    let is_done = Mutex::new(is_done);
+    loop {
+        match py.detach(|| lock(&is_done).recv_timeout(SLICE)) {
+            Ok(result) => return result.map_err(|error| to_exception(py, error)),
+            Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(PyRuntimeError::new_err(
+                    "the thread of the call has panicked",
+                ));
+            }
+        }
+    }
+}
+
+/// Locks, whatever became of a thread that had the lock.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits without the lock, and ends with Python's exception if a signal comes, such as that of Ctrl-C. `wait` takes its time limit.

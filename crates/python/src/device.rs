@@ -1,17 +1,15 @@
 //! Devices and protection domains.
-#![allow(unsafe_code)] // registers memory that Python objects own
 
-use std::ptr::NonNull;
-
-use doorbell::{Access, Device, Endpoint, EndpointConfig, ProtectionDomain, Region, StateKind};
+use doorbell::{Access, Device, Endpoint, EndpointConfig, MessageQueue, ProtectionDomain, Region};
 use pyo3::prelude::*;
 
-use crate::arguments::{Configuration, access};
-use crate::array::Array;
+use crate::arguments::{Configuration, MessageConfiguration, access};
 use crate::detached::{Detached, call};
 use crate::endpoint::PyEndpoint;
-use crate::error::{is_gone, state_exception};
-use crate::region::PyRegion;
+use crate::error::is_gone;
+use crate::memory::register;
+use crate::message::PyMessageQueue;
+use crate::region::{Items, PyRegion};
 
 /// A NIC.
 #[pyclass(frozen, module = "doorbell", name = "Device")]
@@ -57,7 +55,7 @@ impl PyDomain {
         PyDomain(Detached::new(domain))
     }
 
-    fn inner(&self) -> PyResult<&ProtectionDomain> {
+    pub fn inner(&self) -> PyResult<&ProtectionDomain> {
         self.0.get().ok_or_else(is_gone)
     }
 }
@@ -75,46 +73,13 @@ impl PyDomain {
         let rights = self::access(access, Access::LOCAL_WRITE)?;
         let domain = self.inner()?;
         let region = call(py, || Region::alloc(domain, nbytes, rights))?;
-        Ok(PyRegion::new(region, 1, false))
+        Ok(PyRegion::new(region, Items::BYTES, false))
     }
 
     /// Registers the memory of an array where it is. The region keeps the array.
     #[pyo3(signature = (array, access = None))]
     fn register(&self, array: &Bound<'_, PyAny>, access: Option<u32>) -> PyResult<PyRegion> {
-        let py = array.py();
-        let found = Array::of(array)?;
-        let default = if found.is_readonly {
-            Access::LOCAL_READ
-        } else {
-            Access::LOCAL_WRITE
-        };
-        let rights = self::access(access, default)?;
-        let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        if found.is_readonly && rights.bits() & writes.bits() != 0 {
-            let reason = "the array is read-only, and these access rights let a device write it";
-            return Err(state_exception(py, StateKind::NoAccess, "register", reason));
-        }
-        let domain = self.inner()?;
-        let Array {
-            start,
-            len_bytes,
-            itemsize,
-            is_readonly,
-            gpu,
-            owner,
-        } = found;
-        let region = match gpu {
-            Some(gpu) => register_device(py, domain, (start, len_bytes), gpu, rights, owner)?,
-            None => call(py, move || {
-                let start = NonNull::new(start as *mut u8).unwrap_or(NonNull::dangling());
-                // SAFETY: the owner keeps the memory, which nobody in here has a reference to. That Python code uses the array while a device writes
-                // it is what RDMA is: it sees bytes of before or after.
-                unsafe {
-                    Region::register_from_owner(domain, start, len_bytes, rights, Box::new(owner))
-                }
-            })?,
-        };
-        Ok(PyRegion::new(region, itemsize, is_readonly))
+        register(self.inner()?, array, access)
     }
 
     /// A new endpoint, which is to be connected.
@@ -124,44 +89,16 @@ impl PyDomain {
         let domain = self.inner()?;
         call(py, || Endpoint::new(domain, &config)).map(PyEndpoint::new)
     }
-}
 
-#[cfg(feature = "cuda")]
-fn register_device(
-    py: Python<'_>,
-    domain: &ProtectionDomain,
-    (start, len_bytes): (u64, u64),
-    gpu: Option<u32>,
-    access: Access,
-    owner: Py<PyAny>,
-) -> PyResult<Region> {
-    use doorbell::{CudaContext, DeviceBuffer};
-
-    call(py, move || {
-        let context = match gpu {
-            Some(ordinal) => CudaContext::primary(ordinal),
-            None => CudaContext::current().or_else(|_| CudaContext::primary(0)),
-        }?;
-        // SAFETY: the owner keeps the memory.
-        let buffer =
-            unsafe { DeviceBuffer::from_owner(&context, start, len_bytes, Box::new(owner)) }?;
-        Region::register_device(domain, &buffer, access)
-    })
-}
-
-#[cfg(not(feature = "cuda"))]
-fn register_device(
-    py: Python<'_>,
-    _domain: &ProtectionDomain,
-    _span: (u64, u64),
-    _gpu: Option<u32>,
-    _access: Access,
-    _owner: Py<PyAny>,
-) -> PyResult<Region> {
-    Err(state_exception(
-        py,
-        StateKind::Unsupported,
-        "register",
-        "this package was built without the feature `cuda`",
-    ))
+    /// A new message queue, which is to be connected.
+    #[pyo3(signature = (config = None))]
+    fn message_queue(
+        &self,
+        py: Python<'_>,
+        config: Option<MessageConfiguration>,
+    ) -> PyResult<PyMessageQueue> {
+        let config = config.unwrap_or_default().0;
+        let domain = self.inner()?;
+        call(py, || MessageQueue::new(domain, &config)).map(PyMessageQueue::new)
+    }
 }

@@ -1,13 +1,13 @@
 //! Endpoints, and what the calling thread posts to them.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use doorbell::{AbortHandle, Address, Endpoint, QueueKind, Ticket, Work};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::arguments::timeout;
-use crate::detached::{Detached, call, wait};
+use crate::detached::{Detached, call, lock, wait};
 use crate::error::{is_gone, work_exception};
 use crate::parts::{RegionParts, RemotePart};
 use crate::ticket::{PyCompletion, PyTicket};
@@ -16,7 +16,7 @@ use crate::ticket::{PyCompletion, PyTicket};
 #[pyclass(frozen, module = "doorbell", name = "Endpoint")]
 pub struct PyEndpoint {
     /// Locked only without the interpreter's lock.
-    inner: Detached<Mutex<Endpoint>>,
+    inner: Detached<Arc<Mutex<Endpoint>>>,
     abort: Detached<AbortHandle>,
 }
 
@@ -29,6 +29,14 @@ pub struct Options {
 }
 
 impl Options {
+    pub fn without_immediate(wr_id: u64, signaled: bool) -> Options {
+        Options {
+            wr_id,
+            immediate: None,
+            signaled,
+        }
+    }
+
     pub fn of<'a>(self, work: Work<'a>) -> Work<'a> {
         let work = work.wr_id(self.wr_id).signaled(self.signaled);
         match self.immediate {
@@ -44,6 +52,10 @@ pub enum WorkKind {
     Send,
     Write(doorbell::RemoteSlice),
     Read(doorbell::RemoteSlice),
+    /// With the number that is added.
+    FetchAdd(doorbell::RemoteSlice, u64),
+    /// With the number that is compared, and the one that is stored.
+    CompareSwap(doorbell::RemoteSlice, u64, u64),
 }
 
 impl WorkKind {
@@ -52,6 +64,10 @@ impl WorkKind {
             WorkKind::Send => Work::send(slices),
             WorkKind::Write(remote) => Work::write(slices, remote),
             WorkKind::Read(remote) => Work::read(slices, remote),
+            WorkKind::FetchAdd(remote, add) => Work::fetch_add(slices, remote, add),
+            WorkKind::CompareSwap(remote, compare, swap) => {
+                Work::compare_swap(slices, remote, compare, swap)
+            }
         }
     }
 }
@@ -60,8 +76,13 @@ impl PyEndpoint {
     pub fn new(endpoint: Endpoint) -> PyEndpoint {
         PyEndpoint {
             abort: Detached::new(endpoint.abort_handle()),
-            inner: Detached::new(Mutex::new(endpoint)),
+            inner: Detached::new(Arc::new(Mutex::new(endpoint))),
         }
+    }
+
+    #[cfg(feature = "cuda")]
+    pub fn shared(&self) -> PyResult<&Arc<Mutex<Endpoint>>> {
+        self.inner.get().ok_or_else(is_gone)
     }
 
     /// Calls the library without the interpreter's lock, and with the endpoint's.
@@ -104,10 +125,6 @@ impl PyEndpoint {
     fn room(&self, py: Python<'_>, kind: QueueKind) -> PyResult<u32> {
         self.with(py, |endpoint| Ok(endpoint.room(kind)))
     }
-}
-
-fn lock(endpoint: &Mutex<Endpoint>) -> MutexGuard<'_, Endpoint> {
-    endpoint.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn post(
@@ -264,6 +281,36 @@ impl PyEndpoint {
                 signaled,
             },
         )
+    }
+
+    /// Adds to 8 bytes of the peer, and has their old value in `result`.
+    #[pyo3(signature = (result, remote, add, *, wr_id = 0, signaled = true))]
+    fn post_fetch_add(
+        slf: &Bound<'_, Self>,
+        result: RegionParts,
+        remote: RemotePart,
+        add: u64,
+        wr_id: u64,
+        signaled: bool,
+    ) -> PyResult<PyTicket> {
+        let options = Options::without_immediate(wr_id, signaled);
+        post(slf, &result, WorkKind::FetchAdd(remote.0, add), options)
+    }
+
+    /// Replaces 8 bytes of the peer if they equal `compare`, and has their old value in `result`.
+    #[pyo3(signature = (result, remote, compare, swap, *, wr_id = 0, signaled = true))]
+    fn post_compare_swap(
+        slf: &Bound<'_, Self>,
+        result: RegionParts,
+        remote: RemotePart,
+        compare: u64,
+        swap: u64,
+        wr_id: u64,
+        signaled: bool,
+    ) -> PyResult<PyTicket> {
+        let options = Options::without_immediate(wr_id, signaled);
+        let work_kind = WorkKind::CompareSwap(remote.0, compare, swap);
+        post(slf, &result, work_kind, options)
     }
 
     /// The next completion of the send queue, if it is there.

@@ -151,10 +151,20 @@ fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Exception<'py>> {
         Error::Malformed { what, reason } => new("MalformedError")?
             .with("what", what)?
             .with("reason", reason),
+        Error::Truncated {
+            len_bytes,
+            limit_bytes,
+        } => new("TruncatedError")?
+            .with("len_bytes", len_bytes)?
+            .with("limit_bytes", limit_bytes),
+        Error::Peer { peer, failure } => {
+            let work = work_exception(py, failure)?;
+            new("PeerError")?.with("peer", peer)?.with("work", work)
+        }
         Error::Rank { rank, reason } => {
             new("RankError")?.with("rank", rank)?.with("reason", reason)
         }
-        // Of calls that this package does not have: messages, addresses over sockets, rdma_cm, graphs.
+        // Of calls that this package does not have: addresses over sockets, rdma_cm.
         _ => new("Error"),
     }
 }

@@ -1,18 +1,21 @@
 //! The processes of a job.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use doorbell::{Device, EndpointConfig, Group, GroupConfig, LaunchEnvironment, StateKind};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::arguments::{Configuration, timeout};
-use crate::detached::{Detached, call};
+use crate::arguments::{Configuration, MatcherConfiguration, MessageConfiguration, timeout};
+use crate::collective::PyCommunicator;
+use crate::detached::{Detached, call, lock, wait_apart};
 use crate::device::PyDomain;
 use crate::endpoint::PyEndpoint;
 use crate::error::{is_gone, state_exception};
+use crate::matcher::PyMatcher;
+use crate::message::PyMessageQueue;
 
 /// What is there until the rank leaves.
 type Member = Mutex<Option<Arc<Group>>>;
@@ -25,10 +28,6 @@ pub struct PyGroup {
     rank: u32,
     size: u32,
     timeout: Duration,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl PyGroup {
@@ -54,6 +53,16 @@ impl PyGroup {
         let group = self.group(py)?;
         call(py, move || function(&group))
     }
+
+    /// The same of a call that waits for other ranks. If a signal comes, the wait goes on without this thread.
+    fn wait<T: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        function: impl FnOnce(&Group) -> doorbell::Result<T> + Send + 'static,
+    ) -> PyResult<T> {
+        let group = self.group(py)?;
+        wait_apart(py, move || function(&group))
+    }
 }
 
 #[pymethods]
@@ -71,11 +80,12 @@ impl PyGroup {
         let config = GroupConfig::default()
             .endpoint(config.map_or_else(EndpointConfig::default, |config| config.0))
             .timeout(timeout);
-        let group = call(py, || {
+        let device = device.map(str::to_owned);
+        let group = wait_apart(py, move || {
             let named = std::env::var("DOORBELL_DEVICE")
                 .ok()
                 .filter(|name| !name.is_empty());
-            let device = Device::open(device.or(named.as_deref()).unwrap_or("softcx"))?;
+            let device = Device::open(device.as_deref().or(named.as_deref()).unwrap_or("softcx"))?;
             Group::join(
                 &LaunchEnvironment::from_env()?,
                 &device.protection_domain(),
@@ -117,7 +127,7 @@ impl PyGroup {
         if let Some(endpoint) = known() {
             return Ok(endpoint);
         }
-        match self.with(py, |group| group.take_endpoint(peer)) {
+        match self.wait(py, move |group| group.take_endpoint(peer)) {
             Ok(endpoint) => {
                 let endpoint = Py::new(py, PyEndpoint::new(endpoint))?;
                 lock(&self.endpoints).insert(peer, endpoint.clone_ref(py));
@@ -130,7 +140,7 @@ impl PyGroup {
 
     /// Waits until every rank has called this.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, Group::barrier)
+        self.wait(py, Group::barrier)
     }
 
     /// Stores a value for all ranks.
@@ -142,14 +152,74 @@ impl PyGroup {
 
     /// The value of a key, once a rank has stored it.
     fn get<'py>(&self, py: Python<'py>, key: &str) -> PyResult<Bound<'py, PyBytes>> {
-        let value = self.with(py, |group| group.store().get(key.as_bytes(), self.timeout))?;
+        let (key, timeout) = (key.to_owned(), self.timeout);
+        let value = self.wait(py, move |group| group.store().get(key.as_bytes(), timeout))?;
         Ok(PyBytes::new(py, &value))
     }
 
     /// The values of all ranks, once each has called this.
     fn gather<'py>(&self, py: Python<'py>, value: &[u8]) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let values = self.with(py, |group| group.store().gather(value, self.timeout))?;
+        let (value, timeout) = (value.to_owned(), self.timeout);
+        let values = self.wait(py, move |group| group.store().gather(&value, timeout))?;
         Ok(values.iter().map(|value| PyBytes::new(py, value)).collect())
+    }
+
+    /// A queue for messages with another rank, which opens its side with the same tag. Waits until it is connected.
+    #[pyo3(signature = (peer, tag = 0, config = None))]
+    fn message_queue(
+        &self,
+        py: Python<'_>,
+        peer: u32,
+        tag: u64,
+        config: Option<MessageConfiguration>,
+    ) -> PyResult<PyMessageQueue> {
+        let mut queues = self.message_queues(py, vec![(peer, tag)], config)?;
+        queues.pop().ok_or_else(is_gone)
+    }
+
+    /// Several of them, by peer and tag.
+    #[pyo3(signature = (peers, config = None))]
+    fn message_queues(
+        &self,
+        py: Python<'_>,
+        peers: Vec<(u32, u64)>,
+        config: Option<MessageConfiguration>,
+    ) -> PyResult<Vec<PyMessageQueue>> {
+        let config = config.unwrap_or_default().0;
+        let queues = self.wait(py, move |group| group.message_queues(&peers, &config))?;
+        Ok(queues.into_iter().map(PyMessageQueue::new).collect())
+    }
+
+    /// A communicator of these ranks, or of all. Each of them makes it, with the same arguments.
+    #[pyo3(signature = (ranks = None, tag = 0, config = None))]
+    fn communicator(
+        &self,
+        py: Python<'_>,
+        ranks: Option<Vec<u32>>,
+        tag: u64,
+        config: Option<MessageConfiguration>,
+    ) -> PyResult<PyCommunicator> {
+        let config = config.unwrap_or_default().0;
+        let made = self.wait(py, move |group| {
+            group.communicator(ranks.as_deref(), tag, &config)
+        })?;
+        Ok(PyCommunicator::of(made))
+    }
+
+    /// A matcher for messages between these ranks, or all. Each of them makes it, with the same ranks and tag.
+    #[pyo3(signature = (ranks = None, tag = 0, config = None))]
+    fn matcher(
+        &self,
+        py: Python<'_>,
+        ranks: Option<Vec<u32>>,
+        tag: u64,
+        config: Option<MatcherConfiguration>,
+    ) -> PyResult<PyMatcher> {
+        let config = config.unwrap_or_default().0;
+        let made = self.wait(py, move |group| {
+            group.matcher(ranks.as_deref(), tag, &config)
+        })?;
+        Ok(PyMatcher::of(made))
     }
 
     /// Fails if a rank has ended.

@@ -7,12 +7,18 @@
 
 mod arguments;
 mod array;
+mod collective;
 mod detached;
 mod device;
 mod endpoint;
 mod error;
 mod exit;
+mod graph;
 mod group;
+mod matcher;
+mod memory;
+mod message;
+mod notice;
 mod parts;
 mod region;
 mod stream;
@@ -52,5 +58,19 @@ fn _doorbell(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<stream::PyCudaStream>()?;
     module.add_class::<stream::PyEvent>()?;
     module.add_class::<group::PyGroup>()?;
+    module.add_class::<message::PyMessageQueue>()?;
+    module.add_class::<message::PyMessageTicket>()?;
+    module.add_class::<message::PyPendingSend>()?;
+    module.add_class::<message::PyPostedSend>()?;
+    module.add_class::<collective::PyCommunicator>()?;
+    module.add_class::<collective::PyCollective>()?;
+    module.add_class::<collective::PyCollectiveTicket>()?;
+    module.add_class::<matcher::PyMatcher>()?;
+    module.add_class::<matcher::PyMatchTicket>()?;
+    module.add_class::<matcher::PyEnvelope>()?;
+    module.add_class::<graph::PyGraphBuilder>()?;
+    module.add_class::<graph::PyGraphExec>()?;
+    module.add_class::<notice::PyNotices>()?;
+    module.add_class::<notice::PyWatch>()?;
     Ok(())
 }

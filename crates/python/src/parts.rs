@@ -1,6 +1,6 @@
 //! The memory of work requests: slices of regions, or whole ones.
 
-use doorbell::{RemoteSlice, Slice};
+use doorbell::{Error, RemoteSlice, Slice};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
@@ -55,6 +55,21 @@ impl RegionParts {
             .iter()
             .map(|span| span.region.slice(span.offset, span.len_bytes));
         work(&slices.collect::<doorbell::Result<Vec<_>>>()?)
+    }
+}
+
+impl RegionParts {
+    /// The only one.
+    pub fn one(&self, argument: &'static str) -> doorbell::Result<Slice<'_>> {
+        match self.0.as_slice() {
+            [span] => span.region.slice(span.offset, span.len_bytes),
+            several => Err(Error::Range {
+                argument,
+                value: several.len() as u64,
+                min: 1,
+                max: 1,
+            }),
+        }
     }
 }
 

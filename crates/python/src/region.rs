@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use doorbell::{Error, Region, RegionKind, RemoteRegion, RemoteSlice};
+use doorbell::{DataType, Error, Region, RegionKind, RemoteRegion, RemoteSlice};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PySlice as PySliceObject};
 
 use crate::arguments::{RegionPart, to_access};
 use crate::detached::Detached;
-use crate::error::{is_gone, to_exception};
+use crate::error::{class, is_gone, to_exception};
 
 /// The bytes of `region[from:to]`, whose numbers count items. Unlike Python's sequences this cuts nothing off: an end beyond the region is an error.
 fn bytes_of(slice: &Bound<'_, PyAny>, itemsize: u64, limit_bytes: u64) -> PyResult<(u64, u64)> {
@@ -49,17 +49,48 @@ fn bytes_of(slice: &Bound<'_, PyAny>, itemsize: u64, limit_bytes: u64) -> PyResu
 #[pyclass(frozen, module = "doorbell", name = "Region")]
 pub struct PyRegion {
     inner: Detached<Region>,
-    itemsize: u64,
+    items: Items,
     is_readonly: bool,
 }
 
+/// What the items of memory are.
+#[derive(Clone, Copy)]
+pub struct Items {
+    pub bytes: u64,
+    /// The type, if reductions know it.
+    pub element: Option<DataType>,
+}
+
+impl Items {
+    /// Of memory that no array describes.
+    pub const BYTES: Items = Items {
+        bytes: 1,
+        element: None,
+    };
+
+    /// The length of that many items, without overflow.
+    pub fn len_bytes(self, items: u64) -> u64 {
+        items.saturating_mul(self.bytes)
+    }
+
+    fn dtype<'py>(self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let class = class(py, "doorbell._types", "DataType")?;
+        let named = |element: DataType| class.call1((element.name(),));
+        self.element.map(named).transpose()
+    }
+}
+
 impl PyRegion {
-    pub fn new(region: Region, itemsize: u64, is_readonly: bool) -> PyRegion {
+    pub fn new(region: Region, items: Items, is_readonly: bool) -> PyRegion {
         PyRegion {
             inner: Detached::new(region),
-            itemsize,
+            items,
             is_readonly,
         }
+    }
+
+    pub fn items(&self) -> Items {
+        self.items
     }
 
     pub fn inner(&self) -> PyResult<&Region> {
@@ -80,13 +111,13 @@ impl PyRegion {
 #[pymethods]
 impl PyRegion {
     fn __len__(&self) -> PyResult<usize> {
-        Ok((self.inner()?.len_bytes() / self.itemsize.max(1)) as usize)
+        Ok((self.inner()?.len_bytes() / self.items.bytes.max(1)) as usize)
     }
 
     fn __getitem__(&self, items: &Bound<'_, PyAny>) -> PyResult<PySlice> {
         let region = self.inner()?;
-        let (offset, len_bytes) = bytes_of(items, self.itemsize, region.len_bytes())?;
-        Ok(PySlice::new(region.clone(), offset, len_bytes))
+        let (offset, len_bytes) = bytes_of(items, self.items.bytes, region.len_bytes())?;
+        Ok(PySlice::new(region.clone(), offset, len_bytes, self.items))
     }
 
     #[getter]
@@ -101,7 +132,13 @@ impl PyRegion {
 
     #[getter]
     fn itemsize(&self) -> u64 {
-        self.itemsize
+        self.items.bytes
+    }
+
+    /// The type of its items, if reductions know it.
+    #[getter]
+    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.items.dtype(py)
     }
 
     #[getter]
@@ -130,7 +167,7 @@ impl PyRegion {
     fn remote(&self) -> PyResult<PyRemoteRegion> {
         Ok(PyRemoteRegion {
             inner: self.inner()?.remote(),
-            itemsize: self.itemsize,
+            itemsize: self.items.bytes,
         })
     }
 
@@ -140,7 +177,7 @@ impl PyRegion {
         region
             .slice(offset, nbytes)
             .map_err(|error| to_exception(py, error))?;
-        Ok(PySlice::new(region.clone(), offset, nbytes))
+        Ok(PySlice::new(region.clone(), offset, nbytes, self.items))
     }
 
     /// Ends the registration now. Whether it had not ended yet.
@@ -190,15 +227,21 @@ pub struct PySlice {
     region: Detached<Region>,
     offset: u64,
     len_bytes: u64,
+    items: Items,
 }
 
 impl PySlice {
-    fn new(region: Region, offset: u64, len_bytes: u64) -> PySlice {
+    fn new(region: Region, offset: u64, len_bytes: u64, items: Items) -> PySlice {
         PySlice {
             region: Detached::new(region),
             offset,
             len_bytes,
+            items,
         }
+    }
+
+    pub fn items(&self) -> Items {
+        self.items
     }
 
     pub fn span(&self) -> PyResult<RegionPart> {

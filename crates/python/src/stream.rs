@@ -1,25 +1,29 @@
 //! Streams: what they execute is queued, and none of these calls waits for it but those that say so.
 #![allow(unsafe_code)] // takes streams of other libraries by their handles
 
-use std::os::fd::BorrowedFd;
 use std::panic::resume_unwind;
 use std::time::Duration;
 
 use doorbell::{
-    Condition, Event, Executor, HostStream, QueueKind, StateKind, stream_wait_value32,
-    stream_write_value32,
+    Endpoint, Event, Executor, HostStream, QueueKind, Region, RemoteSlice, Slice, Ticket,
+    stream_wait_count64, stream_wait_value32, stream_wait_value64, stream_write_value32,
+    stream_write_value64,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use crate::arguments::{deadline, timeout};
+use crate::arguments::{Comparison, deadline, timeout};
 use crate::detached::{Detached, call, wait};
 use crate::endpoint::{Options, PyEndpoint, WorkKind};
-use crate::error::{is_gone, state_exception, to_exception};
+#[cfg(not(feature = "cuda"))]
+use crate::error::state_exception;
+use crate::error::{is_gone, to_exception};
 use crate::exit;
 use crate::parts::{RegionParts, RemotePart};
 use crate::region::PyRegion;
-use crate::ticket::PyTicket;
+use crate::ticket::{PyTicket, awaited, notify};
+#[cfg(not(feature = "cuda"))]
+use doorbell::StateKind;
 
 /// The stream of the library.
 enum AnyStream {
@@ -55,6 +59,19 @@ impl PyStream {
         self.0.get().ok_or_else(is_gone)
     }
 
+    pub fn executor(&self) -> PyResult<&dyn Executor> {
+        Ok(self.inner()?.executor())
+    }
+
+    /// The stream of CUDA.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(&self) -> PyResult<&doorbell::CudaStream> {
+        match self.inner()? {
+            AnyStream::Cuda(stream) => Ok(stream),
+            AnyStream::Host(_) => Err(PyTypeError::new_err("a `CudaStream` is needed")),
+        }
+    }
+
     fn queue(
         &self,
         endpoint: &Bound<'_, PyEndpoint>,
@@ -84,6 +101,49 @@ impl PyStream {
             None => inner.stream_wait_cq(stream.executor(), kind),
         })?;
         Ok(PyTicket::new(ticket, Some(endpoint.as_any())))
+    }
+}
+
+/// Pages for the peer, as those of the library.
+struct PushedPages<'a> {
+    page_bytes: u32,
+    local: Slice<'a>,
+    remote: RemoteSlice,
+    table: Slice<'a>,
+    count: (&'a Region, u64),
+    signal: RemoteSlice,
+}
+
+impl PushedPages<'_> {
+    #[cfg(feature = "cuda")]
+    fn queue(self, endpoint: &mut Endpoint, stream: &dyn Executor) -> doorbell::Result<Ticket> {
+        let push = doorbell::PagePush {
+            page_bytes: self.page_bytes,
+            local: self.local,
+            remote: self.remote,
+            table: self.table,
+            count: self.count,
+            signal: self.signal,
+        };
+        endpoint.stream_push_pages(stream, &push)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn queue(self, _endpoint: &mut Endpoint, _stream: &dyn Executor) -> doorbell::Result<Ticket> {
+        let _ = (
+            self.page_bytes,
+            self.local,
+            self.remote,
+            self.table,
+            self.count,
+            self.signal,
+        );
+        let reason = "this package was built without the feature `cuda`";
+        Err(doorbell::Error::state(
+            StateKind::Unsupported,
+            "push pages",
+            reason,
+        ))
     }
 }
 
@@ -187,6 +247,67 @@ impl PyStream {
         )
     }
 
+    #[pyo3(signature = (endpoint, result, remote, add, *, wr_id = 0, signaled = true))]
+    fn queue_fetch_add(
+        &self,
+        endpoint: &Bound<'_, PyEndpoint>,
+        result: RegionParts,
+        remote: RemotePart,
+        add: u64,
+        wr_id: u64,
+        signaled: bool,
+    ) -> PyResult<PyTicket> {
+        let options = Options::without_immediate(wr_id, signaled);
+        let work_kind = WorkKind::FetchAdd(remote.0, add);
+        self.queue(endpoint, &result, work_kind, options)
+    }
+
+    #[pyo3(signature = (endpoint, result, remote, compare, swap, *, wr_id = 0, signaled = true))]
+    #[expect(clippy::too_many_arguments, reason = "an operation has them")]
+    fn queue_compare_swap(
+        &self,
+        endpoint: &Bound<'_, PyEndpoint>,
+        result: RegionParts,
+        remote: RemotePart,
+        compare: u64,
+        swap: u64,
+        wr_id: u64,
+        signaled: bool,
+    ) -> PyResult<PyTicket> {
+        let options = Options::without_immediate(wr_id, signaled);
+        let work_kind = WorkKind::CompareSwap(remote.0, compare, swap);
+        self.queue(endpoint, &result, work_kind, options)
+    }
+
+    /// Has a kernel of a CUDA stream write the pages that a table in memory names to the peer, and then a signal.
+    #[pyo3(signature = (endpoint, page_bytes, local, remote, table, count, signal))]
+    #[expect(clippy::too_many_arguments, reason = "an operation has them")]
+    fn push_pages(
+        &self,
+        endpoint: &Bound<'_, PyEndpoint>,
+        page_bytes: u32,
+        local: RegionParts,
+        remote: RemotePart,
+        table: RegionParts,
+        count: (Bound<'_, PyRegion>, u64),
+        signal: RemotePart,
+    ) -> PyResult<PyTicket> {
+        let executor = self.executor()?;
+        let (count_region, count_offset) = (count.0.get().inner()?, count.1);
+        let ticket = endpoint.get().with(endpoint.py(), |inner| {
+            let push = PushedPages {
+                page_bytes,
+                local: local.one("local")?,
+                remote: remote.0,
+                table: table.one("table")?,
+                count: (count_region, count_offset),
+                signal: signal.0,
+            };
+            push.queue(inner, executor)
+        })?;
+        Ok(PyTicket::new(ticket, Some(endpoint.as_any())))
+    }
+
     /// Makes work that is queued later wait for the next completion of the send queue.
     #[pyo3(signature = (endpoint, timeout = None))]
     fn wait_send(
@@ -222,8 +343,64 @@ impl PyStream {
         Ok(PyTicket::new(ticket, None))
     }
 
-    /// Makes work that is queued later wait until a 32-bit number in a region is not below `value`.
-    #[pyo3(signature = (region, offset, value, timeout = None))]
+    /// The same of a 64-bit number.
+    fn write_value64(
+        &self,
+        py: Python<'_>,
+        region: &Bound<'_, PyRegion>,
+        offset: u64,
+        value: u64,
+    ) -> PyResult<PyTicket> {
+        let (stream, region) = (self.inner()?, region.get().inner()?);
+        let ticket = call(py, || {
+            stream_write_value64(stream.executor(), region, offset, value)
+        })?;
+        Ok(PyTicket::new(ticket, None))
+    }
+
+    /// The same of a 64-bit number.
+    #[pyo3(signature = (region, offset, value, timeout = None, *, condition = ">="))]
+    fn wait_value64(
+        &self,
+        py: Python<'_>,
+        region: &Bound<'_, PyRegion>,
+        offset: u64,
+        value: u64,
+        timeout: Option<f64>,
+        condition: &str,
+    ) -> PyResult<PyTicket> {
+        let (stream, region) = (self.inner()?, region.get().inner()?);
+        let (deadline, condition) = (
+            self::timeout(timeout)?,
+            Comparison::of_name(condition)?.of64(value),
+        );
+        let ticket = call(py, || {
+            stream_wait_value64(stream.executor(), region, offset, condition, deadline)
+        })?;
+        Ok(PyTicket::new(ticket, None))
+    }
+
+    /// Makes work that is queued later wait until a 64-bit count has reached `first`, and `step` more with each further launch of a captured graph.
+    #[pyo3(signature = (region, offset, first, step, timeout = None))]
+    fn wait_count64(
+        &self,
+        py: Python<'_>,
+        region: &Bound<'_, PyRegion>,
+        offset: u64,
+        first: u64,
+        step: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<PyTicket> {
+        let (stream, region) = (self.inner()?, region.get().inner()?);
+        let deadline = self::timeout(timeout)?;
+        let ticket = call(py, || {
+            stream_wait_count64(stream.executor(), region, offset, (first, step), deadline)
+        })?;
+        Ok(PyTicket::new(ticket, None))
+    }
+
+    /// Makes work that is queued later wait until a 32-bit number in a region is not below `value`, or another condition holds.
+    #[pyo3(signature = (region, offset, value, timeout = None, *, condition = ">="))]
     fn wait_value(
         &self,
         py: Python<'_>,
@@ -231,10 +408,13 @@ impl PyStream {
         offset: u64,
         value: u32,
         timeout: Option<f64>,
+        condition: &str,
     ) -> PyResult<PyTicket> {
         let (stream, region) = (self.inner()?, region.get().inner()?);
-        let deadline = self::timeout(timeout)?;
-        let condition = Condition::GreaterOrEqual(value);
+        let (deadline, condition) = (
+            self::timeout(timeout)?,
+            Comparison::of_name(condition)?.of32(value),
+        );
         let ticket = call(py, || {
             stream_wait_value32(stream.executor(), region, offset, condition, deadline)
         })?;
@@ -391,7 +571,7 @@ fn open(py: Python<'_>, _handle: usize, _name: &str) -> PyResult<AnyStream> {
 pub struct PyEvent(Detached<Event>);
 
 impl PyEvent {
-    fn inner(&self) -> PyResult<&Event> {
+    pub fn inner(&self) -> PyResult<&Event> {
         self.0.get().ok_or_else(is_gone)
     }
 }
@@ -415,23 +595,11 @@ impl PyEvent {
 
     /// Adds 1 to an eventfd when the stream has passed it.
     fn notify(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
-        if descriptor < 0 {
-            return Err(state_exception(
-                py,
-                StateKind::NotFound,
-                "notify",
-                "a descriptor is not negative",
-            ));
-        }
         let event = self.inner()?;
-        // SAFETY: a descriptor of the caller's, which this call duplicates before it returns; a closed one is an error of that.
-        let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
-        call(py, || event.notify(descriptor))
+        notify(py, descriptor, |descriptor| event.notify(descriptor))
     }
 
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let wait = slf.py().import("doorbell._await")?;
-        wait.call_method1("event_done", (slf,))?
-            .call_method0("__await__")
+        awaited(slf)
     }
 }

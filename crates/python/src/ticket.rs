@@ -1,13 +1,37 @@
 //! The statuses of operations.
+#![allow(unsafe_code)] // borrows descriptors of Python's
 
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use doorbell::{Completion, Status, Ticket};
+use doorbell::{Completion, StateKind, Status, Ticket};
 use pyo3::prelude::*;
 
 use crate::arguments::timeout;
-use crate::detached::{Detached, wait};
-use crate::error::{class, is_gone};
+use crate::detached::{Detached, call, wait};
+use crate::error::{class, is_gone, state_exception};
+
+/// What `await` of an object does.
+pub fn awaited<'py, T: pyo3::PyClass>(subject: &Bound<'py, T>) -> PyResult<Bound<'py, PyAny>> {
+    let module = subject.py().import("doorbell._await")?;
+    let wait = module.call_method1("result", (subject,))?;
+    wait.call_method0("__await__")
+}
+
+/// Has a descriptor of the caller's written to.
+pub fn notify(
+    py: Python<'_>,
+    descriptor: i32,
+    notify: impl FnOnce(BorrowedFd<'_>) -> doorbell::Result<()> + Send,
+) -> PyResult<()> {
+    if descriptor < 0 {
+        let reason = "a descriptor is not negative";
+        return Err(state_exception(py, StateKind::NotFound, "notify", reason));
+    }
+    // SAFETY: a descriptor of the caller's, which this call duplicates before it returns; a closed one is an error of that.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    call(py, || notify(descriptor))
+}
 
 /// A completion.
 #[pyclass(frozen, module = "doorbell", name = "Completion")]
@@ -47,7 +71,7 @@ impl PyTicket {
         }
     }
 
-    fn inner(&self) -> PyResult<&Ticket> {
+    pub fn inner(&self) -> PyResult<&Ticket> {
         self.inner.get().ok_or_else(is_gone)
     }
 
@@ -113,9 +137,13 @@ impl PyTicket {
         wait(py, self::timeout(timeout)?, |slice| ticket.wait(slice))
     }
 
+    /// Adds 1 to an eventfd when the operation is over, with success or not.
+    fn notify(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
+        let ticket = self.inner()?;
+        notify(py, descriptor, |descriptor| ticket.notify(descriptor))
+    }
+
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let wait = slf.py().import("doorbell._await")?;
-        wait.call_method1("ticket_done", (slf,))?
-            .call_method0("__await__")
+        awaited(slf)
     }
 }

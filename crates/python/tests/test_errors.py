@@ -18,6 +18,7 @@ def test_every_class_is_below_error_and_a_built_in_one_where_there_is_one() -> N
         doorbell.OutOfBoundsError: IndexError,
         doorbell.ForeignError: ValueError,
         doorbell.MalformedError: ValueError,
+        doorbell.TruncatedError: ValueError,
         doorbell.StateError: RuntimeError,
         doorbell.TimeoutError: builtins.TimeoutError,
         doorbell.SystemCallError: OSError,
@@ -25,6 +26,7 @@ def test_every_class_is_below_error_and_a_built_in_one_where_there_is_one() -> N
         doorbell.QueueFullError: Exception,
         doorbell.AsynchronousError: Exception,
         doorbell.CudaError: Exception,
+        doorbell.PeerError: Exception,
         doorbell.RankError: Exception,
     }
     names = {name for name in doorbell.__all__ if name.endswith("Error") and name != "Error"}

@@ -55,6 +55,15 @@ def test_the_ring_of_the_example() -> None:
         assert said == f"rank {rank} of 3: 5 rounds, all items right\n"
 
 
+def test_the_gradients_of_the_example_are_those_of_torch() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: apt-get install python3-torch on Debian")
+    gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+    ranks = outputs(start(4, [str(EXAMPLES / "data_parallel.py"), "5", *(["--gloo"] if gloo else [])]))
+    assert [status for status, _, _ in ranks] == [0] * 4, ranks
+    for rank, (_, said, _) in enumerate(ranks):
+        assert said.splitlines()[-1].startswith(f"rank {rank} of 4: 5 steps, 1539 gradients, as torch's"), said
+
+
 MEMBER = """
 import doorbell, sys
 with doorbell.Group.from_environment("softcx", config=doorbell.EndpointConfig(send_depth=16), timeout=60.0) as group:
@@ -94,16 +103,138 @@ def test_ranks_exchange_regions_and_write_to_each_other() -> None:
     assert [(status, said) for status, said, _ in ranks] == [(0, "done\n")] * 2, ranks
 
 
+MESSAGES = """
+import doorbell
+with doorbell.Group.from_environment("softcx") as group:
+    rank, size, peers = group.rank, group.size, [peer for peer in range(group.size) if peer != group.rank]
+    config = doorbell.MessageConfig(slots=4)
+    queue = group.message_queue(peers[0], 7 + rank + peers[0], config) if rank < 2 else None
+    if queue:
+        queue.send_now(bytes([rank]), 60)
+        into = bytearray(1)
+        assert queue.recv_now(into, 60) == 1 and into == bytes(peers[:1])
+    queues = group.message_queues([(peer, 1) for peer in peers])
+    communicator = group.communicator(tag=2)
+    two = group.communicator(ranks=[1, 0], tag=3, config=config) if rank < 2 else None
+    assert two is None or (two.rank, two.size) == (1 - rank, 2)
+    stream = doorbell.HostStream()
+    region = group.domain.register(bytearray([rank + 1]) * 1000, doorbell.Access.ALL)
+    operation = communicator.all_reduce(region)
+    communicator.match_ahead(operation, 60)
+    for _ in range(3):
+        communicator.launch(stream, operation).wait(60)
+    total = sum(range(size + 1))
+    assert bytes(memoryview(region)) == bytes([total * size**2 % 256]) * 1000
+    matcher = group.matcher(tag=4, config=doorbell.MatcherConfig(receives=8))
+    matcher.send_now(bytes([rank]), (rank + 1) % size, tag=rank, timeout=60)
+    assert matcher.recv_now(bytearray(1), timeout=60).tag == (rank - 1) % size
+    for it in filter(None, [queue, *queues, communicator, two, matcher]):
+        it.finish(60)
+    group.barrier()
+print("done")
+"""
+
+
+def test_ranks_have_queues_and_communicators() -> None:
+    ranks = outputs(start(3, ["-c", MESSAGES]))
+    assert [(status, said) for status, said, _ in ranks] == [(0, "done\n")] * 3, ranks
+
+
+DROPS = """
+import doorbell, gc, random, sys, time, weakref
+class Watched(bytearray):
+    pass
+chance = random.Random(int(sys.argv[1]))
+config = doorbell.MessageConfig(endpoint=doorbell.EndpointConfig(wait_timeout=0.2))
+group = doorbell.Group.from_environment("softcx", config=doorbell.EndpointConfig(wait_timeout=0.2))
+chance.seed(f"{sys.argv[1]} {group.rank}")
+peer = 1 - group.rank
+arrays = [Watched(5000) for _ in range(4)]
+gone = [weakref.ref(array) for array in arrays]
+endpoint, queue, communicator = group.endpoint(peer), group.message_queue(peer, config=config), group.communicator(tag=1, config=config)
+region, stream = group.domain.register(arrays[0], doorbell.Access.ALL), doorbell.HostStream()
+kept = [group, endpoint, queue, communicator, region, stream, *arrays]
+group.barrier()
+for step in (
+    lambda: endpoint.post_recv(region),
+    lambda: stream.queue_send(endpoint, region[0:100]),
+    lambda: stream.wait_recv(endpoint),
+    lambda: queue.start_send(stream, arrays[1]),
+    lambda: queue.recv(stream, arrays[2]),
+    lambda: communicator.launch(stream, communicator.all_reduce(arrays[3], dtype="u8")),
+    lambda: stream.record(),
+):
+    try:
+        kept.append(step())
+    except doorbell.Error:
+        # The peer has begun to drop.
+        pass
+del step
+chance.shuffle(kept)
+del group, endpoint, queue, communicator, region, stream, arrays
+while kept:
+    kept.pop()
+    time.sleep(chance.choice((0, 0, 0.002)))
+end = time.monotonic() + 60
+while any(array() is not None for array in gone) and time.monotonic() < end:
+    gc.collect()
+    doorbell.Device.list()
+    time.sleep(0.005)
+print(sum(array() is not None for array in gone))
+"""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_group_is_dropped_before_and_after_what_it_made(seed: int) -> None:
+    seed += 6 * random.randrange(1 << 20)
+    ranks = outputs(start(2, ["-c", DROPS, str(seed)]))
+    assert [(status, said) for status, said, _ in ranks] == [(0, "0\n")] * 2, (seed, ranks)
+
+
+WAITS = """
+import doorbell, os, signal, sys, threading
+# The shell that has begun this in the background ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+group = doorbell.Group.from_environment("softcx", timeout=100.0)
+group.barrier()
+if group.rank == 0:
+    waits = {
+        "barrier": group.barrier,
+        "get": lambda: group.get("never"),
+        "gather": lambda: group.gather(b""),
+        "communicator": lambda: group.communicator(tag=5),
+        "queues": lambda: group.message_queue(1, 9),
+    }
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        waits[sys.argv[1]]()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    os._exit(0)
+try:
+    while True:
+        group.check()
+except doorbell.RankError as error:
+    print(error.rank)
+"""
+
+
+@pytest.mark.parametrize("wait", ["barrier", "get", "gather", "communicator", "queues"])
+def test_an_interrupt_ends_the_waits_of_a_group(wait: str) -> None:
+    ranks = outputs(start(2, ["-c", WAITS, wait]))
+    assert [said for _, said, _ in ranks] == ["interrupted\n", "0\n"], ranks
+
+
 ENDS = """
 import doorbell, os
 group = doorbell.Group.from_environment()
 endpoint = group.endpoint(1 - group.rank)
-group.barrier()
-if group.rank == 1:
-    os._exit(3)
 stream = doorbell.HostStream()
 endpoint.post_recv(group.domain.alloc(8))
 wait = stream.wait_recv(endpoint)
+group.barrier()
+if group.rank == 1:
+    os._exit(3)
 try:
     wait.wait(60)
 except doorbell.WorkError as error:

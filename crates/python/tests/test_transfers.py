@@ -92,6 +92,69 @@ def test_values_in_memory_order_streams(pair: Pair, stream: doorbell.HostStream)
     assert (caught.value.argument, caught.value.value % 4, caught.value.align) == (caught.value.argument, 2, 4)
 
 
+def test_words_of_64_bits_and_all_conditions(pair: Pair, stream: doorbell.HostStream) -> None:
+    words = pair.domain.alloc(16)
+    view = memoryview(words).cast("Q")
+    other = doorbell.HostStream("other")
+    big = 1 << 40
+    wait = stream.wait_value64(words, 8, big + 1, timeout=10)
+    stream.write_value64(words, 0, big)
+    other.write_value64(words, 8, big)
+    other.synchronize(10)
+    assert view[1] == big and not wait.done()
+    other.write_value64(words, 8, big + 2)
+    wait.wait(10)
+    stream.synchronize(10)
+    assert view.tolist() == [big, big + 2]
+    # Each of these holds for the word that is there, and the next one for another one.
+    for condition, value in ((">=", big), ("==", big + 2), ("and", 2), ("nor", 0)):
+        stream.wait_value64(words, 8, value, 10, condition=condition).wait(10)  # type: ignore[arg-type]
+    stream.wait_count64(words, 8, big, 1, timeout=10).wait(10)
+    narrow = stream.wait_value(words, 0, 7, 10, condition="==")
+    assert not narrow.done()
+    other.write_value(words, 0, 7)
+    narrow.wait(10)
+    with pytest.raises(ValueError, match="condition"):
+        stream.wait_value64(words, 8, 0, condition="<")  # type: ignore[arg-type]
+    with pytest.raises(doorbell.AlignmentError):
+        stream.wait_value64(words, 4, 0)
+    with pytest.raises(OverflowError):
+        stream.write_value64(words, 0, 1 << 64)
+
+
+def test_atomics_have_the_old_value(pair: Pair, stream: doorbell.HostStream) -> None:
+    counter, old = pair.domain.alloc(16, RIGHTS), pair.domain.alloc(8)
+    view, result = memoryview(counter).cast("Q"), memoryview(old).cast("Q")
+    view[1] = (1 << 63) + 5
+    pair.a.post_fetch_add(old, counter.remote.span(8, 8), 7, wr_id=3).wait(10)
+    assert (view[1], result[0]) == ((1 << 63) + 12, (1 << 63) + 5) and pair.a.wait_send(10).wr_id == 3
+    pair.a.post_compare_swap(old, counter.remote.span(8, 8), 1, 2).wait(10)
+    assert (view[1], result[0]) == ((1 << 63) + 12, (1 << 63) + 12), "it is not 1"
+    pair.a.post_compare_swap(old, counter.remote.span(8, 8), (1 << 63) + 12, 2, wr_id=4).wait(10)
+    assert view[1] == 2
+    assert [pair.a.wait_send(10).wr_id for _ in range(2)] == [0, 4]
+    for _ in range(3):
+        stream.queue_fetch_add(pair.a, old, counter.remote[0:8], 1, signaled=False)
+    swap = stream.queue_compare_swap(pair.a, old, counter.remote[0:8], 3, 9, wr_id=5)
+    stream.wait_send(pair.a)
+    stream.synchronize(10)
+    swap.wait(10)
+    assert view.tolist() == [9, 2] and result[0] == 3
+    with pytest.raises(doorbell.AlignmentError):
+        pair.a.post_fetch_add(old, counter.remote.span(4, 8), 1)
+    with pytest.raises(doorbell.Error):
+        pair.a.post_fetch_add([old[0:4], old[4:8]], counter.remote[0:8], 1)
+
+
+def test_pages_are_pushed_by_kernels_only(pair: Pair, stream: doorbell.HostStream) -> None:
+    region = pair.domain.alloc(64, RIGHTS)
+    with pytest.raises(doorbell.StateError) as caught:
+        stream.push_pages(pair.a, 8, region[0:16], region.remote, region[16:32], (region, 32), region.remote[40:48])
+    assert caught.value.kind in ("WrongKind", "Unsupported")
+    with pytest.raises(doorbell.RangeError):
+        stream.push_pages(pair.a, 8, [region[0:8], region[8:16]], region.remote, region[16:32], (region, 32), region.remote[40:48])
+
+
 def test_events_order_streams(stream: doorbell.HostStream) -> None:
     other = doorbell.HostStream()
     assert other.name == "python"

@@ -1,0 +1,355 @@
+//! Messages with tags, from any peer.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use doorbell::{
+    Access, Envelope, Error, MatchTicket, Matcher, MessageQueue, ProtectionDomain, Source,
+    TagSelector,
+};
+use pyo3::prelude::*;
+
+use crate::arguments::{MatcherConfiguration, timeout};
+use crate::detached::{Detached, call, lock, wait};
+use crate::device::PyDomain;
+use crate::error::{is_gone, work_exception};
+use crate::memory::{ArrayMemory, slices};
+use crate::message::{
+    PyMessageQueue, PyMessageTicket, PyPendingSend, PyPostedSend, is_taken, taken_pending,
+};
+use crate::stream::PyStream;
+use crate::ticket::{awaited, notify};
+
+/// Messages with tags, received from any peer or a named one.
+#[pyclass(frozen, module = "doorbell", name = "Matcher")]
+pub struct PyMatcher {
+    inner: Detached<Matcher>,
+    domain: Detached<ProtectionDomain>,
+}
+
+fn source(peer: Option<usize>) -> Source {
+    peer.map_or(Source::Any, Source::Peer)
+}
+
+fn tags(tag: Option<u32>, ignored: u32) -> TagSelector {
+    tag.map_or(TagSelector::any(), |tag| TagSelector::masked(tag, ignored))
+}
+
+impl PyMatcher {
+    pub fn of(matcher: Matcher) -> PyMatcher {
+        PyMatcher {
+            domain: Detached::new(matcher.domain().clone()),
+            inner: Detached::new(matcher),
+        }
+    }
+
+    fn inner(&self) -> PyResult<&Matcher> {
+        self.inner.get().ok_or_else(is_gone)
+    }
+
+    fn memory(&self, memory: &Bound<'_, PyAny>, rights: Access) -> PyResult<Vec<ArrayMemory>> {
+        let domain = self.domain.get().ok_or_else(is_gone)?;
+        ArrayMemory::several(domain, memory, rights)
+    }
+}
+
+#[pymethods]
+impl PyMatcher {
+    /// Makes a matcher of queues, by the index of the peer, which it takes. None is this process itself.
+    #[new]
+    #[pyo3(signature = (domain, queues, config = None))]
+    fn new(
+        py: Python<'_>,
+        domain: &Bound<'_, PyDomain>,
+        queues: Vec<Option<Bound<'_, PyMessageQueue>>>,
+        config: Option<MatcherConfiguration>,
+    ) -> PyResult<PyMatcher> {
+        let config = config.unwrap_or_default().0;
+        let domain = domain.get().inner()?;
+        let shared = queues.iter().map(|queue| {
+            let shared = queue.as_ref().map(|queue| queue.get().shared());
+            shared.transpose()
+        });
+        let shared = shared.collect::<PyResult<Vec<_>>>()?;
+        let take = |queue: &Mutex<Option<MessageQueue>>| lock(queue).take().ok_or_else(is_taken);
+        let made = call(py, || {
+            let taken = shared
+                .iter()
+                .map(|queue| queue.map(|queue| take(queue)).transpose());
+            Matcher::new(domain, taken.collect::<doorbell::Result<_>>()?, &config)
+        })?;
+        Ok(PyMatcher::of(made))
+    }
+
+    /// The number of peers, this process included if it is one.
+    #[getter]
+    fn peer_count(&self) -> PyResult<usize> {
+        Ok(self.inner()?.peer_count())
+    }
+
+    /// The domain in which memory for its messages is registered.
+    #[getter]
+    fn domain(&self) -> PyResult<PyDomain> {
+        Ok(PyDomain::new(self.inner()?.domain().clone()))
+    }
+
+    /// Queues a message on a stream, and a wait until its memory may be used again.
+    #[pyo3(signature = (stream, memory, peer, tag = 0))]
+    fn send(
+        &self,
+        stream: &Bound<'_, PyStream>,
+        memory: &Bound<'_, PyAny>,
+        peer: usize,
+        tag: u32,
+    ) -> PyResult<PyMessageTicket> {
+        let memory = self.memory(memory, Access::REMOTE_READ)?;
+        let (matcher, executor) = (self.inner()?, stream.get().executor()?);
+        let ticket = call(stream.py(), || {
+            matcher.send(executor, peer, tag, &slices(&memory)?)
+        })?;
+        Ok(PyMessageTicket::new(ticket))
+    }
+
+    /// Queues a message on a stream, and no wait.
+    #[pyo3(signature = (stream, memory, peer, tag = 0))]
+    fn start_send(
+        &self,
+        stream: &Bound<'_, PyStream>,
+        memory: &Bound<'_, PyAny>,
+        peer: usize,
+        tag: u32,
+    ) -> PyResult<PyPendingSend> {
+        let memory = self.memory(memory, Access::REMOTE_READ)?;
+        let (matcher, executor) = (self.inner()?, stream.get().executor()?);
+        let pending = call(stream.py(), || {
+            matcher.start_send(executor, peer, tag, &slices(&memory)?)
+        })?;
+        Ok(PyPendingSend::of(pending))
+    }
+
+    /// Queues the wait for a message that `start_send` has sent.
+    fn wait_send(
+        &self,
+        stream: &Bound<'_, PyStream>,
+        pending: &Bound<'_, PyPendingSend>,
+    ) -> PyResult<PyMessageTicket> {
+        let (matcher, executor) = (self.inner()?, stream.get().executor()?);
+        let pending = pending.get().inner()?;
+        let ticket = call(stream.py(), || {
+            matcher.wait_send(executor, taken_pending(pending)?)
+        })?;
+        Ok(PyMessageTicket::new(ticket))
+    }
+
+    /// Sends a message from this thread, and waits until its memory may be used again.
+    #[pyo3(signature = (memory, peer, tag = 0, timeout = None))]
+    fn send_now(
+        &self,
+        memory: &Bound<'_, PyAny>,
+        peer: usize,
+        tag: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let begin = Instant::now();
+        let posted = self.start_send_now(memory, peer, tag, timeout)?;
+        let left = timeout.map(|seconds| (seconds - begin.elapsed().as_secs_f64()).max(0.0));
+        self.wait_posted(memory.py(), &posted, left)
+    }
+
+    /// Sends a message from this thread, and does not wait until its memory may be used again. Waits for a slot of the peer.
+    #[pyo3(signature = (memory, peer, tag = 0, timeout = None))]
+    fn start_send_now(
+        &self,
+        memory: &Bound<'_, PyAny>,
+        peer: usize,
+        tag: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<PyPostedSend> {
+        let py = memory.py();
+        let memory = self.memory(memory, Access::REMOTE_READ)?;
+        let matcher = self.inner()?;
+        let posted = wait(py, self::timeout(timeout)?, |slice| {
+            matcher.start_send_now(peer, tag, &slices(&memory)?, slice)
+        })?;
+        Ok(PyPostedSend::of(posted, memory))
+    }
+
+    /// Waits until the memory of a message that `start_send_now` has sent may be used again.
+    #[pyo3(signature = (posted, timeout = None))]
+    fn wait_send_now(
+        &self,
+        posted: &Bound<'_, PyPostedSend>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        self.wait_posted(posted.py(), posted.get(), timeout)
+    }
+
+    /// Queues a receive on a stream. `peer` None is any of them, `tag` None every tag, and of a tag the bits of `ignored` are not compared.
+    #[pyo3(signature = (stream, memory, peer = None, tag = None, *, ignored = 0))]
+    fn recv(
+        &self,
+        stream: &Bound<'_, PyStream>,
+        memory: &Bound<'_, PyAny>,
+        peer: Option<usize>,
+        tag: Option<u32>,
+        ignored: u32,
+    ) -> PyResult<PyMatchTicket> {
+        let memory = self.memory(memory, Access::LOCAL_WRITE)?;
+        let (matcher, executor) = (self.inner()?, stream.get().executor()?);
+        let ticket = call(stream.py(), || {
+            let slices = slices(&memory)?;
+            matcher.recv(executor, source(peer), tags(tag, ignored), &slices)
+        })?;
+        Ok(PyMatchTicket(Detached::new(ticket)))
+    }
+
+    /// Receives a message that matches in this thread. While it waits, the receive is posted anew every 50 ms, behind others.
+    #[pyo3(signature = (memory, peer = None, tag = None, timeout = None, *, ignored = 0))]
+    fn recv_now(
+        &self,
+        memory: &Bound<'_, PyAny>,
+        peer: Option<usize>,
+        tag: Option<u32>,
+        timeout: Option<f64>,
+        ignored: u32,
+    ) -> PyResult<PyEnvelope> {
+        let py = memory.py();
+        let memory = self.memory(memory, Access::LOCAL_WRITE)?;
+        let matcher = self.inner()?;
+        let envelope = wait(py, self::timeout(timeout)?, |slice| {
+            let slices = slices(&memory)?;
+            matcher.recv_now(source(peer), tags(tag, ignored), &slices, slice)
+        })?;
+        Ok(PyEnvelope(envelope))
+    }
+
+    /// What is known of the earliest message that such a receive would take. The message stays.
+    #[pyo3(signature = (peer = None, tag = None, *, ignored = 0))]
+    fn probe_now(
+        &self,
+        py: Python<'_>,
+        peer: Option<usize>,
+        tag: Option<u32>,
+        ignored: u32,
+    ) -> PyResult<Option<PyEnvelope>> {
+        let matcher = self.inner()?;
+        let found = call(py, || matcher.probe_now(source(peer), tags(tag, ignored)))?;
+        Ok(found.map(PyEnvelope))
+    }
+
+    /// Cancels a receive that has no message. Whether it was cancelled.
+    fn cancel(&self, ticket: &Bound<'_, PyMatchTicket>) -> PyResult<bool> {
+        let (matcher, receive) = (self.inner()?, ticket.get().inner()?);
+        call(ticket.py(), || matcher.cancel(receive))
+    }
+
+    /// The failure of the connection with a peer.
+    fn failure<'py>(&self, py: Python<'py>, peer: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let matcher = self.inner()?;
+        let failure = py.detach(|| matcher.failure(peer));
+        failure
+            .map(|failure| work_exception(py, &failure))
+            .transpose()
+    }
+
+    /// Receives from any peer go on without this one.
+    fn exclude(&self, py: Python<'_>, peer: usize) -> PyResult<()> {
+        let matcher = self.inner()?;
+        call(py, || matcher.exclude(peer))
+    }
+
+    /// Waits until the peers have received all messages of this side.
+    #[pyo3(signature = (timeout = None))]
+    fn finish(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let matcher = self.inner()?;
+        wait(py, self::timeout(timeout)?, |slice| matcher.finish(slice))
+    }
+}
+
+impl PyMatcher {
+    fn wait_posted(
+        &self,
+        py: Python<'_>,
+        posted: &PyPostedSend,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let (matcher, posted) = (self.inner()?, posted.inner()?);
+        wait(py, self::timeout(timeout)?, |slice| {
+            matcher.wait_send_now(posted, slice)
+        })
+    }
+}
+
+/// What is known of a message.
+#[pyclass(frozen, module = "doorbell", name = "Envelope")]
+pub struct PyEnvelope(Envelope);
+
+#[pymethods]
+impl PyEnvelope {
+    /// The index of the peer that has sent it.
+    #[getter]
+    fn peer(&self) -> usize {
+        self.0.peer
+    }
+
+    #[getter]
+    fn tag(&self) -> u32 {
+        self.0.tag
+    }
+
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.0.len_bytes
+    }
+
+    fn __repr__(&self) -> String {
+        let Envelope {
+            peer,
+            tag,
+            len_bytes,
+        } = self.0;
+        format!("<doorbell.Envelope of {len_bytes} bytes from peer {peer} with tag {tag}>")
+    }
+}
+
+/// A handle of one receive of a matcher on a stream.
+#[pyclass(frozen, module = "doorbell", name = "MatchTicket")]
+pub struct PyMatchTicket(Detached<MatchTicket>);
+
+impl PyMatchTicket {
+    pub fn inner(&self) -> PyResult<&MatchTicket> {
+        self.0.get().ok_or_else(is_gone)
+    }
+}
+
+#[pymethods]
+impl PyMatchTicket {
+    /// Whether the receive is over, with success or not.
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        let ticket = self.inner()?;
+        Ok(py.detach(|| {
+            !matches!(
+                ticket.wait(Some(Duration::ZERO)),
+                Err(Error::Timeout { .. })
+            )
+        }))
+    }
+
+    /// Waits until the message is there, and returns what is known of it.
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<PyEnvelope> {
+        let ticket = self.inner()?;
+        let envelope = wait(py, self::timeout(timeout)?, |slice| ticket.wait(slice))?;
+        Ok(PyEnvelope(envelope))
+    }
+
+    /// Adds 1 to an eventfd when the receive is over, with success or not.
+    fn notify(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
+        let ticket = self.inner()?;
+        notify(py, descriptor, |descriptor| ticket.notify(descriptor))
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        awaited(slf)
+    }
+}

@@ -1,0 +1,377 @@
+//! Messages: queues of them, and their tickets.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use doorbell::{
+    AbortHandle, Access, Error, MessageAddress, MessageQueue, MessageTicket, PendingSend,
+    PostedSend, ProtectionDomain, StateKind,
+};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::arguments::timeout;
+use crate::detached::{Detached, call, lock, wait};
+use crate::error::{is_gone, work_exception};
+use crate::memory::{ArrayMemory, slices};
+use crate::stream::PyStream;
+use crate::ticket::{awaited, notify};
+
+/// The queue, until a communicator or a matcher takes it.
+pub type PySharedQueue = Arc<Mutex<Option<MessageQueue>>>;
+
+/// One end of a connection for messages.
+#[pyclass(frozen, module = "doorbell", name = "MessageQueue")]
+pub struct PyMessageQueue {
+    /// Locked only without the interpreter's lock.
+    inner: Detached<PySharedQueue>,
+    abort: Detached<AbortHandle>,
+    domain: Detached<ProtectionDomain>,
+}
+
+/// Of memory that is sent: longer messages are read.
+const SENT: Access = Access::REMOTE_READ;
+
+pub fn is_taken() -> Error {
+    Error::state(
+        StateKind::Taken,
+        "use of the message queue",
+        "a communicator or a matcher has it",
+    )
+}
+
+pub fn taken(queue: &mut Option<MessageQueue>) -> doorbell::Result<&mut MessageQueue> {
+    queue.as_mut().ok_or_else(is_taken)
+}
+
+impl PyMessageQueue {
+    pub fn new(queue: MessageQueue) -> PyMessageQueue {
+        PyMessageQueue {
+            abort: Detached::new(queue.abort_handle()),
+            domain: Detached::new(queue.domain().clone()),
+            inner: Detached::new(Arc::new(Mutex::new(Some(queue)))),
+        }
+    }
+
+    pub fn shared(&self) -> PyResult<&PySharedQueue> {
+        self.inner.get().ok_or_else(is_gone)
+    }
+
+    pub fn domain(&self) -> PyResult<&ProtectionDomain> {
+        self.domain.get().ok_or_else(is_gone)
+    }
+
+    /// Calls the library without the interpreter's lock, and with the queue's.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        function: impl FnOnce(&mut MessageQueue) -> doorbell::Result<T> + Send,
+    ) -> PyResult<T> {
+        let queue = self.shared()?;
+        call(py, || function(taken(&mut lock(queue))?))
+    }
+
+    /// Waits without holding the queue's lock all the time.
+    fn wait<T: Send>(
+        &self,
+        py: Python<'_>,
+        seconds: Option<f64>,
+        function: impl Fn(&mut MessageQueue, Option<Duration>) -> doorbell::Result<T> + Sync,
+    ) -> PyResult<T> {
+        let queue = self.shared()?;
+        wait(py, timeout(seconds)?, |slice| {
+            function(taken(&mut lock(queue))?, slice)
+        })
+    }
+
+    fn sent(&self, memory: &Bound<'_, PyAny>) -> PyResult<Vec<ArrayMemory>> {
+        ArrayMemory::several(self.domain()?, memory, SENT)
+    }
+
+    fn received(&self, memory: &Bound<'_, PyAny>) -> PyResult<Vec<ArrayMemory>> {
+        ArrayMemory::several(self.domain()?, memory, Access::LOCAL_WRITE)
+    }
+}
+
+#[pymethods]
+impl PyMessageQueue {
+    /// What the peer needs to connect to this queue.
+    #[getter]
+    fn address<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let address = self.with(py, |queue| Ok(queue.address().to_bytes()))?;
+        Ok(PyBytes::new(py, &address))
+    }
+
+    /// The component that rings the doorbells: "direct", "proxy" or "sync".
+    #[getter]
+    fn control(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |queue| Ok(queue.path().control.to_string()))
+    }
+
+    /// The failure of the connection, which stays.
+    #[getter]
+    fn failure<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let failure = self.with(py, |queue| Ok(queue.failure()))?;
+        failure
+            .map(|failure| work_exception(py, &failure))
+            .transpose()
+    }
+
+    /// Connects to the peer's queue. Both sides do so.
+    fn connect(&self, py: Python<'_>, peer: &[u8]) -> PyResult<()> {
+        self.with(py, |queue| {
+            queue.connect(&MessageAddress::from_bytes(peer)?)
+        })
+    }
+
+    /// Queues a message on a stream, and a wait until its memory may be used again.
+    fn send(
+        &self,
+        stream: &Bound<'_, PyStream>,
+        memory: &Bound<'_, PyAny>,
+    ) -> PyResult<PyMessageTicket> {
+        let memory = self.sent(memory)?;
+        let executor = stream.get().executor()?;
+        let ticket = self.with(stream.py(), |queue| queue.send(executor, &slices(&memory)?))?;
+        Ok(PyMessageTicket::new(ticket))
+    }
+
+    /// Queues a message on a stream, and no wait: so both sides can send before they receive.
+    fn start_send(
+        &self,
+        stream: &Bound<'_, PyStream>,
+        memory: &Bound<'_, PyAny>,
+    ) -> PyResult<PyPendingSend> {
+        let memory = self.sent(memory)?;
+        let executor = stream.get().executor()?;
+        let pending = self.with(stream.py(), |queue| {
+            queue.start_send(executor, &slices(&memory)?)
+        })?;
+        Ok(PyPendingSend::of(pending))
+    }
+
+    /// Queues the wait for a message that `start_send` has sent.
+    fn wait_send(
+        &self,
+        stream: &Bound<'_, PyStream>,
+        pending: &Bound<'_, PyPendingSend>,
+    ) -> PyResult<PyMessageTicket> {
+        let executor = stream.get().executor()?;
+        let pending = pending.get().inner()?;
+        let ticket = self.with(stream.py(), |queue| {
+            queue.wait_send(executor, taken_pending(pending)?)
+        })?;
+        Ok(PyMessageTicket::new(ticket))
+    }
+
+    /// Queues a receive on a stream: what is queued behind it comes after the next message.
+    fn recv(
+        &self,
+        stream: &Bound<'_, PyStream>,
+        memory: &Bound<'_, PyAny>,
+    ) -> PyResult<PyMessageTicket> {
+        let memory = self.received(memory)?;
+        let executor = stream.get().executor()?;
+        let ticket = self.with(stream.py(), |queue| queue.recv(executor, &slices(&memory)?))?;
+        Ok(PyMessageTicket::new(ticket))
+    }
+
+    /// Sends a message from this thread, and waits until its memory may be used again.
+    #[pyo3(signature = (memory, timeout = None))]
+    fn send_now(&self, memory: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<()> {
+        let begin = Instant::now();
+        let posted = self.start_send_now(memory, timeout)?;
+        let left = timeout.map(|seconds| (seconds - begin.elapsed().as_secs_f64()).max(0.0));
+        self.wait_posted(memory.py(), &posted, left)
+    }
+
+    /// Sends a message from this thread, and does not wait until its memory may be used again. Waits for a slot of the peer.
+    #[pyo3(signature = (memory, timeout = None))]
+    fn start_send_now(
+        &self,
+        memory: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<PyPostedSend> {
+        let py = memory.py();
+        let memory = self.sent(memory)?;
+        let posted = self.wait(py, timeout, |queue, slice| {
+            queue.start_send_now(&slices(&memory)?, slice)
+        })?;
+        Ok(PyPostedSend::of(posted, memory))
+    }
+
+    /// Waits until the memory of a message that `start_send_now` has sent may be used again.
+    #[pyo3(signature = (posted, timeout = None))]
+    fn wait_send_now(
+        &self,
+        posted: &Bound<'_, PyPostedSend>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        self.wait_posted(posted.py(), posted.get(), timeout)
+    }
+
+    /// Receives the next message in this thread, and returns its length in bytes.
+    #[pyo3(signature = (memory, timeout = None))]
+    fn recv_now(&self, memory: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<u64> {
+        let py = memory.py();
+        let memory = self.received(memory)?;
+        self.wait(py, timeout, |queue, slice| {
+            queue.recv_now(&slices(&memory)?, slice)
+        })
+    }
+
+    /// Receives the next message of whichever queue has one, and returns the index of the queue and the length in bytes.
+    #[staticmethod]
+    #[pyo3(signature = (queues, memory, timeout = None))]
+    fn recv_any_now(
+        queues: Vec<Bound<'_, PyMessageQueue>>,
+        memory: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<(usize, u64)> {
+        let py = memory.py();
+        let Some(first) = queues.first() else {
+            return Err(PyValueError::new_err("there are no queues"));
+        };
+        let memory = first.get().received(memory)?;
+        let shared = queues.iter().map(|queue| queue.get().shared());
+        let shared = shared.collect::<PyResult<Vec<&PySharedQueue>>>()?;
+        // In the order of their addresses, so that no two calls wait for each other.
+        let mut order: Vec<usize> = (0..shared.len()).collect();
+        order.sort_by_key(|at| shared.get(*at).map(|queue| Arc::as_ptr(queue).addr()));
+        let is_twice = |pair: &[usize]| matches!(pair, [a, b] if shared.get(*a).zip(shared.get(*b)).is_some_and(|(a, b)| Arc::ptr_eq(a, b)));
+        if order.windows(2).any(is_twice) {
+            return Err(PyValueError::new_err("a queue is there twice"));
+        }
+        wait(py, self::timeout(timeout)?, |slice| {
+            let mut guards: Vec<(usize, MutexGuard<'_, Option<MessageQueue>>)> = order
+                .iter()
+                .filter_map(|at| Some((*at, lock(shared.get(*at)?))))
+                .collect();
+            guards.sort_by_key(|(at, _)| *at);
+            let queues = guards.iter_mut().map(|(_, queue)| taken(queue));
+            let mut queues = queues.collect::<doorbell::Result<Vec<_>>>()?;
+            MessageQueue::recv_any_now(&mut queues, &slices(&memory)?, slice)
+        })
+    }
+
+    /// Waits until the peer has received all messages of this side.
+    #[pyo3(signature = (timeout = None))]
+    fn finish(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        self.wait(py, timeout, MessageQueue::finish)
+    }
+
+    /// Ends the connection and releases every wait. Another thread may be waiting for it.
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        let abort = self.abort.get().ok_or_else(is_gone)?;
+        py.detach(|| abort.abort());
+        Ok(())
+    }
+}
+
+impl PyMessageQueue {
+    fn wait_posted(
+        &self,
+        py: Python<'_>,
+        posted: &PyPostedSend,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let posted = posted.inner()?;
+        self.wait(py, timeout, |queue, slice| {
+            queue.wait_send_now(posted, slice)
+        })
+    }
+}
+
+/// A message on a stream whose wait is not queued yet.
+#[pyclass(frozen, module = "doorbell", name = "PendingSend")]
+pub struct PyPendingSend(Detached<Mutex<Option<PendingSend>>>);
+
+impl PyPendingSend {
+    pub fn of(pending: PendingSend) -> PyPendingSend {
+        PyPendingSend(Detached::new(Mutex::new(Some(pending))))
+    }
+
+    pub fn inner(&self) -> PyResult<&Mutex<Option<PendingSend>>> {
+        self.0.get().ok_or_else(is_gone)
+    }
+}
+
+pub fn taken_pending(pending: &Mutex<Option<PendingSend>>) -> doorbell::Result<PendingSend> {
+    lock(pending).take().ok_or_else(|| {
+        let reason = "the wait for this message was queued before";
+        Error::state(StateKind::Taken, "wait_send", reason)
+    })
+}
+
+/// A message from a thread that nobody has waited for yet. It keeps the memory.
+#[pyclass(frozen, module = "doorbell", name = "PostedSend")]
+pub struct PyPostedSend {
+    posted: Detached<PostedSend>,
+    _memory: Detached<Vec<ArrayMemory>>,
+}
+
+impl PyPostedSend {
+    pub fn of(posted: PostedSend, memory: Vec<ArrayMemory>) -> PyPostedSend {
+        PyPostedSend {
+            posted: Detached::new(posted),
+            _memory: Detached::new(memory),
+        }
+    }
+
+    pub fn inner(&self) -> PyResult<&PostedSend> {
+        self.posted.get().ok_or_else(is_gone)
+    }
+}
+
+/// A handle of one message on a stream.
+#[pyclass(frozen, module = "doorbell", name = "MessageTicket")]
+pub struct PyMessageTicket(Detached<MessageTicket>);
+
+impl PyMessageTicket {
+    pub fn new(ticket: MessageTicket) -> PyMessageTicket {
+        PyMessageTicket(Detached::new(ticket))
+    }
+
+    pub fn inner(&self) -> PyResult<&MessageTicket> {
+        self.0.get().ok_or_else(is_gone)
+    }
+}
+
+#[pymethods]
+impl PyMessageTicket {
+    /// The length of the message, once it is sent or received.
+    #[getter]
+    fn nbytes(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        let ticket = self.inner()?;
+        Ok(py.detach(|| ticket.check()).unwrap_or(None))
+    }
+
+    /// Whether the message is over, with success or not.
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        let ticket = self.inner()?;
+        Ok(py.detach(|| {
+            !matches!(
+                ticket.wait(Some(Duration::ZERO)),
+                Err(Error::Timeout { .. })
+            )
+        }))
+    }
+
+    /// Waits until the message is sent or received, and returns its length in bytes.
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<u64> {
+        let ticket = self.inner()?;
+        wait(py, self::timeout(timeout)?, |slice| ticket.wait(slice))
+    }
+
+    /// Adds 1 to an eventfd when the message is over, with success or not.
+    fn notify(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
+        let ticket = self.inner()?;
+        notify(py, descriptor, |descriptor| ticket.notify(descriptor))
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        awaited(slf)
+    }
+}
