@@ -439,16 +439,67 @@ fn addresses_go_through_the_pmix_server() {
             return waived::waived(test, "there is no libpmix.so.2");
         }
         assert!(output.status.success(), "{size}: {said}");
-        check_exchanges(&said, size);
+        check_exchanges(&said, size, 2);
     }
 }
 
 /// The queues of a communicator and a matcher.
-fn check_exchanges(said: &str, ranks: u32) {
+fn check_exchanges(said: &str, ranks: u32, exchanges: u32) {
     for round in 0..2 {
-        let good = format!("round {round} had 2 exchanges");
+        let good = format!("round {round} had {exchanges} exchanges");
         assert_eq!(said.matches(&good).count(), ranks as usize, "{said}");
     }
+}
+
+/// Slurm's own launcher, on one node and on two whose names are no hosts. With PMIx, rank 0 and the queues are found by the job's servers; without it, rank 0 at the
+/// address that a step of one node has.
+#[test]
+fn ring_and_exchanges_start_under_srun() {
+    let test = "ring_and_exchanges_start_under_srun";
+    let srun = |nodes: u32, mpi: &str, more: &[&str], set: (&str, &str)| {
+        let mut command = Command::new("scripts/slurm");
+        command.args([
+            &nodes.to_string(),
+            "srun",
+            "--ntasks=4",
+            "--kill-on-bad-exit=1",
+        ]);
+        command.args([format!("--nodes={nodes}"), format!("--mpi={mpi}")]);
+        command.arg(std::env::current_exe().unwrap()).args(more);
+        command.env(set.0, set.1);
+        // Where this process belongs to a job itself.
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("SLURM_")) {
+            command.env_remove(name);
+        }
+        let output = Rank::start(&mut command).end(LIMIT);
+        (output.status.code(), text(&output))
+    };
+    let exchanger = ["--exact", "exchanger", "--nocapture"];
+    for (nodes, mpi, exchanges) in [(2, "pmix", 2), (1, "none", 0)] {
+        let (code, said) = srun(nodes, mpi, &MEMBER, (ROUNDS, "20"));
+        let unavailable = code == Some(69) || said.contains("Invalid MPI type 'pmix'");
+        if unavailable {
+            return waived::waived(
+                test,
+                "slurmctld, slurmd, slurm-client, munge or libpmix-dev is missing",
+            );
+        }
+        assert_eq!(code, Some(0), "{nodes} {mpi}: {said}");
+        for rank in 0..4 {
+            let good = good(rank, 4, 20);
+            assert!(said.contains(&good), "{nodes} {mpi}: rank {rank}: {said}");
+        }
+        let (code, said) = srun(nodes, mpi, &exchanger, (EXCHANGES, "1"));
+        assert_eq!(code, Some(0), "{nodes} {mpi}: {said}");
+        check_exchanges(&said, 4, exchanges);
+    }
+    // Without PMIx nothing else tells where the first node is.
+    let (code, said) = srun(2, "none", &SURVIVOR, (LEFT, "4"));
+    assert!(code != Some(0), "{said}");
+    assert!(
+        said.contains("`n1:") && said.contains("DOORBELL_MASTER_ADDR"),
+        "{said}"
+    );
 }
 
 /// The store of torchrun's agent, as torch itself makes it: rank 0 writes there where it is, and all ranks their addresses.
@@ -505,7 +556,7 @@ sys.stdin.read()";
         let output = process.end(LIMIT);
         let said = text(&output);
         assert!(output.status.success(), "{said}");
-        check_exchanges(&said, 1);
+        check_exchanges(&said, 1, 2);
     }
     drop(agent);
 }

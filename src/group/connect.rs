@@ -32,7 +32,7 @@ pub(super) fn connect(
         for address in addresses {
             match attempt(environment, address, &token, deadline) {
                 Ok(stream) => return Ok((stream, token)),
-                // It does not listen yet, or went before it had answered.
+                // It does not listen yet, or went before it had answered. Or it is of an earlier group.
                 Err(Error::System { .. } | Error::Timeout { .. }) => {}
                 Err(
                     error @ Error::State {
@@ -87,6 +87,13 @@ pub(super) fn attempt(
             environment.size
         ),
         HandshakeResult::Twice => format!("rank {} has come already", environment.rank),
+        HandshakeResult::Ended => {
+            let reason = format!(
+                "rank {} has left that group, whose store is still there",
+                environment.rank
+            );
+            return Err(Error::state(StateKind::NotAdmitted, HANDSHAKE, reason));
+        }
         HandshakeResult::NoRank => format!("it knows no rank {}", environment.rank),
     };
     Err(Error::state(

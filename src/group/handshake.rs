@@ -9,7 +9,7 @@ use crate::{Error, Result};
 
 const MAGIC: [u8; 4] = *b"DBGS";
 /// Changes with every change of what the two say to each other, or ranks by message.
-pub(super) const VERSION: u16 = 4;
+pub(super) const VERSION: u16 = 5;
 
 /// What every version begins with: mark, version, and two bytes of zero.
 pub(super) fn head() -> [u8; 8] {
@@ -115,6 +115,8 @@ pub(super) enum HandshakeResult {
     Twice,
     /// There is no such rank.
     NoRank,
+    /// That rank has come already, and has left or is lost. Its next group may be at the same address, once this one has ended.
+    Ended,
 }
 
 impl HandshakeResult {
@@ -127,6 +129,7 @@ impl HandshakeResult {
             HandshakeResult::Size(size) => (2, size),
             HandshakeResult::Twice => (3, 0),
             HandshakeResult::NoRank => (4, 0),
+            HandshakeResult::Ended => (5, 0),
         };
         let mut bytes = [code, 0, 0, 0, 0, 0, 0, 0];
         bytes[4..].copy_from_slice(&u32::to_le_bytes(number));
@@ -167,6 +170,7 @@ impl HandshakeResult {
             2 => HandshakeResult::Size(u32::from_le_bytes([a, b, c, d])),
             3 => HandshakeResult::Twice,
             4 => HandshakeResult::NoRank,
+            5 => HandshakeResult::Ended,
             code => return Err(bad(format!("verdict {code} is unknown"))),
         };
         let parts: [&[u8]; 4] = [b"store", &handshake.to_bytes(), challenge, &numbers];
@@ -191,7 +195,7 @@ mod tests {
     #[test]
     fn a_hello_reads_back_and_another_version_is_named() {
         let bytes = HELLO.to_bytes();
-        assert_eq!(&bytes[..16], b"DBGS\x04\0\0\0\x04\0\0\0\x02\0\0\0");
+        assert_eq!(&bytes[..16], b"DBGS\x05\0\0\0\x04\0\0\0\x02\0\0\0");
         assert_eq!(Handshake::from_bytes(&bytes), Ok(HELLO));
         let mut other = bytes;
         other[4] = 9;
@@ -224,6 +228,7 @@ mod tests {
             HandshakeResult::Size(5),
             HandshakeResult::Twice,
             HandshakeResult::NoRank,
+            HandshakeResult::Ended,
         ] {
             let bytes = verdict.to_bytes(&token, &HELLO, &challenge);
             let read = |token| HandshakeResult::from_bytes(&bytes, token, &HELLO, &challenge);

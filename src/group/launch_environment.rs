@@ -42,7 +42,7 @@ impl LaunchEnvironment {
     /// | torchrun | `RANK`, `WORLD_SIZE` | the store of torchrun's agent, where rank 0 writes it; without such a store (`TORCHELASTIC_USE_AGENT_STORE` is not `True`) `MASTER_ADDR`, and the port *after* `MASTER_PORT`, which itself is that of torch's own store |
     /// | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | on one host, a file in the job's own folder, where rank 0 writes it with a random token; on several, the job's PMIx server |
     /// | MPICH and others with PMI | `PMI_RANK`, `PMI_SIZE` | |
-    /// | Slurm (`srun`) | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | the first host of `SLURM_STEP_NODELIST`, and a port made of the job's number |
+    /// | Slurm (`srun`) | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | with `--mpi=pmix` and `libpmix.so.2`, as PMIx; otherwise 127.0.0.1 on one node, or the first host of `SLURM_STEP_NODELIST`, and a port made of the job's number |
     /// | PMIx | `PMIX_RANK`, and `PMIX_SIZE` or `DOORBELL_SIZE` | the job's PMIx server, to which rank 0 gives it with a random token |
     ///
     /// `DOORBELL_MASTER_ADDR` and `DOORBELL_MASTER_PORT` go before all of that, each by itself. Where there is neither they have to be given: no launcher but those
@@ -71,7 +71,7 @@ impl LaunchEnvironment {
         let rendezvous = launched.rendezvous(&vars)?;
         let environment = LaunchEnvironment::at(launched.rank, launched.size, rendezvous, token)?;
         Ok(LaunchEnvironment {
-            launcher: launched.exchange.or(launched.store),
+            launcher: launched.store,
             ..environment
         })
     }
@@ -160,8 +160,6 @@ struct Launched {
     folder: Option<PathBuf>,
     /// The launcher's own store, by which rank 0 tells where it is.
     store: Option<LauncherStore>,
-    /// One that tells only other addresses.
-    exchange: Option<LauncherStore>,
 }
 
 /// A store of a launcher.
@@ -261,7 +259,6 @@ impl Launched {
             port: None,
             folder: None,
             store: None,
-            exchange: None,
         }
     }
 
@@ -293,14 +290,16 @@ impl Launched {
             return Ok(None);
         };
         let host = match vars.text("SLURM_STEP_NODELIST") {
+            // A node's name need not be that of a host.
+            _ if vars.number("SLURM_STEP_NUM_NODES")? == Some(1) => Ok("127.0.0.1".into()),
             Some(list) => Ok(first_host(&list)?),
             None => Err("`SLURM_PROCID` is set, `SLURM_STEP_NODELIST` is not"),
         };
         let job = vars.joined(&["SLURM_JOB_ID", "SLURM_STEP_ID"]);
         Ok(Some(Launched {
             port: (!job.is_empty()).then(|| port_of(&job)),
-            // `srun --mpi=pmix`, and not what another launcher has left.
-            exchange: (vars.number("PMIX_RANK")? == Some(rank)).then_some(LauncherStore::Pmix),
+            // `srun --mpi=pmix`, and not what another launcher has left. It needs no name of a host, which a node may not have, and no port that others can guess.
+            store: (vars.number("PMIX_RANK")? == Some(rank)).then_some(LauncherStore::Pmix),
             ..Launched::bare(rank, size, job, host)
         }))
     }
@@ -315,6 +314,15 @@ impl Launched {
         };
         let given = vars.text("DOORBELL_MASTER_ADDR");
         let port = vars.number("DOORBELL_MASTER_PORT")?;
+        let address = |host: &str, port| {
+            // A bare IPv6 address needs brackets before a port.
+            let brackets = host.contains(':') && !host.starts_with('[');
+            if brackets {
+                format!("[{host}]:{port}")
+            } else {
+                format!("{host}:{port}")
+            }
+        };
         if let (Some(folder), None, None) = (&self.folder, &given, port) {
             return Ok(Rendezvous::File(
                 folder.join(format!("doorbell-{}", self.job)),
@@ -323,7 +331,15 @@ impl Launched {
         if let (Some(store), None, None) = (&self.store, &given, port) {
             return Ok(match store {
                 LauncherStore::Torch(store) => Rendezvous::Torch(store.clone()),
-                LauncherStore::Pmix => Rendezvous::Pmix("doorbell.rendezvous".into()),
+                LauncherStore::Pmix => Rendezvous::Pmix {
+                    key: "doorbell.rendezvous".into(),
+                    address: self
+                        .host
+                        .as_ref()
+                        .ok()
+                        .zip(self.port)
+                        .map(|(host, port)| address(host, port)),
+                },
             });
         }
         let host = match given {
@@ -348,13 +364,7 @@ impl Launched {
                 min: 1,
                 max: u16::MAX.into(),
             })?;
-        // A bare IPv6 address needs brackets before a port.
-        let brackets = host.contains(':') && !host.starts_with('[');
-        Rendezvous::address(if brackets {
-            format!("[{host}]:{port}")
-        } else {
-            format!("{host}:{port}")
-        })
+        Rendezvous::address(address(&host, port.into()))
     }
 }
 
@@ -415,7 +425,7 @@ mod tests {
             Rendezvous::Address(address) => address,
             Rendezvous::File(path) => path.display().to_string(),
             Rendezvous::Torch(store) => format!("{}:{}/{}", store.host, store.port, store.key),
-            Rendezvous::Pmix(key) => key,
+            Rendezvous::Pmix { key, address } => key + &address.unwrap_or_default(),
         };
         (environment.rank, environment.size, at)
     }
@@ -459,8 +469,15 @@ mod tests {
         );
         let (rank, size, at) = found(&SLURM);
         assert_eq!((rank, size), (3, 8));
-        let port = at.strip_prefix("gpu07:").unwrap().parse().unwrap();
+        let port: u32 = at.strip_prefix("gpu07:").unwrap().parse().unwrap();
         assert!(PORTS.contains(&port));
+        // `--mpi=pmix`; and a step of one node, whatever its name.
+        let by_pmix = found(&[&SLURM[..], &[("PMIX_RANK", "3")]].concat()).2;
+        assert_eq!(by_pmix, format!("doorbell.rendezvous{at}"));
+        let one = found(&[&SLURM[..], &[("SLURM_STEP_NUM_NODES", "1")]].concat()).2;
+        assert_eq!(one, format!("127.0.0.1:{port}"));
+        // PMIx of another launcher inside.
+        assert_eq!(found(&[&SLURM[..], &[("PMIX_RANK", "0")]].concat()).2, at);
         let by_address = |extra: &[(&'static str, &'static str)]| {
             let address = [
                 ("DOORBELL_MASTER_ADDR", "fe80::1"),

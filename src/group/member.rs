@@ -208,9 +208,11 @@ impl Group {
     /// [`Error::Rank`] if rank 0 has ended, because rank 0 hosts the store. [`Error::Timeout`] if a rank that is here does not call, or if a rank ends before it has
     /// come to the new group. [`Error::State`] if another thread of this rank is in this call.
     pub fn shrink(&self) -> Result<(Group, Vec<u32>)> {
-        let mesh = Arc::new(self.mesh.emptied());
-        let watch = MeshWatcher(Arc::clone(&mesh));
-        let (store, ranks) = self.store.shrink_with(self.timeout, Box::new(watch))?;
+        let mut mesh = Arc::new(self.mesh.emptied());
+        let (store, ranks) = self.store.shrink_with(self.timeout, || {
+            mesh = Arc::new(self.mesh.emptied());
+            MeshWatcher(Arc::clone(&mesh))
+        })?;
         let group = Group {
             endpoints: Mutex::default(),
             mesh,

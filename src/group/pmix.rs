@@ -141,6 +141,11 @@ fn library() -> Result<&'static PmixLibrary> {
         .map_err(Error::clone)
 }
 
+/// Whether there are a library and a server of this job.
+pub(super) fn is_available() -> bool {
+    library().is_ok()
+}
+
 impl PmixLibrary {
     fn load() -> Result<PmixLibrary> {
         const LOAD: &str = "load of the PMIx library";

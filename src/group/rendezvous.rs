@@ -25,8 +25,11 @@ pub(super) enum Rendezvous {
     File(PathBuf),
     /// It writes there where it listens.
     Torch(TorchStore),
-    /// It gives where it listens, and a secret, to the PMIx server of the job, under that key.
-    Pmix(String),
+    /// It gives where it listens, and a secret, to the PMIx server of the job, under that key. Without a PMIx library it listens at the address, if there is one.
+    Pmix {
+        key: String,
+        address: Option<String>,
+    },
 }
 
 impl Rendezvous {
@@ -57,7 +60,14 @@ impl Rendezvous {
                 key: format!("{}/{}", store.key, number()),
                 ..store.clone()
             }),
-            Rendezvous::Pmix(key) => Rendezvous::Pmix(format!("{key}.{}", number())),
+            Rendezvous::Pmix {
+                address: Some(address),
+                ..
+            } if !pmix::is_available() => Rendezvous::Address(address.clone()),
+            Rendezvous::Pmix { key, address } => Rendezvous::Pmix {
+                key: format!("{key}.{}", number()),
+                address: address.clone(),
+            },
         }
     }
 
@@ -98,7 +108,7 @@ impl Rendezvous {
                     Some(Announcement::Torch(store.clone())),
                 ))
             }
-            Rendezvous::Pmix(key) => {
+            Rendezvous::Pmix { key, .. } => {
                 let (listener, addresses) = listen_everywhere()?;
                 let token = Token::random()?;
                 pmix::put_text(key, &format!("{addresses}\n{}\n", hexadecimal(&token)))?;
@@ -110,16 +120,19 @@ impl Rendezvous {
     /// Where the store may be and the token that counts, as far as can be known now; no address if rank 0 has not said so yet.
     ///
     /// # Errors
-    /// [`Error::Malformed`] if the name cannot be resolved, at least not yet; [`Error::System`].
+    /// [`Error::State`] if the name cannot be resolved, at least not yet; [`Error::Malformed`]; [`Error::System`].
     pub(super) fn find(&self, token: &Token) -> Result<(Vec<SocketAddr>, Token)> {
         match self {
             Rendezvous::Address(address) => {
-                let found = address
-                    .to_socket_addrs()
-                    .map_err(|error| Error::Malformed {
-                        what: "TCP address",
-                        reason: format!("`{address}`: {error}"),
-                    })?;
+                let found = address.to_socket_addrs().map_err(|error| {
+                    Error::state(
+                        StateKind::Environment,
+                        "search for rank 0",
+                        format!(
+                            "`{address}`: {error}; `DOORBELL_MASTER_ADDR` may name it otherwise"
+                        ),
+                    )
+                })?;
                 Ok((found.collect(), token.clone()))
             }
             Rendezvous::File(path) => Ok(match RendezvousFile::read(path)? {
@@ -127,7 +140,7 @@ impl Rendezvous {
                 None => (Vec::new(), token.clone()),
             }),
             Rendezvous::Torch(store) => announced(store.get()?, token),
-            Rendezvous::Pmix(key) => announced(pmix::text_of_rank_0(key)?, token),
+            Rendezvous::Pmix { key, .. } => announced(pmix::text_of_rank_0(key)?, token),
         }
     }
 

@@ -214,18 +214,35 @@ impl Store {
     }
 
     /// A store of the ranks that are still here, once all of them have called this; and the numbers that they have in this store, by their new ones. Rank 0
-    /// hosts the new store, too.
+    /// hosts the new store, too. A rank that ends while others call has no part in it: the others meet once more, and each time there is a new watcher.
     ///
     /// # Errors
     /// [`Error::Rank`] if rank 0 has ended; [`Error::Timeout`] if a rank that is here does not call, or ends before it has come to the new store; [`Error::State`]
     /// if another thread of this rank is in it.
-    pub(super) fn shrink_with(
+    pub(super) fn shrink_with<W: Watcher + 'static>(
         &self,
         timeout: Duration,
-        watcher: Box<dyn Watcher>,
+        mut watcher: impl FnMut() -> W,
     ) -> Result<(Store, Vec<u32>)> {
         let _turn = turn(&self.in_shrink, "shrink of the group")?;
         let deadline = Deadline::new("shrink of the group", timeout);
+        loop {
+            let (store, survivors) = self.meet_survivors(&deadline, Box::new(watcher()))?;
+            // A rank that ended before it had come would never be missed.
+            match store.barrier(deadline.left()?) {
+                // It had come. No rank is through the barrier, so all of them are back here.
+                Err(Error::Rank { rank, .. }) if rank != 0 => {}
+                met => return met.map(|()| (store, survivors)),
+            }
+        }
+    }
+
+    /// A store as [`Store::shrink_with`] makes it, to which not all have come yet.
+    pub(super) fn meet_survivors(
+        &self,
+        deadline: &Deadline,
+        watcher: Box<dyn Watcher>,
+    ) -> Result<(Store, Vec<u32>)> {
         // The socket comes first, so that it is there when the others hear of it.
         let host = self.host.as_ref();
         let listener = host.map(Host::listen_for_another).transpose()?;
@@ -240,7 +257,7 @@ impl Store {
         };
         let value = port.to_le_bytes();
         let request = |id| Message::Shrink { id, value: &value };
-        let list = self.client.request_of_survivor(&deadline, request)?;
+        let list = self.client.request_of_survivor(deadline, request)?;
         let (survivors, port) = parse_survivors(&list)?;
         let own = survivors.iter().position(|rank| *rank == self.rank());
         let rank = own.ok_or_else(|| malformed("this rank is not among its ranks"))? as u32;
@@ -260,10 +277,8 @@ impl Store {
             // Its ranks are others than those of the launcher.
             launcher: None,
         };
-        let stream = attempt(&environment, address, &self.token, &deadline)?;
+        let stream = attempt(&environment, address, &self.token, deadline)?;
         let store = Store::over(stream, (rank, size), self.token.clone(), host, watcher)?;
-        // A rank that ended before it had come would never be missed.
-        store.barrier(deadline.left()?)?;
         Ok((store, survivors))
     }
 

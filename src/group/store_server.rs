@@ -321,7 +321,8 @@ impl Server {
         match self.store.rank_state(handshake.rank) {
             None => HandshakeResult::NoRank,
             Some(RankState::Absent) => HandshakeResult::Welcome,
-            Some(_) => HandshakeResult::Twice,
+            Some(RankState::Here) => HandshakeResult::Twice,
+            Some(RankState::Left | RankState::Lost) => HandshakeResult::Ended,
         }
     }
 

@@ -237,6 +237,14 @@ fn joins_with_wrong_token_size_or_rank_are_refused() {
     ));
     // None of that was a failure of the group.
     second.leave(SOON).unwrap();
+    // A rank that has left waits for the next group at this address.
+    let brief = Store::join(&environment(1, 2, address), Duration::from_millis(50));
+    assert!(reason(brief.unwrap_err()).contains("rank 1 has left that group"));
+    let again = thread::spawn(move || join(1, 2, address));
+    thread::sleep(Duration::from_millis(20));
+    store.leave(SOON).unwrap();
+    let store = join(0, 2, address);
+    again.join().unwrap().leave(SOON).unwrap();
     store.leave(SOON).unwrap();
 }
 
@@ -660,9 +668,9 @@ fn without_the_rank_of_the_store_there_is_no_shrinking() {
 #[test]
 fn a_rank_that_does_not_call_ends_a_shrinking_by_its_time_limit() {
     ranks(3, |store| {
-        let ignore = || Box::new(IgnoreEvents);
+        let ignore = || IgnoreEvents;
         if store.rank() != 1 {
-            let late = store.shrink_with(SHORT, ignore()).map(|(_, ranks)| ranks);
+            let late = store.shrink_with(SHORT, ignore).map(|(_, ranks)| ranks);
             assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
         }
         store.barrier(SOON).unwrap();
@@ -670,10 +678,30 @@ fn a_rank_that_does_not_call_ends_a_shrinking_by_its_time_limit() {
             store.leave(SOON).unwrap();
             return;
         }
-        let (smaller, ranks) = store.shrink_with(SOON, ignore()).unwrap();
+        let (smaller, ranks) = store.shrink_with(SOON, ignore).unwrap();
         assert_eq!((ranks, smaller.size()), (vec![0, 1], 2));
         smaller.barrier(SOON).unwrap();
         // Of the old store, which is no longer needed.
+        drop(store);
+        smaller.leave(SOON).unwrap();
+    });
+}
+
+/// One that had come to the new store: the others have no part in its end.
+#[test]
+fn survivors_go_on_without_a_rank_that_ends_while_they_shrink() {
+    ranks(4, |store| {
+        if store.rank() == 2 {
+            let deadline = Deadline::new("test", SOON);
+            let (half, survivors) = store
+                .meet_survivors(&deadline, Box::new(IgnoreEvents))
+                .unwrap();
+            assert_eq!((half.rank(), survivors), (2, vec![0, 1, 2, 3]));
+            return;
+        }
+        let (smaller, ranks) = store.shrink_with(SOON, || IgnoreEvents).unwrap();
+        assert_eq!((ranks, smaller.size()), (vec![0, 1, 3], 3));
+        smaller.barrier(SOON).unwrap();
         drop(store);
         smaller.leave(SOON).unwrap();
     });

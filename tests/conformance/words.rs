@@ -44,6 +44,7 @@ fn words_of_64_bits_are_stored_and_awaited() {
             high + 5,
         ),
         (Condition64::GreaterOrEqual(3), (-1i64).cast_unsigned(), 3),
+        (Condition64::Equal(high), high * 2, high),
         (Condition64::Equal(high), high + 1, high),
         (Condition64::And(high), high - 1, high * 3),
         (Condition64::Nor(!high), u64::MAX, high - 1),
