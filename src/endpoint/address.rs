@@ -27,6 +27,11 @@ impl Address {
         self.queue_pair.qpn()
     }
 
+    /// The GID of the endpoint's port: of RoCE v2 over IPv4, `::ffff:` and the address. None of a software device in a process.
+    pub fn gid(&self) -> Option<[u8; 16]> {
+        self.queue_pair.gid()
+    }
+
     /// The bytes: magic, version, kind and MTU, then what the kind needs. Little-endian.
     pub fn to_bytes(&self) -> [u8; Address::BYTES] {
         let mut bytes = [0; Address::BYTES];

@@ -106,6 +106,15 @@ impl Channel {
         }
     }
 
+    /// The address of this end of the connection: that of the interface by which the peer is reached.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn local_address(&self) -> Result<SocketAddr> {
+        let address = self.stream.local_addr();
+        address.map_err(|error| system("getsockname", &error))
+    }
+
     fn new(stream: TcpStream, deadline: &Deadline) -> Result<Channel> {
         stream
             .set_nonblocking(false)

@@ -63,6 +63,15 @@ impl PeerQueuePair {
         self.qpn
     }
 
+    /// The GID of its port.
+    pub(crate) fn gid(&self) -> Option<[u8; 16]> {
+        #[cfg(feature = "verbs")]
+        if let Ok(pair) = self.verbs() {
+            return Some(pair.port.gid);
+        }
+        None
+    }
+
     /// The number of the kind of device.
     pub(crate) fn kind(&self) -> u8 {
         self.kind as u8

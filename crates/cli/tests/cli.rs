@@ -1,6 +1,9 @@
 //! The `doorbell` command, run as its users run it. `scripts/test verbs` runs this behind both doors as well, with
 //! DOORBELL_TEST_DEVICE naming the device that is behind them.
 
+#[path = "../../../tests/waived/mod.rs"]
+mod waived;
+
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -617,14 +620,13 @@ fn foreign_connection_does_not_block_the_peer() {
     assert_eq!(code, Some(0), "{err}");
 }
 
-/// A relay between the two processes changes the handshake of the measuring one, so that it seems to run on another host.
-#[test]
-fn softcx_across_hosts_is_refused_with_a_remedy() {
+/// Both processes of a benchmark, the measuring one through a relay that has it run on another host; and with which device, if it has to say it.
+fn across_hosts(device: &str, claimed: Option<&str>) -> [(Option<i32>, String, String); 2] {
     use doorbell::{Channel, Listener};
-    let (other, address) = Running::listen("bench loop");
+    let (other, address) = Running::listen(&format!("bench loop {device}"));
     let relay = Listener::bind("127.0.0.1:0").unwrap();
-    let line = format!("bench loop --connect {}", relay.address().unwrap());
-    let measuring = Running::start(&line);
+    let address_of_relay = relay.address().unwrap();
+    let measuring = Running::start(&format!("bench loop {device} --connect {address_of_relay}"));
     let mut near = relay.accept(LIMIT).unwrap();
     let mut far = Channel::connect(&address, LIMIT).unwrap();
     let mut handshake: Value = serde_json::from_slice(&near.receive(LIMIT).unwrap()).unwrap();
@@ -632,15 +634,55 @@ fn softcx_across_hosts_is_refused_with_a_remedy() {
     assert!(identity["boot_id"].is_string(), "{identity}");
     identity["boot_id"] = "another".into();
     identity["host"] = "elsewhere".into();
+    if claimed.is_some() {
+        identity["device"] = claimed.into();
+    }
     far.send(handshake.to_string().as_bytes(), LIMIT).unwrap();
     near.send(&far.receive(LIMIT).unwrap(), LIMIT).unwrap();
-    for ended in [other.end(), measuring.end()] {
-        let (code, _, err) = ended;
+    [other.end(), measuring.end()]
+}
+
+#[test]
+fn softcx_across_hosts_is_refused_with_a_remedy() {
+    for (device, claimed) in [("--device softcx", None), ("", Some("softcx"))] {
+        for (code, _, err) in across_hosts(device, claimed) {
+            assert_eq!(code, Some(1), "{err}");
+            assert_eq!(err.lines().count(), 1, "{err}");
+            for said in ["elsewhere", "--device mlx5_0", "doorbell info"] {
+                assert!(err.contains(said), "`{said}`: {err}");
+            }
+        }
+    }
+}
+
+/// Where there is no card, there is nothing to take.
+#[test]
+fn without_a_name_no_device_of_another_host_is_softcx() {
+    if doorbell::Device::list() != ["softcx"] {
+        return waived::waived(
+            "without_a_name_no_device_of_another_host_is_softcx",
+            "this machine has an RDMA device",
+        );
+    }
+    for (code, _, err) in across_hosts("", None) {
         assert_eq!(code, Some(1), "{err}");
-        assert_eq!(err.lines().count(), 1, "{err}");
-        for said in ["elsewhere", "--device mlx5_0", "doorbell info"] {
+        for said in ["elsewhere", "no RDMA device", "doorbell info"] {
             assert!(err.contains(said), "`{said}`: {err}");
         }
+    }
+}
+
+/// It says so.
+#[test]
+fn without_a_name_processes_of_one_host_take_softcx() {
+    let (other, address) = Running::listen("bench loop");
+    let line = format!("bench loop --sizes 64 --kernel-us 0 --iterations 40 --connect {address}");
+    for (code, _, err) in [Running::start(&line).end(), other.end()] {
+        assert_eq!(code, Some(0), "{err}");
+        assert!(
+            err.contains("device softcx: both processes are on this host"),
+            "{err}"
+        );
     }
 }
 

@@ -7,6 +7,7 @@ mod chart;
 mod clock;
 mod collective;
 mod csv;
+mod device_choice;
 mod graph;
 mod kinds;
 mod machine;
@@ -33,10 +34,11 @@ use doorbell::{Device, Listener};
 use crate::stdout;
 use backend::Backend;
 pub use collective::{CollectiveOptions, run as run_collective};
+use device_choice::{Identity, SOFTWARE_DEVICE};
 use options::{BenchCase, Mode, ReportOutput};
 pub use options::{BenchOptions, Exchange, Plan};
 use pass::{follow, measure};
-use rendezvous::{Identity, PeerConnection};
+use rendezvous::PeerConnection;
 use report::BenchReport;
 use row::{BenchRow, Setup};
 use scenario::{BenchRole, Scenario};
@@ -50,12 +52,12 @@ pub fn run(plan: &Plan, options: &BenchOptions) -> Result<()> {
     if let Some(plot) = &output.plot {
         report::check_plot(plot)?;
     }
-    let name = options.device();
-    let device = Device::open(name).with_context(|| format!("--device {name}"))?;
+    let named = options.device().map(open).transpose()?;
     let backend = Backend::new(options.streams())?;
-    let identity = Identity::new(device.name());
+    let identity = Identity::new(named.as_ref().map(Device::name));
     match options.mode() {
         Mode::Local => {
+            let device = named.map_or_else(|| open(SOFTWARE_DEVICE), Ok)?;
             let mut scenario = Scenario::both(&device, &backend, plan)?;
             let setup = scenario.setup(plan);
             report(plan, output, setup, |case| {
@@ -63,8 +65,9 @@ pub fn run(plan: &Plan, options: &BenchOptions) -> Result<()> {
             })
         }
         Mode::Connect(address) => {
-            let mut rendezvous = PeerConnection::connect(&address, plan, identity)
-                .with_context(|| format!("--connect {address}"))?;
+            let (mut rendezvous, device) =
+                PeerConnection::connect(&address, plan, &identity, named)
+                    .with_context(|| format!("--connect {address}"))?;
             lead(&mut rendezvous, &device, &backend, plan, output)
                 .map_err(|error| rendezvous.abort(error))
         }
@@ -72,12 +75,16 @@ pub fn run(plan: &Plan, options: &BenchOptions) -> Result<()> {
             let listener =
                 Listener::bind(&address).with_context(|| format!("--listen {address}"))?;
             stdout::print(&format!("listening at {}\n", listener.address()?))?;
-            let (mut rendezvous, plan) =
-                PeerConnection::accept(&listener, options.timeout(), &identity)?;
+            let (mut rendezvous, plan, device) =
+                PeerConnection::accept(&listener, options.timeout(), &identity, named)?;
             answer(&mut rendezvous, &device, &backend, &plan)
                 .map_err(|error| rendezvous.abort(error))
         }
     }
+}
+
+fn open(name: &str) -> Result<Device> {
+    Device::open(name).with_context(|| format!("--device {name}"))
 }
 
 /// Measures against the other process.

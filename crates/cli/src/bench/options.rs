@@ -56,9 +56,12 @@ pub struct BenchOptions {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(0..=ITERATIONS_MAX))]
     warmup: Option<u64>,
 
-    /// Device of this process, by a name that `doorbell info` lists; with --listen and --connect each process has its own
-    #[arg(long, value_name = "NAME", default_value = "softcx")]
-    device: String,
+    /// Device of this process, by a name that `doorbell info` lists [default: softcx; with --listen and --connect one that reaches the other process]
+    ///
+    /// With --listen and --connect each process has its own. On one host that is softcx, and between hosts an RDMA device, if possible the one that has the
+    /// address by which the other host is reached. The process says which one it is.
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
 
     /// Streams for kernels and transfers: threads of this process, or CUDA streams
     ///
@@ -449,9 +452,9 @@ impl BenchOptions {
         }
     }
 
-    /// The name of the device. Not part of the plan: each process has its own.
-    pub fn device(&self) -> &str {
-        &self.device
+    /// The name of the device, if it was given. Not part of the plan: each process has its own.
+    pub fn device(&self) -> Option<&str> {
+        self.device.as_deref()
     }
 
     /// Longest wait for the peer.
@@ -627,7 +630,7 @@ pub mod tests {
         assert_eq!(plan.loops, [Loop::Sync, Loop::Async]);
         assert!(!plan.validate);
         assert_eq!(options.mode(), Mode::Local);
-        assert_eq!(options.device(), "softcx");
+        assert_eq!(options.device(), None);
         assert_eq!(plan.cases().len(), 14 * 2 * 2);
     }
 
@@ -644,7 +647,7 @@ pub mod tests {
         assert_eq!(plan.warmup, 6);
         assert!(plan.validate);
         assert_eq!(plan.seed, 9);
-        assert_eq!(options.device(), "mlx5_0,port=2");
+        assert_eq!(options.device(), Some("mlx5_0,port=2"));
         assert_eq!(options.mode(), Mode::Connect("127.0.0.1:7000".into()));
         assert_eq!(
             options.output(),

@@ -6,64 +6,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use doorbell::{Channel, Listener};
+use doorbell::{Channel, Device, Listener};
 use serde::{Deserialize, Serialize};
 
-use super::machine::{self, Machine};
+use super::device_choice::{self, Identity};
 use super::options::{ITERATIONS_MAX, Plan};
 use super::peer::Peer;
 
 /// Changes with the messages between the two processes.
-const PROTOCOL: u32 = 3;
-/// The software device, which is in the memory of its host.
-const SOFTWARE_DEVICE: &str = "softcx";
+const PROTOCOL: u32 = 4;
 /// For waits that end when the other process ends.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long a process that notices the end of the other one waits for the reason.
 const REASON_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// The identity of a process.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
-    /// Name of its host.
-    host: String,
-    /// This boot of the host. Names may be the same on several hosts.
-    boot_id: Option<String>,
-    /// Its device.
-    device: String,
-}
-
-impl Identity {
-    /// This process, which measures on a device of that name.
-    pub fn new(device: &str) -> Identity {
-        Identity {
-            host: Machine::this().host,
-            boot_id: machine::boot_id(),
-            device: device.to_owned(),
-        }
-    }
-
-    /// Refuses a peer that the device cannot reach, and says what to do.
-    fn check_reach(&self, peer: &Identity) -> Result<()> {
-        let is_software = [&self.device, &peer.device].contains(&&SOFTWARE_DEVICE.to_owned());
-        let differ =
-            self.boot_id.is_some() && peer.boot_id.is_some() && self.boot_id != peer.boot_id;
-        if !is_software || !differ {
-            return Ok(());
-        }
-        let build = if cfg!(feature = "verbs") {
-            ""
-        } else {
-            ", in a build with --features verbs"
-        };
-        bail!(
-            "the device {SOFTWARE_DEVICE} reaches only processes on its own host, but these run on {} and {}; give both processes the \
-             name of an RDMA device, such as --device mlx5_0 (`doorbell info` lists them{build})",
-            self.host,
-            peer.host
-        )
-    }
-}
 
 /// The first message of the process that measures.
 #[derive(Serialize, Deserialize)]
@@ -85,6 +40,8 @@ struct Protocol {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum BenchMessage {
+    /// The plan is taken. The identity of the process that listens, with its device.
+    Accepted(Identity),
     /// All is well.
     Ready,
     /// The next part has so many steps; 0 ends the row.
@@ -102,11 +59,16 @@ pub struct PeerConnection {
 }
 
 impl PeerConnection {
-    /// Connects to the process that listens, and sends it the plan.
+    /// Connects to the process that listens, and sends it the plan. Also returns the device: the one that was named, or one that reaches the other process.
     ///
     /// # Errors
-    /// Nobody listens within the plan's timeout; the other process refuses the plan or the device.
-    pub fn connect(address: &str, plan: &Plan, identity: Identity) -> Result<PeerConnection> {
+    /// Nobody listens within the plan's timeout; the other process refuses the plan or the device; no device reaches it.
+    pub fn connect(
+        address: &str,
+        plan: &Plan,
+        identity: &Identity,
+        named: Option<Device>,
+    ) -> Result<(PeerConnection, Device)> {
         let timeout = plan.timeout();
         let mut control = Channel::connect(address, timeout)?;
         let clock = SystemTime::now()
@@ -116,17 +78,20 @@ impl PeerConnection {
         let handshake = BenchHandshake {
             protocol: PROTOCOL,
             token,
-            identity,
+            identity: identity.clone(),
             plan: plan.clone(),
         };
         control.send(&serde_json::to_vec(&handshake)?, timeout)?;
-        read(&control.receive(timeout)?)?;
+        let BenchMessage::Accepted(other) = read(&control.receive(timeout)?)? else {
+            bail!("the other process did not say which device it has");
+        };
+        let device = device_choice::device(named, identity, &other, &control)?;
         let mut idle = Channel::connect(address, timeout)?;
         idle.send(&token.to_le_bytes(), timeout)?;
-        PeerConnection::new(control, idle, timeout)
+        Ok((PeerConnection::new(control, idle, timeout)?, device))
     }
 
-    /// Waits for the process that measures, and receives its plan.
+    /// Waits for the process that measures, and receives its plan. Also returns the device, as [`PeerConnection::connect`].
     ///
     /// # Errors
     /// The process that connects is no such process, its plan is beyond the limits, or the devices cannot reach each other.
@@ -134,22 +99,27 @@ impl PeerConnection {
         listener: &Listener,
         timeout: Duration,
         identity: &Identity,
-    ) -> Result<(PeerConnection, Plan)> {
+        named: Option<Device>,
+    ) -> Result<(PeerConnection, Plan, Device)> {
         let mut control = listener.accept(FOREVER)?;
-        let handshake = read_handshake(&control.receive(timeout)?, identity);
-        let answer = match &handshake {
-            Ok(_) => BenchMessage::Ready,
+        let taken = read_handshake(&control.receive(timeout)?).and_then(|handshake| {
+            let other = &handshake.identity;
+            let device = device_choice::device(named, identity, other, &control)?;
+            Ok((handshake, device))
+        });
+        let answer = match &taken {
+            Ok((_, device)) => BenchMessage::Accepted(Identity::new(Some(device.name()))),
             Err(error) => BenchMessage::Failed(format!("{error:#}")),
         };
         control.send(&serde_json::to_vec(&answer)?, timeout)?;
-        let BenchHandshake { token, plan, .. } = handshake?;
+        let (BenchHandshake { token, plan, .. }, device) = taken?;
         let mut idle = listener.accept(timeout)?;
         ensure!(
             idle.receive(timeout)? == token.to_le_bytes(),
             "two processes connected at the same time"
         );
         let timeout = plan.timeout();
-        Ok((PeerConnection::new(control, idle, timeout)?, plan))
+        Ok((PeerConnection::new(control, idle, timeout)?, plan, device))
     }
 
     fn new(control: Channel, mut idle: Channel, timeout: Duration) -> Result<PeerConnection> {
@@ -226,7 +196,7 @@ impl PeerConnection {
     }
 }
 
-fn read_handshake(bytes: &[u8], identity: &Identity) -> Result<BenchHandshake> {
+fn read_handshake(bytes: &[u8]) -> Result<BenchHandshake> {
     let unknown = "the process that connected is not `doorbell bench`";
     let Protocol { protocol } = serde_json::from_slice(bytes).context(unknown)?;
     ensure!(
@@ -235,7 +205,6 @@ fn read_handshake(bytes: &[u8], identity: &Identity) -> Result<BenchHandshake> {
     );
     let handshake: BenchHandshake = serde_json::from_slice(bytes).context(unknown)?;
     handshake.plan.check().map_err(anyhow::Error::msg)?;
-    identity.check_reach(&handshake.identity)?;
     Ok(handshake)
 }
 
@@ -243,36 +212,5 @@ fn read(bytes: &[u8]) -> Result<BenchMessage> {
     match serde_json::from_slice(bytes).context("a message of the other process is malformed")? {
         BenchMessage::Failed(reason) => bail!("the other process failed: {reason}"),
         message => Ok(message),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_software_device_reaches_its_own_host_only() {
-        let identity = |host: &str, device: &str| Identity {
-            host: host.into(),
-            boot_id: Some(host.into()),
-            device: device.into(),
-        };
-        let here = identity("here", "softcx");
-        here.check_reach(&identity("here", "softcx")).unwrap();
-        here.check_reach(&identity("here", "mlx5_0")).unwrap();
-        let card = identity("here", "mlx5_0");
-        card.check_reach(&identity("there", "mlx5_1")).unwrap();
-        let mut nameless = identity("there", "softcx");
-        nameless.boot_id = None;
-        here.check_reach(&nameless).unwrap();
-        for (one, other) in [
-            (&here, identity("there", "softcx")),
-            (&here, identity("there", "mlx5_0")),
-            (&card, identity("there", "softcx")),
-        ] {
-            let error = one.check_reach(&other).unwrap_err().to_string();
-            assert!(error.contains("here and there"), "{error}");
-            assert!(error.contains("--device mlx5_0"), "{error}");
-        }
     }
 }
