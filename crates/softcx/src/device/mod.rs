@@ -33,6 +33,7 @@ mod qp;
 mod queue_pair;
 mod requester;
 mod responder;
+mod roce;
 pub(crate) mod space;
 mod srq;
 #[cfg(all(test, not(loom)))]
@@ -55,4 +56,5 @@ pub use packet::{AckCode, HEADER_BYTES, Header, MAX_PAYLOAD_BYTES, PacketKind, S
 pub use qp::{Attributes, Counters, QpStatus, State};
 pub use queue_pair::{QueuePair, RemoteQueuePair};
 pub use requester::MAX_MESSAGE_BYTES;
+pub use roce::{BadFrame, RoceFrame};
 pub use space::{AccessFault, Span};

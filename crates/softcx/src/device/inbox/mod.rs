@@ -27,7 +27,7 @@ pub(crate) use process::{file_error, last_error, random, start_of, started};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"doorbell");
 /// Changes with every change of the layout or of the packet header.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 /// Devices that may send to one device: all other nodes of a fabric, and one more.
 const LANES: usize = 64;
 const SLOTS: usize = 256;
