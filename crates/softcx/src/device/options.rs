@@ -47,6 +47,39 @@ impl Function {
     }
 }
 
+/// The wire between devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WireKind {
+    /// Memory that the processes of one host share.
+    #[default]
+    SharedMemory,
+    /// RoCE v2 on UDP, also between hosts and with other implementations. The address is the port's GID; without one, the device takes a free address of
+    /// 127.0.0.0/16. Only for [`LinkLayer::Ethernet`].
+    Udp(Option<std::net::IpAddr>),
+}
+
+impl WireKind {
+    /// Reads `shm`, `udp` or `udp:ADDRESS`.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`](crate::Error::Malformed) for another word, or if ADDRESS is no IP address.
+    pub fn parse(text: &str) -> crate::Result<WireKind> {
+        let address = match text.split_once(':') {
+            _ if text == "shm" => return Ok(WireKind::SharedMemory),
+            _ if text == "udp" => return Ok(WireKind::Udp(None)),
+            Some(("udp", address)) => address.parse().ok(),
+            _ => None,
+        };
+        match address {
+            Some(address) => Ok(WireKind::Udp(Some(address))),
+            None => Err(crate::Error::Malformed {
+                what: "wire of the device",
+                reason: format!("`{text}` is none of shm, udp, udp:ADDRESS"),
+            }),
+        }
+    }
+}
+
 /// A device on a named fabric. Other packages start with the default and set fields.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[non_exhaustive]
@@ -56,6 +89,8 @@ pub struct DeviceOptions {
     pub fabric: String,
     /// The kind of link.
     pub link: LinkLayer,
+    /// The wire between devices.
+    pub wire: WireKind,
     /// Requirements and missing capabilities of the port and the function.
     pub function: Function,
     /// The faults that the device injects.

@@ -108,6 +108,15 @@ pub(crate) struct InboxAddress {
     pub(crate) port: u64,
 }
 
+/// How another device is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PortAddress {
+    /// By its inbox, on this host.
+    Inbox(InboxAddress),
+    /// By UDP, at the address of this GID.
+    Host([u8; 16]),
+}
+
 /// Shared memory, mapped.
 #[derive(Debug)]
 struct SharedMapping {

@@ -10,6 +10,7 @@ use crate::device::gather::Gather;
 use crate::device::keys::Keys;
 use crate::device::srq::Srq;
 use crate::device::trace::Trace;
+use crate::device::udp::UdpWire;
 use crate::device::wire::{Counted, Wire};
 use doorbell_wire::mlx5::Cqe;
 
@@ -32,6 +33,14 @@ pub(crate) struct DeviceParts {
     pub(crate) links: PeerLinks,
     /// Of a device without a fabric: where datagrams go, by the LID of their address.
     pub(crate) datagram_paths: DatagramPaths,
+    /// The sockets of a device whose wire is UDP.
+    pub(crate) udp: Option<Box<UdpWire>>,
+    /// The address of such a device.
+    pub(crate) host_gid: Option<[u8; 16]>,
+    /// The address that the packet at hand comes from, if it came by UDP.
+    pub(crate) sender: Option<[u8; 16]>,
+    /// Queue pairs of other hosts that are to be told of congestion, with the addresses.
+    pub(crate) notices: Vec<([u8; 16], u32)>,
     pub(crate) trace: Option<Box<Trace>>,
     /// A completion queue lost a completion since the last turn.
     pub(crate) overran: bool,
@@ -45,10 +54,10 @@ impl DeviceParts {
         self
     }
 
-    /// Whether there is neither a trace nor a fault: packets may then be longer than the MTU.
+    /// Whether there is neither a trace, nor a fault, nor another host: packets may then be longer than the MTU.
     #[inline]
     pub(crate) fn has_no_observer(&self) -> bool {
-        self.trace.is_none() && !self.wire.is_faulty()
+        self.trace.is_none() && !self.wire.is_faulty() && self.host_gid.is_none()
     }
 
     pub(super) fn complete(&mut self, cq: usize, cqe: &Cqe) -> bool {

@@ -16,11 +16,10 @@ mod opcode;
 mod tests;
 mod transport;
 
-pub(crate) use self::frame::{ETHERNET_BYTES, UdpFlow, frame_header};
+pub(crate) use self::frame::{UdpFlow, gid_of_address};
 pub use self::transport::{BadFrame, RoceFrame};
 pub(crate) use self::transport::{
-    MAX_FRAME_BYTES, MAX_HEADER_BYTES, TRAILER_BYTES, notice_bytes, read_frame, seal_frame,
-    write_headers,
+    MAX_FRAME_BYTES, MAX_HEADER_BYTES, notice_bytes, read_frame, seal_frame, write_headers,
 };
 
 /// The UDP port of RoCE v2.

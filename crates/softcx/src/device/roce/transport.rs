@@ -5,13 +5,13 @@ use std::ops::Range;
 use super::check::{explaining_bytes, invariant_crc};
 use super::frame::{IDENTIFICATION_AT, MAX_PSEUDO_BYTES, UdpFlow};
 use super::opcode::{CONGESTION_NOTICE, OpcodeMeaning};
-use crate::device::packet::{AckCode, Header, MAX_PAYLOAD_BYTES, PacketKind, flag};
+use crate::device::packet::{AckCode, Header, MAX_PAYLOAD_BYTES, flag};
 
 const BASE_BYTES: usize = 12;
 /// The longest headers: BTH and AtomicETH.
 pub(crate) const MAX_HEADER_BYTES: usize = BASE_BYTES + 28;
 /// The CRC and the longest padding before it.
-pub(crate) const TRAILER_BYTES: usize = 4 + 3;
+const TRAILER_BYTES: usize = 4 + 3;
 /// The longest frame above UDP.
 pub(crate) const MAX_FRAME_BYTES: usize = MAX_HEADER_BYTES + MAX_PAYLOAD_BYTES + TRAILER_BYTES;
 const CRC_BYTES: usize = 4;
@@ -270,9 +270,4 @@ pub(crate) fn notice_bytes(dst_qpn: u32) -> [u8; BASE_BYTES + NOTICE_BYTES] {
     bytes[4..8].copy_from_slice(&dst_qpn.to_be_bytes());
     bytes[4] = BACKWARD_CONGESTION;
     bytes
-}
-
-/// Whether a packet may be answered with a congestion notification: one of a connection.
-pub(crate) fn is_connected(kind: PacketKind) -> bool {
-    kind.is_request()
 }
