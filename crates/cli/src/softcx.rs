@@ -54,6 +54,9 @@ pub struct RunOptions {
     /// Write every WQE, packet and CQE to this file as text
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Append the frames that leave to this capture file (libpcap), and those that arrive by UDP
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
     /// Probability that a packet is lost, 0 to 1
     #[arg(long, value_name = "0..1", allow_negative_numbers = true, value_parser = probability)]
     loss: Option<f64>,
@@ -133,7 +136,8 @@ impl RunOptions {
         }
         options.function = function_of(&self.function().unwrap_or_default())?;
         options.faults = faults;
-        options.trace = self.trace()?;
+        options.trace = absolute("--trace", self.trace.as_ref())?;
+        options.pcap = absolute("--pcap", self.pcap.as_ref())?;
         Ok(options)
     }
 
@@ -150,21 +154,22 @@ impl RunOptions {
         self.link.or_else(outer).unwrap_or(LinkOption::Ib)
     }
 
-    /// The absolute path: programs may change their directory.
-    fn trace(&self) -> Result<Option<PathBuf>> {
-        let absolute = |path| std::path::absolute(path).context("--trace");
-        self.trace.as_ref().map(absolute).transpose()
-    }
-
     /// The options on the command line as environment variables hold them; `None` for those that are not given.
-    fn given(&self) -> Result<[(&'static str, Option<OsString>); 8]> {
+    fn given(&self) -> Result<[(&'static str, Option<OsString>); 9]> {
         let link = self.link.and_then(|link| link.to_possible_value());
         Ok([
             ("link", link.map(|link| link.get_name().into())),
             ("wire", self.wire.clone().map(Into::into)),
             ("function", self.function.clone().map(Into::into)),
             ("fabric", self.fabric.clone().map(Into::into)),
-            ("trace", self.trace()?.map(Into::into)),
+            (
+                "trace",
+                absolute("--trace", self.trace.as_ref())?.map(Into::into),
+            ),
+            (
+                "pcap",
+                absolute("--pcap", self.pcap.as_ref())?.map(Into::into),
+            ),
             ("loss", self.loss.map(|loss| loss.to_string().into())),
             ("delay-us", self.delay_us.map(|us| us.to_string().into())),
             ("fault", self.fault.clone().map(Into::into)),
@@ -205,6 +210,12 @@ impl RunOptions {
         }
         Ok(None)
     }
+}
+
+/// The absolute path: programs may change their directory.
+fn absolute(option: &'static str, path: Option<&PathBuf>) -> Result<Option<PathBuf>> {
+    let absolute = |path| std::path::absolute(path).context(option);
+    path.map(absolute).transpose()
 }
 
 /// A probability.

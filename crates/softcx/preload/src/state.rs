@@ -126,5 +126,6 @@ fn options() -> DeviceOptions {
     options.function = function;
     options.faults = faults;
     options.trace = option("TRACE").map(PathBuf::from);
+    options.pcap = option("PCAP").map(PathBuf::from);
     options
 }

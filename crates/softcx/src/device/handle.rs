@@ -3,6 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard};
 
+use crate::device::capture::FrameCapture;
 use crate::device::commands::{CommandKind, Commands};
 use crate::device::core::DeviceCore;
 use crate::device::engine::{Engine, EngineCore};
@@ -150,6 +151,9 @@ impl Device {
         if let Some(path) = &options.trace {
             core.set_trace(path)?;
         }
+        if let Some(path) = &options.pcap {
+            core.parts.capture = Some(Box::new(FrameCapture::open(path)?));
+        }
         Ok(core)
     }
 
@@ -157,7 +161,12 @@ impl Device {
         if function.foreign_gid && core.parts.link() == LinkLayer::Ethernet {
             core.gid_index = Some(1);
         }
-        let socket = core.parts.udp.as_ref().map(|udp| udp.watched()).transpose()?;
+        let socket = core
+            .parts
+            .udp
+            .as_ref()
+            .map(|udp| udp.watched())
+            .transpose()?;
         let commands = Arc::clone(core.commands());
         let engine = Engine::start(core, pace)?;
         let watcher = socket.map(|socket| UdpWatcher::start(Arc::clone(&engine.nic), socket));

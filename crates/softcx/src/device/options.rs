@@ -97,4 +97,6 @@ pub struct DeviceOptions {
     pub faults: super::Faults,
     /// The file to which every WQE, packet and CQE is written, decoded, one line each.
     pub trace: Option<std::path::PathBuf>,
+    /// The capture file to which the frames that leave are appended, and those that arrive by UDP.
+    pub pcap: Option<std::path::PathBuf>,
 }

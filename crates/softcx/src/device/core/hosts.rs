@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use super::DeviceCore;
 use super::lanes::fill;
 use super::packets::numbered;
+use crate::device::capture::FrameCapture;
 use crate::device::copies::Copies;
 use crate::device::gather::GatherSource;
 use crate::device::keys::Keys;
@@ -58,6 +59,9 @@ impl DeviceCore {
             self.parts.counters.packets_dropped += 1;
             return;
         };
+        if let Some(capture) = &mut self.parts.capture {
+            capture.record(now_ns, &flow, arrival.bytes);
+        }
         let (mut header, payload) = match frame {
             RoceFrame::Packet(header, payload) => (header, payload),
             RoceFrame::CongestionNotice(qpn) => return self.take_notice(qpn, arrival.from),
@@ -138,6 +142,8 @@ impl DeviceCore {
                 udp,
                 keys: &parts.keys,
                 copies: &mut parts.copies,
+                capture: parts.capture.as_deref_mut(),
+                now_ns,
             };
             if builder.build(queue, count) {
                 queue.drain(..count);
@@ -192,6 +198,8 @@ struct FrameBuilder<'a> {
     udp: &'a mut UdpWire,
     keys: &'a Keys,
     copies: &'a mut Copies,
+    capture: Option<&'a mut FrameCapture>,
+    now_ns: u64,
 }
 
 impl FrameBuilder<'_> {
@@ -250,6 +258,9 @@ impl FrameBuilder<'_> {
             return;
         };
         let len_bytes = seal_frame(&ends, frame, at + usize::from(header.payload_bytes));
+        if let Some(capture) = &mut self.capture {
+            capture.record(self.now_ns, &ends, &frame[..len_bytes]);
+        }
         self.udp.departures.push(to, flow, len_bytes);
     }
 }

@@ -301,7 +301,12 @@ fn pass_group(
 
 /// Copies a payload into a lane's slot. `false` if the sender's memory is gone: the packet is then as good as lost.
 #[allow(unsafe_code)] // a slot is raw memory
-pub(super) fn fill(keys: &Keys, copies: &mut Copies, source: &GatherSource<'_>, slot: *mut u8) -> bool {
+pub(super) fn fill(
+    keys: &Keys,
+    copies: &mut Copies,
+    source: &GatherSource<'_>,
+    slot: *mut u8,
+) -> bool {
     // SAFETY: the slot has room for MAX_PAYLOAD_BYTES and is ours until it is published; the caller compared the length.
     unsafe {
         source.copy_to(

@@ -211,7 +211,11 @@ impl DeviceCore {
         if self.parts.udp.is_some() {
             worked |= self.send_to_hosts(now_ns);
         }
-        worked | self.fill_lanes(now_ns)
+        worked |= self.fill_lanes(now_ns);
+        if let Some(capture) = &mut self.parts.capture {
+            capture.flush();
+        }
+        worked
     }
 
     /// When the device needs a turn though nothing comes from outside; `None` for never.

@@ -141,6 +141,9 @@ impl Qp {
         if let Some(trace) = &mut context.trace {
             trace.sent(context.now_ns, to, &packet.header);
         }
+        if context.capture.is_some() && !matches!(to, Destination::Host(_)) {
+            context.capture_local(to, &packet);
+        }
         context.wire.send(context.now_ns, to, packet);
     }
 

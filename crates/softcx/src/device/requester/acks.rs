@@ -278,7 +278,8 @@ impl Qp {
         }
         let end_psn = psn_add(message.first_psn, message.packets);
         let is_last = psn_add(psn, 1) == end_psn;
-        let in_pieces = matches!(self.remote, Some(remote) if matches!(remote.to, Destination::Host(_)));
+        let in_pieces =
+            matches!(self.remote, Some(remote) if matches!(remote.to, Destination::Host(_)));
         let ends_request =
             is_last || (in_pieces && (message.responses + 1).is_multiple_of(READ_CHUNK));
         let put_off = !is_last && context.wire.late_packets_ns() > 0;

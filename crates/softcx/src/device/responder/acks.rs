@@ -63,9 +63,15 @@ impl Qp {
         }
         if self.responder.late.is_none() && std::mem::take(&mut self.responder.owes_ack) {
             let psn = psn_add(self.responder.expected_psn, 0xff_ffff);
-            self.send(context, PacketKind::Ack, psn, PacketPayload::Empty, |header| {
-                header.set_msn(msn);
-            });
+            self.send(
+                context,
+                PacketKind::Ack,
+                psn,
+                PacketPayload::Empty,
+                |header| {
+                    header.set_msn(msn);
+                },
+            );
         }
         false
     }

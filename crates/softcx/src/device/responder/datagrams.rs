@@ -40,7 +40,9 @@ impl Qp {
             let own = context.host_gid.filter(|_| header.source_lid == 0);
             own.unwrap_or_else(|| gid_of(link, header.source_lid))
         });
-        let grh = header.has(flag::GRH).then(|| grh(header, link, &from, source));
+        let grh = header
+            .has(flag::GRH)
+            .then(|| grh(header, link, &from, source));
         // Without a GRH its room stays as it was.
         let head = grh.as_ref().map_or(Ok(()), |bytes| {
             self.scatter(context, &GatherSource::Bytes(bytes), 0, capacity)

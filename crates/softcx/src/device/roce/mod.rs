@@ -16,7 +16,7 @@ mod opcode;
 mod tests;
 mod transport;
 
-pub(crate) use self::frame::{UdpFlow, gid_of_address};
+pub(crate) use self::frame::{UdpFlow, frame_header, gid_of_address};
 pub use self::transport::{BadFrame, RoceFrame};
 pub(crate) use self::transport::{
     MAX_FRAME_BYTES, MAX_HEADER_BYTES, notice_bytes, read_frame, seal_frame, write_headers,

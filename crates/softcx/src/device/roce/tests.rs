@@ -4,7 +4,6 @@ use std::net::IpAddr;
 
 use proptest::prelude::*;
 
-use super::frame::{frame_header, gid_of_address};
 use super::*;
 use crate::device::packet::{AckCode, Header, PacketKind, Service, flag};
 

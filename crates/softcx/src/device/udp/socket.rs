@@ -80,10 +80,9 @@ impl SocketAddress {
                     let gid = std::net::Ipv4Addr::from(octets).to_ipv6_mapped().octets();
                     Some((gid, u16::from_be(self.v4.sin_port)))
                 }
-                libc::AF_INET6 => Some((
-                    self.v6.sin6_addr.s6_addr,
-                    u16::from_be(self.v6.sin6_port),
-                )),
+                libc::AF_INET6 => {
+                    Some((self.v6.sin6_addr.s6_addr, u16::from_be(self.v6.sin6_port)))
+                }
                 _ => None,
             }
         }
@@ -165,9 +164,7 @@ pub(super) fn port_of(socket: &OwnedFd) -> io::Result<u16> {
     let mut at = SocketAddress::zero();
     let mut len = size_of::<SocketAddress>() as libc::socklen_t;
     // SAFETY: room for an address of that length.
-    let rc = unsafe {
-        libc::getsockname(socket.as_raw_fd(), (&raw mut at).cast(), &raw mut len)
-    };
+    let rc = unsafe { libc::getsockname(socket.as_raw_fd(), (&raw mut at).cast(), &raw mut len) };
     if rc != 0 {
         return Err(io::Error::last_os_error());
     }
