@@ -98,15 +98,17 @@ pub struct Device {
 }
 
 impl Device {
-    /// Makes a device with an engine thread. Faults in the environment variable [`FAULT`] are set from the start.
+    /// Makes a device with an engine thread. Faults in the environment variable [`FAULT`] are set from the start. Its wire is the one that the variable
+    /// [`WIRE`](crate::device::WIRE) has.
     ///
     /// # Errors
-    /// [`Error::System`] if the kernel gives no shared memory or no thread; [`Error::Malformed`] for an unknown fault.
+    /// [`Error::System`] if the kernel gives no shared memory or no thread; [`Error::Malformed`] for an unknown fault or wire; [`Error::State`] as of
+    /// [`Device::open_on`].
     pub fn open() -> Result<Device> {
-        Device::open_on(WireKind::SharedMemory)
+        Device::open_on(WireKind::from_env()?)
     }
 
-    /// As [`Device::open`], with another wire.
+    /// As [`Device::open`], with this wire.
     ///
     /// # Errors
     /// As [`Device::open`]; [`Error::State`] if the address of the wire is in use or not one of this host.
@@ -192,7 +194,11 @@ impl Device {
     /// A device that nothing moves but the caller's turns of its core.
     #[cfg(test)]
     pub(crate) fn without_engine() -> Result<Device> {
-        Ok(Device::resting(DeviceCore::new()?, Function::default()))
+        let mut core = DeviceCore::new()?;
+        if let WireKind::Udp(address) = WireKind::from_env()? {
+            core.set_udp(address)?;
+        }
+        Ok(Device::resting(core, Function::default()))
     }
 
     #[cfg(test)]

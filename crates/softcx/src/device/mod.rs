@@ -54,7 +54,7 @@ pub use foreign::{Foreign, ForeignRegion, Move};
 pub use handle::{Device, PortId};
 pub(crate) use inbox::{file_error, random};
 pub use keys::Access;
-pub use options::{DeviceOptions, Function, LinkLayer, WireKind};
+pub use options::{DeviceOptions, Function, LinkLayer, WIRE, WireKind};
 pub use packet::{AckCode, HEADER_BYTES, Header, MAX_PAYLOAD_BYTES, PacketKind, Service, flag};
 pub use qp::{Attributes, Counters, QpStatus, State};
 pub use queue_pair::{QueuePair, RemoteQueuePair};

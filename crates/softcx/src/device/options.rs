@@ -47,6 +47,9 @@ impl Function {
     }
 }
 
+/// The environment variable with the wire of devices that a process opens without a door.
+pub const WIRE: &str = "DOORBELL_SOFTCX_WIRE";
+
 /// The wire between devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WireKind {
@@ -59,6 +62,14 @@ pub enum WireKind {
 }
 
 impl WireKind {
+    /// What the environment variable [`WIRE`] says; shared memory without it.
+    ///
+    /// # Errors
+    /// As [`WireKind::parse`].
+    pub fn from_env() -> crate::Result<WireKind> {
+        std::env::var(WIRE).map_or(Ok(WireKind::SharedMemory), |text| WireKind::parse(&text))
+    }
+
     /// Reads `shm`, `udp` or `udp:ADDRESS`.
     ///
     /// # Errors

@@ -240,10 +240,12 @@ impl Qp {
         self.catch_up_with_response(context, header);
         let psn = header.psn;
         let requester = &mut self.requester;
+        // With the one at the cursor, if a piece of it was asked for.
+        let begun = requester.cursor + usize::from(requester.packet > 0);
         let oldest = requester
             .messages
             .iter_mut()
-            .take(requester.cursor)
+            .take(begun)
             .find(|m| m.wants_response() && !m.answered());
         let Some(message) = oldest else { return };
         let expected = psn_add(message.first_psn, message.responses);
