@@ -194,8 +194,14 @@ impl Device {
     /// A device that nothing moves but the caller's turns of its core.
     #[cfg(test)]
     pub(crate) fn without_engine() -> Result<Device> {
+        Device::without_engine_on(WireKind::from_env()?)
+    }
+
+    /// The same, with this wire.
+    #[cfg(test)]
+    pub(crate) fn without_engine_on(wire: WireKind) -> Result<Device> {
         let mut core = DeviceCore::new()?;
-        if let WireKind::Udp(address) = WireKind::from_env()? {
+        if let WireKind::Udp(address) = wire {
             core.set_udp(address)?;
         }
         Ok(Device::resting(core, Function::default()))

@@ -266,7 +266,10 @@ impl fmt::Display for PacketText<'_> {
                 AckCode::OperationalError => f.write_str("NAK remote operational error")?,
             },
         }
-        if matches!(header.kind, PacketKind::Send | PacketKind::Write) {
+        if matches!(
+            header.kind,
+            PacketKind::Send | PacketKind::Write | PacketKind::ReadResponse
+        ) {
             f.write_str(match (header.has(flag::FIRST), header.has(flag::LAST)) {
                 (true, true) => " only",
                 (true, false) => " first",

@@ -40,6 +40,14 @@ impl Departures {
         }
     }
 
+    /// Has everything that leaves bear the mark of a congested router.
+    #[cfg(test)]
+    pub(crate) fn mark_congested(&self) {
+        self.flows
+            .iter()
+            .for_each(|(socket, _)| super::socket::mark_congested(socket));
+    }
+
     /// How many frames there is room for.
     pub(crate) fn room(&self) -> usize {
         BATCH - self.frames.len()

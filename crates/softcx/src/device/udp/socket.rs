@@ -177,3 +177,8 @@ pub(super) fn port_of(socket: &OwnedFd) -> io::Result<u16> {
 pub(super) fn duplicate(fd: &OwnedFd) -> io::Result<OwnedFd> {
     fd.try_clone()
 }
+
+#[cfg(test)]
+pub(super) fn mark_congested(socket: &OwnedFd) {
+    assert!(set(socket, libc::IPPROTO_IP, libc::IP_TOS, 3));
+}
