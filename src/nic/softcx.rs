@@ -18,7 +18,7 @@ use crate::mlx5::Datagram;
 use crate::{Error, Result, StateKind};
 #[cfg(feature = "cuda")]
 use doorbell_softcx::device::ForeignRegion;
-use doorbell_softcx::device::{self as soft, PortId};
+use doorbell_softcx::device::{self as soft, PortId, WireKind};
 use doorbell_wire::memory::QueuePairSizes;
 
 const NAME: &str = "softcx";
@@ -26,12 +26,21 @@ const NAME: &str = "softcx";
 pub(super) const DRIVER: Driver = Driver {
     list: || vec![NAME.to_owned()],
     open: |name, _| {
-        if name != NAME {
+        let Some(wire) = wire_of(name).transpose()? else {
             return Ok(None);
-        }
-        Ok(Some(Arc::new(SoftcxNic(soft::Device::open()?))))
+        };
+        Ok(Some(Arc::new(SoftcxNic(soft::Device::open_on(wire)?))))
     },
 };
+
+/// The wire that stands behind the name, as `softcx,wire=udp:10.0.0.1`. `None` for another name.
+fn wire_of(name: &str) -> Option<Result<WireKind>> {
+    let rest = name.strip_prefix(NAME)?;
+    if rest.is_empty() {
+        return Some(WireKind::from_env());
+    }
+    rest.strip_prefix(",wire=").map(WireKind::parse)
+}
 
 #[derive(Debug)]
 struct SoftcxNic(soft::Device);

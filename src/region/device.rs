@@ -39,6 +39,9 @@ impl Device {
     /// `mlx5` for devices of any kind. What such a device cannot do is an error where it is asked for: depths and slices
     /// when an endpoint is made, reads and atomics when they are prepared.
     ///
+    /// Behind `softcx` may stand its wire: `softcx,wire=udp` reaches other hosts by RoCE v2 on UDP, and has a free address of 127.0.0.0/16;
+    /// `softcx,wire=udp:10.0.0.1` has an address of this host. Without it the device reaches other devices of its host by shared memory.
+    ///
     /// Behind any name may stand which [`Control`] path the endpoints of this handle take, if their configuration does not say it, and on
     /// which CPU the thread runs that rings for them, if it is not any CPU of the device's NUMA node: `softcx,path=proxy,cpu=3`.
     ///

@@ -42,6 +42,9 @@ pub struct RunOptions {
     /// Link layer of the port [default: that of an enclosing run, or ib]
     #[arg(long, value_enum)]
     link: Option<LinkOption>,
+    /// Wire between devices: shm (memory of this host), udp or udp:ADDRESS (RoCE v2 on UDP port 4791, with --link eth) [default: that of an enclosing run, or shm]
+    #[arg(long, value_name = "WIRE", value_parser = wire)]
+    wire: Option<String>,
     /// Properties of the emulated port and PCI function, separated by commas: grh (a global route is required), no-atomics, no-blueflame, foreign-gid [default: that of an enclosing run, or none]
     #[arg(long, value_name = "LIST", value_parser = function)]
     function: Option<String>,
@@ -51,6 +54,9 @@ pub struct RunOptions {
     /// Write every WQE, packet and CQE to this file as text
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Append the frames that leave to this capture file (libpcap), and those that arrive by UDP
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
     /// Probability that a packet is lost, 0 to 1
     #[arg(long, value_name = "0..1", allow_negative_numbers = true, value_parser = probability)]
     loss: Option<f64>,
@@ -122,9 +128,16 @@ impl RunOptions {
             LinkOption::Ib => device::LinkLayer::InfiniBand,
             LinkOption::Eth => device::LinkLayer::Ethernet,
         };
+        if let Some(wire) = self.wire() {
+            options.wire = device::WireKind::parse(&wire)?;
+        }
+        if options.wire != device::WireKind::SharedMemory && self.link() != LinkOption::Eth {
+            bail!("--wire udp needs --link eth");
+        }
         options.function = function_of(&self.function().unwrap_or_default())?;
         options.faults = faults;
-        options.trace = self.trace()?;
+        options.trace = absolute("--trace", self.trace.as_ref())?;
+        options.pcap = absolute("--pcap", self.pcap.as_ref())?;
         Ok(options)
     }
 
@@ -132,25 +145,31 @@ impl RunOptions {
         self.function.clone().or_else(|| outer("function"))
     }
 
+    fn wire(&self) -> Option<String> {
+        self.wire.clone().or_else(|| outer("wire"))
+    }
+
     fn link(&self) -> LinkOption {
         let outer = || LinkOption::from_str(&outer("link")?, false).ok();
         self.link.or_else(outer).unwrap_or(LinkOption::Ib)
     }
 
-    /// The absolute path: programs may change their directory.
-    fn trace(&self) -> Result<Option<PathBuf>> {
-        let absolute = |path| std::path::absolute(path).context("--trace");
-        self.trace.as_ref().map(absolute).transpose()
-    }
-
     /// The options on the command line as environment variables hold them; `None` for those that are not given.
-    fn given(&self) -> Result<[(&'static str, Option<OsString>); 7]> {
+    fn given(&self) -> Result<[(&'static str, Option<OsString>); 9]> {
         let link = self.link.and_then(|link| link.to_possible_value());
         Ok([
             ("link", link.map(|link| link.get_name().into())),
+            ("wire", self.wire.clone().map(Into::into)),
             ("function", self.function.clone().map(Into::into)),
             ("fabric", self.fabric.clone().map(Into::into)),
-            ("trace", self.trace()?.map(Into::into)),
+            (
+                "trace",
+                absolute("--trace", self.trace.as_ref())?.map(Into::into),
+            ),
+            (
+                "pcap",
+                absolute("--pcap", self.pcap.as_ref())?.map(Into::into),
+            ),
             ("loss", self.loss.map(|loss| loss.to_string().into())),
             ("delay-us", self.delay_us.map(|us| us.to_string().into())),
             ("fault", self.fault.clone().map(Into::into)),
@@ -166,6 +185,7 @@ impl RunOptions {
             |name: Option<clap::builder::PossibleValue>| name.map(|it| it.get_name().to_owned());
         for (option, value) in [
             ("link", word(self.link().to_possible_value())),
+            ("wire", self.wire()),
             ("function", self.function()),
             ("fabric", Some(device.fabric.clone())),
             ("door", word(self.door.to_possible_value())),
@@ -192,6 +212,12 @@ impl RunOptions {
     }
 }
 
+/// The absolute path: programs may change their directory.
+fn absolute(option: &'static str, path: Option<&PathBuf>) -> Result<Option<PathBuf>> {
+    let absolute = |path| std::path::absolute(path).context(option);
+    path.map(absolute).transpose()
+}
+
 /// A probability.
 fn probability(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
@@ -200,6 +226,11 @@ fn probability(text: &str) -> Result<f64, String> {
         return Err("a probability is 0 to 1".into());
     }
     Ok(value)
+}
+
+/// A wire that the device has.
+fn wire(text: &str) -> doorbell_wire::Result<String> {
+    device::WireKind::parse(text).map(|_| text.to_owned())
 }
 
 /// A list of what a function of a card demands or lacks.

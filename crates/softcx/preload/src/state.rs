@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
-use softcx::device::{DeviceOptions, Faults, Function, LinkLayer};
+use softcx::device::{DeviceOptions, Faults, Function, LinkLayer, WireKind};
 use softcx::doors::Local;
 
 static LOCAL: AtomicPtr<Local> = AtomicPtr::new(std::ptr::null_mut());
@@ -120,8 +120,12 @@ fn options() -> DeviceOptions {
         Some("eth") => LinkLayer::Ethernet,
         _ => LinkLayer::InfiniBand,
     };
+    if let Some(Ok(wire)) = text("WIRE").map(|wire| WireKind::parse(&wire)) {
+        options.wire = wire;
+    }
     options.function = function;
     options.faults = faults;
     options.trace = option("TRACE").map(PathBuf::from);
+    options.pcap = option("PCAP").map(PathBuf::from);
     options
 }

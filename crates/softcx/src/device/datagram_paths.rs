@@ -1,6 +1,7 @@
 //! Where the datagrams of a device without a fabric go. Ports have no LIDs there, so the device gives each one that it is asked about a number,
 //! which stands in the place of the LID.
 
+use super::inbox::PortAddress;
 use super::wire::Destination;
 
 /// The numbered ports. A number is used again when nobody has it.
@@ -9,7 +10,7 @@ pub(crate) struct DatagramPaths(Vec<Option<NumberedPort>>);
 
 #[derive(Debug)]
 struct NumberedPort {
-    port: u64,
+    port: PortAddress,
     to: Destination,
     users: usize,
 }
@@ -22,15 +23,15 @@ impl DatagramPaths {
     }
 
     /// The number that a port has already, for a further user.
-    pub(crate) fn enter_known(&mut self, port: u64) -> Option<u16> {
-        let has_it = |path: &Option<NumberedPort>| path.as_ref().is_some_and(|it| it.port == port);
+    pub(crate) fn enter_known(&mut self, port: &PortAddress) -> Option<u16> {
+        let has_it = |path: &Option<NumberedPort>| path.as_ref().is_some_and(|it| it.port == *port);
         let number = self.0.iter().position(has_it)?;
         self.0.get_mut(number)?.as_mut()?.users += 1;
         u16::try_from(number).ok()
     }
 
     /// A number for a port that has none. `None` if there is no number left.
-    pub(crate) fn enter_new(&mut self, port: u64, to: Destination) -> Option<u16> {
+    pub(crate) fn enter_new(&mut self, port: PortAddress, to: Destination) -> Option<u16> {
         let free = self.0.iter().position(Option::is_none);
         let at = free.unwrap_or(self.0.len());
         let number = u16::try_from(at).ok()?;
@@ -59,14 +60,18 @@ impl DatagramPaths {
 mod tests {
     use super::*;
 
+    fn port(number: u8) -> PortAddress {
+        PortAddress::Host([number; 16])
+    }
+
     #[test]
     fn a_number_is_kept_while_it_has_users_and_then_used_again() {
         let mut paths = DatagramPaths::default();
         assert_eq!(paths.route(0), Destination::Nowhere);
-        assert_eq!(paths.enter_known(7), None);
-        assert_eq!(paths.enter_new(7, Destination::Local), Some(0));
-        assert_eq!(paths.enter_new(8, Destination::Lane(3)), Some(1));
-        assert_eq!(paths.enter_known(7), Some(0));
+        assert_eq!(paths.enter_known(&port(7)), None);
+        assert_eq!(paths.enter_new(port(7), Destination::Local), Some(0));
+        assert_eq!(paths.enter_new(port(8), Destination::Lane(3)), Some(1));
+        assert_eq!(paths.enter_known(&port(7)), Some(0));
         assert_eq!(paths.leave(0), None);
         assert_eq!(
             (paths.route(0), paths.route(1)),
@@ -77,6 +82,6 @@ mod tests {
             (paths.route(0), paths.leave(0)),
             (Destination::Nowhere, None)
         );
-        assert_eq!(paths.enter_new(9, Destination::Lane(4)), Some(0));
+        assert_eq!(paths.enter_new(port(9), Destination::Lane(4)), Some(0));
     }
 }

@@ -3,25 +3,31 @@
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard};
 
+use crate::device::capture::FrameCapture;
 use crate::device::commands::{CommandKind, Commands};
 use crate::device::core::DeviceCore;
 use crate::device::engine::{Engine, EngineCore};
 use crate::device::fabric::{Fabric, gid_of};
 use crate::device::faults::{FAULT, Faults};
-use crate::device::inbox::InboxAddress;
+use crate::device::inbox::{InboxAddress, PortAddress};
 use crate::device::keys::Access;
-use crate::device::options::{DeviceOptions, Function, LinkLayer};
+use crate::device::options::{DeviceOptions, Function, LinkLayer, WireKind};
 use crate::device::pace::EnginePace;
 use crate::device::qp::{Counters, QpStatus};
+use crate::device::udp::UdpInterface;
+use crate::device::udp::watcher::UdpWatcher;
 use crate::device::{
     foreign::ForeignRegion,
     space::{Space, SpaceAddress},
 };
 use crate::{Error, Result, StateKind};
 
-/// Where a device can be reached by other devices of this host. Opaque; [`PortId::BYTES`] long.
+/// Where a device can be reached by other devices. Opaque; [`PortId::BYTES`] long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PortId(pub(crate) InboxAddress);
+pub struct PortId(pub(crate) PortAddress);
+
+/// Stands where a port of this host has the number of the host's boot.
+const BY_UDP: u64 = u64::from_le_bytes(*b"roce-udp");
 
 impl PortId {
     /// Length of [`PortId::to_bytes`].
@@ -30,10 +36,18 @@ impl PortId {
     /// The bytes to give to a peer, little-endian.
     pub fn to_bytes(&self) -> [u8; PortId::BYTES] {
         let mut bytes = [0; PortId::BYTES];
-        bytes[..8].copy_from_slice(&self.0.host.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.0.pid.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.0.fd.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.0.port.to_le_bytes());
+        match &self.0 {
+            PortAddress::Host(gid) => {
+                bytes[..8].copy_from_slice(&BY_UDP.to_le_bytes());
+                bytes[8..].copy_from_slice(gid);
+            }
+            PortAddress::Inbox(inbox) => {
+                bytes[..8].copy_from_slice(&inbox.host.to_le_bytes());
+                bytes[8..12].copy_from_slice(&inbox.pid.to_le_bytes());
+                bytes[12..16].copy_from_slice(&inbox.fd.to_le_bytes());
+                bytes[16..].copy_from_slice(&inbox.port.to_le_bytes());
+            }
+        }
         bytes
     }
 
@@ -49,12 +63,16 @@ impl PortId {
                 .first_chunk()
                 .map_or(0, |b| u32::from_le_bytes(*b))
         };
-        PortId(InboxAddress {
+        if long(0) == BY_UDP {
+            let gid = bytes.last_chunk().copied().unwrap_or_default();
+            return PortId(PortAddress::Host(gid));
+        }
+        PortId(PortAddress::Inbox(InboxAddress {
             host: long(0),
             pid: word(8),
             fd: word(12),
             port: long(16),
-        })
+        }))
     }
 }
 
@@ -71,18 +89,34 @@ fn table_is_full() -> Error {
 /// holds one.
 #[derive(Debug, Clone)]
 pub struct Device {
+    /// Ends before the engine.
+    #[expect(dead_code, reason = "kept for its drop")]
+    watcher: Option<Arc<UdpWatcher>>,
     engine: Arc<Engine>,
     function: Function,
     commands: Arc<Commands>,
 }
 
 impl Device {
-    /// Makes a device with an engine thread. Faults in the environment variable [`FAULT`] are set from the start.
+    /// Makes a device with an engine thread. Faults in the environment variable [`FAULT`] are set from the start. Its wire is the one that the variable
+    /// [`WIRE`](crate::device::WIRE) has.
     ///
     /// # Errors
-    /// [`Error::System`] if the kernel gives no shared memory or no thread; [`Error::Malformed`] for an unknown fault.
+    /// [`Error::System`] if the kernel gives no shared memory or no thread; [`Error::Malformed`] for an unknown fault or wire; [`Error::State`] as of
+    /// [`Device::open_on`].
     pub fn open() -> Result<Device> {
+        Device::open_on(WireKind::from_env()?)
+    }
+
+    /// As [`Device::open`], with this wire.
+    ///
+    /// # Errors
+    /// As [`Device::open`]; [`Error::State`] if the address of the wire is in use or not one of this host.
+    pub fn open_on(wire: WireKind) -> Result<Device> {
         let mut core = DeviceCore::new()?;
+        if let WireKind::Udp(address) = wire {
+            core.set_udp(address)?;
+        }
         if let Ok(list) = std::env::var(FAULT) {
             let mut faults = Faults::default();
             faults.set_all(&list)?;
@@ -102,21 +136,46 @@ impl Device {
 
     fn core_of(options: &DeviceOptions) -> Result<DeviceCore> {
         let mut core = DeviceCore::on_fabric(&options.fabric, options.link)?;
+        match options.wire {
+            WireKind::SharedMemory => {}
+            WireKind::Udp(address) if options.link == LinkLayer::Ethernet => {
+                core.set_udp(address)?;
+            }
+            WireKind::Udp(_) => {
+                return Err(Error::state(
+                    StateKind::Unsupported,
+                    "open of the UDP wire",
+                    "RoCE needs an Ethernet link",
+                ));
+            }
+        }
         core.set_faults(options.faults);
         if let Some(path) = &options.trace {
             core.set_trace(path)?;
+        }
+        if let Some(path) = &options.pcap {
+            core.parts.capture = Some(Box::new(FrameCapture::open(path)?));
         }
         Ok(core)
     }
 
     fn with(mut core: DeviceCore, pace: EnginePace, function: Function) -> Result<Device> {
-        let link = core.fabric().map_or(LinkLayer::default(), Fabric::link);
-        if function.foreign_gid && link == LinkLayer::Ethernet {
+        if function.foreign_gid && core.parts.link() == LinkLayer::Ethernet {
             core.gid_index = Some(1);
         }
+        let socket = core
+            .parts
+            .udp
+            .as_ref()
+            .map(|udp| udp.watched())
+            .transpose()?;
+        let commands = Arc::clone(core.commands());
+        let engine = Engine::start(core, pace)?;
+        let watcher = socket.map(|socket| UdpWatcher::start(Arc::clone(&engine.nic), socket));
         Ok(Device {
-            commands: Arc::clone(core.commands()),
-            engine: Arc::new(Engine::start(core, pace)?),
+            commands,
+            watcher: watcher.transpose()?.map(Arc::new),
+            engine: Arc::new(engine),
             function,
         })
     }
@@ -135,13 +194,24 @@ impl Device {
     /// A device that nothing moves but the caller's turns of its core.
     #[cfg(test)]
     pub(crate) fn without_engine() -> Result<Device> {
-        Ok(Device::resting(DeviceCore::new()?, Function::default()))
+        Device::without_engine_on(WireKind::from_env()?)
+    }
+
+    /// The same, with this wire.
+    #[cfg(test)]
+    pub(crate) fn without_engine_on(wire: WireKind) -> Result<Device> {
+        let mut core = DeviceCore::new()?;
+        if let WireKind::Udp(address) = wire {
+            core.set_udp(address)?;
+        }
+        Ok(Device::resting(core, Function::default()))
     }
 
     #[cfg(test)]
     fn resting(core: DeviceCore, function: Function) -> Device {
         Device {
             commands: Arc::clone(core.commands()),
+            watcher: None,
             engine: Arc::new(Engine::resting(core)),
             function,
         }
@@ -248,9 +318,13 @@ impl Device {
 
     /// The kind of its link.
     pub fn link(&self) -> LinkLayer {
-        self.lock()
-            .fabric()
-            .map_or(LinkLayer::default(), Fabric::link)
+        self.lock().parts.link()
+    }
+
+    /// The interface of its wire, if that is UDP.
+    pub(crate) fn interface(&self) -> Option<UdpInterface> {
+        let core = self.lock();
+        core.parts.udp.as_ref().map(|udp| udp.interface)
     }
 
     /// Requirements and missing capabilities of its port and its function.
@@ -266,9 +340,10 @@ impl Device {
         }
     }
 
-    /// Its GID: link-local with an EUI-64 of its node on InfiniBand, the address 127.0.0.NODE on Ethernet.
+    /// Its GID: link-local with an EUI-64 of its node on InfiniBand, the address 127.0.0.NODE on Ethernet, or that of its wire.
     pub fn gid(&self) -> [u8; 16] {
-        gid_of(self.link(), self.node())
+        let host = self.lock().parts.host_gid;
+        host.unwrap_or_else(|| gid_of(self.link(), self.node()))
     }
 
     /// The index of its GID in the port's table of GIDs; `None` if the GID was removed.
@@ -282,9 +357,13 @@ impl Device {
         self.lock().set_gid_index(index);
     }
 
-    /// The port by which other devices of this host reach this one.
+    /// The port by which other devices reach this one.
     pub fn port(&self) -> PortId {
-        PortId(self.lock().inbox().address())
+        let core = self.lock();
+        PortId(match core.parts.host_gid {
+            Some(gid) => PortAddress::Host(gid),
+            None => PortAddress::Inbox(core.inbox().address()),
+        })
     }
 
     /// The counters of the device.

@@ -5,9 +5,11 @@
 //!
 //! Layers, from the memory inwards: `dma` (every access to shared memory), `space`, `foreign` and `copies` (whose memory it is,
 //! what reaches another device's, and bytes from one to the other), `gather` and `keys` (what a WQE's segments name, and whether they may), `qp` with `requester` and
-//! `responder` (the transports), `wire` and `inbox` (packets on their way, in one device and between processes),
+//! `responder` (the transports), `wire`, `inbox` and `udp` (packets on their way: in one device, between processes, and between hosts), `roce` (their
+//! bytes on an Ethernet),
 //! `core` (one turn of work, without clock or thread), and `engine` (the thread).
 
+mod capture;
 pub(crate) mod client;
 pub(crate) mod commands;
 mod copies;
@@ -33,12 +35,14 @@ mod qp;
 mod queue_pair;
 mod requester;
 mod responder;
+mod roce;
 pub(crate) mod space;
 mod srq;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod trace;
 mod transitions;
+mod udp;
 mod wake_word;
 mod wire;
 
@@ -50,9 +54,11 @@ pub use foreign::{Foreign, ForeignRegion, Move};
 pub use handle::{Device, PortId};
 pub(crate) use inbox::{file_error, random};
 pub use keys::Access;
-pub use options::{DeviceOptions, Function, LinkLayer};
+pub use options::{DeviceOptions, Function, LinkLayer, WIRE, WireKind};
 pub use packet::{AckCode, HEADER_BYTES, Header, MAX_PAYLOAD_BYTES, PacketKind, Service, flag};
 pub use qp::{Attributes, Counters, QpStatus, State};
 pub use queue_pair::{QueuePair, RemoteQueuePair};
 pub use requester::MAX_MESSAGE_BYTES;
+pub use roce::{BadFrame, RoceFrame};
 pub use space::{AccessFault, Span};
+pub(crate) use udp::UdpInterface;

@@ -47,6 +47,50 @@ impl Function {
     }
 }
 
+/// The environment variable with the wire of devices that a process opens without a door.
+pub const WIRE: &str = "DOORBELL_SOFTCX_WIRE";
+
+/// The wire between devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WireKind {
+    /// Memory that the processes of one host share.
+    #[default]
+    SharedMemory,
+    /// RoCE v2 on UDP, also between hosts and with other implementations. The address is the port's GID; without one, the device takes a free address of
+    /// 127.0.0.0/16. Only for [`LinkLayer::Ethernet`].
+    Udp(Option<std::net::IpAddr>),
+}
+
+impl WireKind {
+    /// What the environment variable [`WIRE`] says; shared memory without it.
+    ///
+    /// # Errors
+    /// As [`WireKind::parse`].
+    pub fn from_env() -> crate::Result<WireKind> {
+        std::env::var(WIRE).map_or(Ok(WireKind::SharedMemory), |text| WireKind::parse(&text))
+    }
+
+    /// Reads `shm`, `udp` or `udp:ADDRESS`.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`](crate::Error::Malformed) for another word, or if ADDRESS is no IP address.
+    pub fn parse(text: &str) -> crate::Result<WireKind> {
+        let address = match text.split_once(':') {
+            _ if text == "shm" => return Ok(WireKind::SharedMemory),
+            _ if text == "udp" => return Ok(WireKind::Udp(None)),
+            Some(("udp", address)) => address.parse().ok(),
+            _ => None,
+        };
+        match address {
+            Some(address) => Ok(WireKind::Udp(Some(address))),
+            None => Err(crate::Error::Malformed {
+                what: "wire of the device",
+                reason: format!("`{text}` is none of shm, udp, udp:ADDRESS"),
+            }),
+        }
+    }
+}
+
 /// A device on a named fabric. Other packages start with the default and set fields.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[non_exhaustive]
@@ -56,10 +100,14 @@ pub struct DeviceOptions {
     pub fabric: String,
     /// The kind of link.
     pub link: LinkLayer,
+    /// The wire between devices.
+    pub wire: WireKind,
     /// Requirements and missing capabilities of the port and the function.
     pub function: Function,
     /// The faults that the device injects.
     pub faults: super::Faults,
     /// The file to which every WQE, packet and CQE is written, decoded, one line each.
     pub trace: Option<std::path::PathBuf>,
+    /// The capture file to which the frames that leave are appended, and those that arrive by UDP.
+    pub pcap: Option<std::path::PathBuf>,
 }

@@ -97,9 +97,9 @@ pub enum AckCode {
 }
 
 impl AckCode {
-    fn byte(self) -> u8 {
+    pub(crate) fn byte(self) -> u8 {
         match self {
-            AckCode::Ack => 0x00,
+            AckCode::Ack => 0x1f,
             AckCode::ReceiverNotReady(timer) => 0x20 | (timer & 0x1f),
             AckCode::SequenceError => 0x60,
             AckCode::InvalidRequest => 0x61,
@@ -110,7 +110,8 @@ impl AckCode {
 
     pub(crate) fn parse(byte: u8) -> Option<AckCode> {
         Some(match byte {
-            0x00 => AckCode::Ack,
+            // The five bits count receives that are posted, of responders that tell; 0x1f is "not told".
+            0x00..=0x1f => AckCode::Ack,
             0x20..=0x3f => AckCode::ReceiverNotReady(byte & 0x1f),
             0x60 => AckCode::SequenceError,
             0x61 => AckCode::InvalidRequest,
@@ -144,7 +145,10 @@ pub mod flag {
     pub const INVALIDATE: u8 = 16;
     /// A datagram has a GRH.
     pub const GRH: u8 = 32;
-    pub(super) const KNOWN: u8 = FIRST | LAST | IMMEDIATE | SOLICITED | INVALIDATE | GRH;
+    /// The requester asks for an acknowledgement.
+    pub const WANTS_ACK: u8 = 64;
+    pub(super) const KNOWN: u8 =
+        FIRST | LAST | IMMEDIATE | SOLICITED | INVALIDATE | GRH | WANTS_ACK;
 }
 
 /// A packet's header.
@@ -164,7 +168,7 @@ pub struct Header {
     pub connection: u32,
     /// Payload bytes in this packet, at most [`MAX_PAYLOAD_BYTES`].
     pub payload_bytes: u16,
-    /// Immediate data, as the application gave it.
+    /// Immediate data, as the application gave it; in responses the message sequence number ([`Header::msn`]).
     pub imm: u32,
     /// Key of the remote memory (first packet of a write, reads, atomics).
     pub rkey: u32,
@@ -238,6 +242,15 @@ impl Header {
         (u128::from(self.operand) << 64 | u128::from(self.compare)).to_be_bytes()
     }
 
+    /// Of a response: how many messages the responder has completed, 24 bits.
+    pub fn msn(&self) -> u32 {
+        self.imm & 0xff_ffff
+    }
+
+    pub(crate) fn set_msn(&mut self, msn: u32) {
+        self.imm = msn & 0xff_ffff;
+    }
+
     /// What goes out, or comes in, instead of a response whose bytes are no longer registered when the packet leaves.
     pub(crate) fn refused(&self) -> Header {
         Header {
@@ -296,7 +309,9 @@ impl Header {
         let header = Header {
             kind: PacketKind::parse(bytes[0]).ok_or_else(|| bad("unknown kind"))?,
             flags: bytes[1],
-            code: AckCode::parse(bytes[2]).ok_or_else(|| bad("unknown acknowledgement code"))?,
+            code: AckCode::parse(bytes[2])
+                .filter(|code| code.byte() == bytes[2])
+                .ok_or_else(|| bad("unknown acknowledgement code"))?,
             dst_qpn: word(4),
             psn: word(8),
             connection: word(12),
@@ -404,7 +419,8 @@ mod tests {
         };
         let mut want = [0u8; HEADER_BYTES];
         want[..18].copy_from_slice(&[
-            2, 1, 0, 1, 0xef, 0xcd, 0xab, 0, 0x56, 0x34, 0x12, 0, 0xef, 0xbe, 0xad, 0xde, 0, 0x10,
+            2, 1, 0x1f, 1, 0xef, 0xcd, 0xab, 0, 0x56, 0x34, 0x12, 0, 0xef, 0xbe, 0xad, 0xde, 0,
+            0x10,
         ]);
         want[18] = 5;
         want[56..].copy_from_slice(&[0xc, 0xb, 0xa, 3, 0x50, 0x60, 0x70, 0x80]);

@@ -6,6 +6,7 @@
 use std::fmt::{self, Write as _};
 use std::fs::File;
 use std::io::Write as _;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -98,14 +99,28 @@ impl Trace {
         match to {
             Destination::Local => self.line(now_ns, format_args!("TX  -> self {packet}")),
             Destination::Lane(node) => self.line(now_ns, format_args!("TX  -> n{node} {packet}")),
+            Destination::Host(gid) => {
+                let to = address(&gid);
+                self.line(now_ns, format_args!("TX  -> {to} {packet}"));
+            }
             Destination::Nowhere => self.line(now_ns, format_args!("TX  -> nowhere {packet}")),
         }
     }
 
     /// A packet that has come; `taken` if a queue pair is there for it.
-    pub(crate) fn received(&mut self, now_ns: u64, header: &Header, taken: bool) {
+    pub(crate) fn received(
+        &mut self,
+        now_ns: u64,
+        sender: Option<[u8; 16]>,
+        header: &Header,
+        taken: bool,
+    ) {
         let packet = PacketText(header);
         let fate = if taken { "" } else { " (for nobody)" };
+        if let Some(gid) = sender {
+            let from = address(&gid);
+            return self.line(now_ns, format_args!("RX  <- {from} {packet}{fate}"));
+        }
         let from = header.source_lid;
         self.line(now_ns, format_args!("RX  <- n{from} {packet}{fate}"));
     }
@@ -125,6 +140,11 @@ impl Trace {
         let text = CqeText(cqe);
         self.line(now_ns, format_args!("CQE cq {cq} {text}{fate}"));
     }
+}
+
+/// The IP address that a GID stands for.
+fn address(gid: &[u8; 16]) -> IpAddr {
+    Ipv6Addr::from(*gid).to_canonical()
 }
 
 impl Drop for Trace {
@@ -246,7 +266,10 @@ impl fmt::Display for PacketText<'_> {
                 AckCode::OperationalError => f.write_str("NAK remote operational error")?,
             },
         }
-        if matches!(header.kind, PacketKind::Send | PacketKind::Write) {
+        if matches!(
+            header.kind,
+            PacketKind::Send | PacketKind::Write | PacketKind::ReadResponse
+        ) {
             f.write_str(match (header.has(flag::FIRST), header.has(flag::LAST)) {
                 (true, true) => " only",
                 (true, false) => " first",

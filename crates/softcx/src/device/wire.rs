@@ -44,6 +44,8 @@ pub(crate) enum Destination {
     Local,
     /// The lane with this index into another device.
     Lane(usize),
+    /// The device at this address, by UDP.
+    Host([u8; 16]),
     /// No device has this address: packets are lost.
     Nowhere,
 }
@@ -107,6 +109,8 @@ pub(crate) struct Wire {
     late: BinaryHeap<DelayedPacket>,
     order: u64,
     outgoing: Vec<VecDeque<Packet>>,
+    /// Packets for other hosts, with their addresses.
+    hosts: VecDeque<([u8; 16], Packet)>,
     /// The lanes for which something waits.
     waiting: Vec<usize>,
 }
@@ -256,6 +260,7 @@ impl Wire {
         match to {
             Destination::Local => self.local.push(packet),
             Destination::Lane(lane) => self.queue(lane, packet),
+            Destination::Host(gid) => self.hosts.push_back((gid, packet)),
             Destination::Nowhere => {}
         }
     }
@@ -352,9 +357,15 @@ impl Wire {
         empty
     }
 
-    /// Whether anything waits for room on a lane.
-    pub(crate) fn any_for_lanes(&self) -> bool {
-        !self.waiting.is_empty()
+    /// Whether anything waits for room on a lane or in a socket.
+    pub(crate) fn any_for_others(&self) -> bool {
+        !self.waiting.is_empty() || !self.hosts.is_empty()
+    }
+
+    /// What waits for other hosts, oldest first.
+    #[inline]
+    pub(crate) fn for_hosts(&mut self) -> &mut VecDeque<([u8; 16], Packet)> {
+        &mut self.hosts
     }
 
     /// Whether a requester should wait before it sends more this way: its packets would only pile up here.
@@ -362,6 +373,7 @@ impl Wire {
     pub(crate) fn congested(&self, to: Destination) -> bool {
         match to {
             Destination::Local | Destination::Nowhere => false,
+            Destination::Host(_) => self.hosts.len() >= LANE_BACKLOG,
             Destination::Lane(lane) => self
                 .outgoing
                 .get(lane)
@@ -370,7 +382,7 @@ impl Wire {
     }
 }
 
-/// Packets that may wait for room on one lane before requesters hold back. Answers are not held back: a requester's window
+/// Packets that may wait for room on one lane, or in the sockets, before requesters hold back. Answers are not held back: a requester's window
 /// bounds them.
 const LANE_BACKLOG: usize = 64;
 

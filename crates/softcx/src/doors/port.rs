@@ -1,6 +1,6 @@
 //! How the port of the device shows itself.
 
-use crate::device::{Device, Function, LinkLayer};
+use crate::device::{Device, Function, LinkLayer, UdpInterface};
 
 /// The identity and the link of the port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,6 +12,8 @@ pub(super) struct PortIdentity {
     /// Of the device, also its system image's.
     pub(super) guid: u64,
     pub(super) function: Function,
+    /// The network interface that its packets go over.
+    pub(super) interface: UdpInterface,
 }
 
 /// Entries of the table of GIDs. One is the port's own.
@@ -28,6 +30,7 @@ impl PortIdentity {
             gid: device.gid(),
             guid: GUID | u64::from(device.node()),
             function: device.function(),
+            interface: device.interface().unwrap_or(UdpInterface::LOOPBACK),
         }
     }
 

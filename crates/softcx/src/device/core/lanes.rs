@@ -8,7 +8,7 @@ use crate::device::client::AddressVector;
 use crate::device::copies::Copies;
 use crate::device::fabric::{NODES, node_of};
 use crate::device::gather::GatherSource;
-use crate::device::inbox::{Arrival, InboxAddress, LaneWriter};
+use crate::device::inbox::{Arrival, LaneWriter, PortAddress};
 use crate::device::keys::Keys;
 use crate::device::options::LinkLayer;
 use crate::device::packet::{MAX_PAYLOAD_BYTES, Packet, PacketKind, PacketPayload};
@@ -25,7 +25,18 @@ const GIVE_BACK: u64 = 32;
 const GROUP: usize = 16;
 
 impl DeviceCore {
-    pub(super) fn destination(&mut self, port: &InboxAddress) -> Result<Destination> {
+    pub(super) fn destination(&mut self, port: &PortAddress) -> Result<Destination> {
+        let port = match (port, self.parts.host_gid) {
+            (PortAddress::Inbox(port), None) => port,
+            (PortAddress::Host(gid), Some(_)) => return Ok(self.parts.route_to_host(gid)),
+            _ => {
+                return Err(Error::state(
+                    StateKind::Unsupported,
+                    "connect",
+                    "the two devices have different wires: one has UDP, and the other has the memory of its host",
+                ));
+            }
+        };
         if *port == self.inbox.address() {
             return Ok(Destination::Local);
         }
@@ -33,13 +44,13 @@ impl DeviceCore {
     }
 
     /// The number of a port for datagrams, until as many calls of [`DeviceCore::close_datagram_path`] were made.
-    pub(crate) fn open_datagram_path(&mut self, port: &InboxAddress) -> Result<u16> {
-        if let Some(number) = self.parts.datagram_paths.enter_known(port.port) {
+    pub(crate) fn open_datagram_path(&mut self, port: &PortAddress) -> Result<u16> {
+        if let Some(number) = self.parts.datagram_paths.enter_known(port) {
             return Ok(number);
         }
         let to = self.destination(port)?;
         self.parts.links.enter(to);
-        let number = self.parts.datagram_paths.enter_new(port.port, to);
+        let number = self.parts.datagram_paths.enter_new(*port, to);
         number.ok_or_else(|| {
             self.close_destination(to);
             Error::state(
@@ -61,7 +72,10 @@ impl DeviceCore {
     /// number.
     pub(crate) fn set_destination(&mut self, slot: usize, path: &AddressVector, qpn: u32) {
         let node = self.node_at(path).unwrap_or(0);
-        let to = self.route(node);
+        let to = match self.parts.host_gid {
+            Some(_) => self.parts.route_to_host(&path.dgid),
+            None => self.route(node),
+        };
         if let Some(Some(qp)) = self.qps.get_mut(slot) {
             qp.remote = Some(RemoteEnd {
                 to,
@@ -208,17 +222,24 @@ impl DeviceCore {
             }
         }
         if worked {
-            for slot in self.lists.take_held() {
-                if let Some(Some(qp)) = self.qps.get_mut(slot) {
-                    qp.held = false;
-                }
-                self.mark_active(slot);
-            }
+            self.release_held();
         }
         for header in lost {
             self.lose_source(now_ns, &header);
         }
         worked
+    }
+}
+
+impl DeviceCore {
+    /// There is room again: those that waited for it go on.
+    pub(super) fn release_held(&mut self) {
+        for slot in self.lists.take_held() {
+            if let Some(Some(qp)) = self.qps.get_mut(slot) {
+                qp.held = false;
+            }
+            self.mark_active(slot);
+        }
     }
 }
 
@@ -280,7 +301,12 @@ fn pass_group(
 
 /// Copies a payload into a lane's slot. `false` if the sender's memory is gone: the packet is then as good as lost.
 #[allow(unsafe_code)] // a slot is raw memory
-fn fill(keys: &Keys, copies: &mut Copies, source: &GatherSource<'_>, slot: *mut u8) -> bool {
+pub(super) fn fill(
+    keys: &Keys,
+    copies: &mut Copies,
+    source: &GatherSource<'_>,
+    slot: *mut u8,
+) -> bool {
     // SAFETY: the slot has room for MAX_PAYLOAD_BYTES and is ours until it is published; the caller compared the length.
     unsafe {
         source.copy_to(

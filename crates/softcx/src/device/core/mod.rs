@@ -3,6 +3,7 @@
 mod client_objects;
 mod clients;
 mod doorbells;
+mod hosts;
 mod lanes;
 mod modify;
 mod multicast;
@@ -21,6 +22,7 @@ pub(crate) mod uar_page;
 mod work_lists;
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -40,6 +42,7 @@ use crate::device::options::LinkLayer;
 use crate::device::qp::{Counters, DeviceParts, Qp};
 use crate::device::requester::TransmitStop;
 use crate::device::trace::Trace;
+use crate::device::udp::UdpWire;
 
 /// A full lane is tried again this often, if nothing else happens.
 const LANE_RETRY_NS: u64 = 50_000;
@@ -110,6 +113,15 @@ impl DeviceCore {
         Ok(core)
     }
 
+    /// Makes UDP its wire.
+    pub(crate) fn set_udp(&mut self, address: Option<IpAddr>) -> Result<()> {
+        let node = self.parts.fabric.as_ref().map_or(1, Fabric::node);
+        let udp = UdpWire::bind(address, node)?;
+        self.parts.host_gid = Some(udp.gid);
+        self.parts.udp = Some(Box::new(udp));
+        Ok(())
+    }
+
     /// Writes every WQE, packet and CQE to this file from now on.
     pub(crate) fn set_trace(&mut self, path: &Path) -> Result<()> {
         let node = self.parts.fabric.as_ref().map_or(0, Fabric::node);
@@ -173,6 +185,9 @@ impl DeviceCore {
         let mut worked = self.look_at_doorbells(now_ns);
         worked |= self.look_at_pages();
         worked |= self.receive(now_ns);
+        if self.parts.udp.is_some() {
+            worked |= self.receive_from_hosts(now_ns);
+        }
         worked |= self.parts.wire.advance(now_ns);
         if now_ns >= self.next_tick_ns {
             worked |= self.tick(now_ns);
@@ -193,7 +208,14 @@ impl DeviceCore {
         if let Some(trace) = &mut self.parts.trace {
             trace.flush();
         }
-        worked | self.fill_lanes(now_ns)
+        if self.parts.udp.is_some() {
+            worked |= self.send_to_hosts(now_ns);
+        }
+        worked |= self.fill_lanes(now_ns);
+        if let Some(capture) = &mut self.parts.capture {
+            capture.flush();
+        }
+        worked
     }
 
     /// When the device needs a turn though nothing comes from outside; `None` for never.
@@ -210,7 +232,7 @@ impl DeviceCore {
         let lanes_full = self
             .parts
             .wire
-            .any_for_lanes()
+            .any_for_others()
             .then_some(now_ns + LANE_RETRY_NS);
         let flushes = (self.lists.failed.iter())
             .filter_map(|&slot| self.qps.get(slot)?.as_ref()?.flushes_at_ns(now_ns));

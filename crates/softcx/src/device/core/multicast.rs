@@ -12,6 +12,10 @@ impl DeviceCore {
         gid: [u8; 16],
     ) -> Result<(), Errno> {
         let (slot, qp) = self.client_qp(client, qpn)?;
+        if self.parts.host_gid.is_some() {
+            // Members on other hosts would have to join the group by IGMP.
+            return Err(libc::EOPNOTSUPP);
+        }
         // Multicast GIDs begin so (IBTA 4.1.1).
         if qp.parts.transport != Transport::Ud || gid[0] != 0xff {
             return Err(libc::EINVAL);

@@ -3,7 +3,7 @@
 use super::DeviceCore;
 use super::doorbells::ring;
 use crate::device::cq::Cq;
-use crate::device::inbox::InboxAddress;
+use crate::device::inbox::PortAddress;
 use crate::device::qp::{Attributes, Qp, QpSetup, RemoteEnd, State};
 use crate::{Error, Result, StateKind};
 
@@ -127,14 +127,17 @@ impl DeviceCore {
     pub(crate) fn ready_to_receive(
         &mut self,
         slot: usize,
-        port: &InboxAddress,
+        port: &PortAddress,
         qpn: u32,
         own: (u32, u32),
         remote: (u32, u32),
     ) -> Result<()> {
         self.transition(slot, State::ReadyToReceive)?;
         let to = self.destination(port)?;
-        let (psn, connection) = own;
+        // Packets between hosts do not have the number of their connection.
+        let is_counted = self.parts.host_gid.is_none();
+        let (psn, connection) = (own.0, if is_counted { own.1 } else { 0 });
+        let remote = (remote.0, if is_counted { remote.1 } else { 0 });
         let qp = self.qp_mut(slot)?;
         qp.remote = Some(RemoteEnd {
             to,

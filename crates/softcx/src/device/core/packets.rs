@@ -8,7 +8,7 @@ use doorbell_wire::mlx5::Datagram;
 
 /// The queue pair in that place, if it still has the number.
 #[inline]
-fn numbered(qps: &mut [Option<Box<Qp>>], slot: usize, qpn: u32) -> Option<&mut Qp> {
+pub(super) fn numbered(qps: &mut [Option<Box<Qp>>], slot: usize, qpn: u32) -> Option<&mut Qp> {
     qps.get_mut(slot)?
         .as_deref_mut()
         .filter(|qp| qp.parts.qpn == qpn)
@@ -61,16 +61,17 @@ impl DeviceCore {
         }
         let slot = self.slot_of(header.dst_qpn);
         let receiver = numbered(&mut self.qps, slot, header.dst_qpn);
-        let Some(qp) = receiver.filter(|qp| qp.expects(header)) else {
+        let sender = self.parts.sender;
+        let Some(qp) = receiver.filter(|qp| qp.expects(header, sender)) else {
             self.parts.counters.packets_dropped += 1;
             if let Some(trace) = &mut self.parts.trace {
-                trace.received(now_ns, header, false);
+                trace.received(now_ns, sender, header, false);
             }
             return;
         };
         self.parts.counters.packets_received += 1;
         if let Some(trace) = &mut self.parts.trace {
-            trace.received(now_ns, header, true);
+            trace.received(now_ns, sender, header, true);
         }
         self.parts
             .copies
@@ -109,11 +110,11 @@ impl DeviceCore {
     fn dispatch_to_group(&mut self, now_ns: u64, header: &Header, source: &GatherSource<'_>) {
         let members = self.multicast.get(&header.grh_gid()).cloned();
         if let Some(trace) = &mut self.parts.trace {
-            trace.received(now_ns, header, members.is_some());
+            trace.received(now_ns, None, header, members.is_some());
         }
         for slot in members.unwrap_or_default() {
             if let Some(Some(qp)) = self.qps.get_mut(slot)
-                && qp.expects(header)
+                && qp.expects(header, None)
                 && !(qp.parts.blocks_loopback && header.source_qpn == qp.parts.qpn)
             {
                 self.parts.counters.packets_received += 1;

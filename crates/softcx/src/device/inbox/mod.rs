@@ -27,7 +27,7 @@ pub(crate) use process::{file_error, last_error, random, start_of, started};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"doorbell");
 /// Changes with every change of the layout or of the packet header.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 /// Devices that may send to one device: all other nodes of a fabric, and one more.
 const LANES: usize = 64;
 const SLOTS: usize = 256;
@@ -106,6 +106,15 @@ pub(crate) struct InboxAddress {
     pub(crate) fd: u32,
     /// Random: no two devices share it.
     pub(crate) port: u64,
+}
+
+/// How another device is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PortAddress {
+    /// By its inbox, on this host.
+    Inbox(InboxAddress),
+    /// By UDP, at the address of this GID.
+    Host([u8; 16]),
 }
 
 /// Shared memory, mapped.

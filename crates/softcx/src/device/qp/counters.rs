@@ -18,8 +18,11 @@ pub struct Counters {
     pub packets_sent: u64,
     /// Packets that arrived at a queue pair.
     pub packets_received: u64,
-    /// Packets that arrived for a queue pair that does not exist, or for an earlier connection.
+    /// Packets that arrived for a queue pair that does not exist, or for an earlier connection; by UDP also datagrams that are no packets, and frames
+    /// that the kernel refused to send.
     pub packets_dropped: u64,
+    /// Notices of congestion that arrived (CNP).
+    pub congestion_notices: u64,
     /// Times that a requester started to send packets again.
     pub retransmissions: u64,
     /// Receiver-not-ready answers sent.

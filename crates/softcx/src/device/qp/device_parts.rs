@@ -1,16 +1,18 @@
 //! The parts of the device that queue pairs share.
 
 use super::Counters;
+use crate::device::capture::FrameCapture;
 use crate::device::copies::Copies;
 use crate::device::core::PeerLinks;
 use crate::device::cq::Cq;
 use crate::device::datagram_paths::DatagramPaths;
-use crate::device::fabric::Fabric;
+use crate::device::fabric::{Fabric, gid_of};
 use crate::device::gather::Gather;
 use crate::device::keys::Keys;
 use crate::device::srq::Srq;
 use crate::device::trace::Trace;
-use crate::device::wire::{Counted, Wire};
+use crate::device::udp::UdpWire;
+use crate::device::wire::{Counted, Destination, Wire};
 use doorbell_wire::mlx5::Cqe;
 
 /// What queue pairs share while they work: completion queues, keys, the wire.
@@ -32,7 +34,16 @@ pub(crate) struct DeviceParts {
     pub(crate) links: PeerLinks,
     /// Of a device without a fabric: where datagrams go, by the LID of their address.
     pub(crate) datagram_paths: DatagramPaths,
+    /// The sockets of a device whose wire is UDP.
+    pub(crate) udp: Option<Box<UdpWire>>,
+    /// The address of such a device.
+    pub(crate) host_gid: Option<[u8; 16]>,
+    /// The address that the packet at hand comes from, if it came by UDP.
+    pub(crate) sender: Option<[u8; 16]>,
+    /// Queue pairs of other hosts that are to be told of congestion, with the addresses.
+    pub(crate) notices: Vec<([u8; 16], u32)>,
     pub(crate) trace: Option<Box<Trace>>,
+    pub(crate) capture: Option<Box<FrameCapture>>,
     /// A completion queue lost a completion since the last turn.
     pub(crate) overran: bool,
 }
@@ -45,10 +56,25 @@ impl DeviceParts {
         self
     }
 
-    /// Whether there is neither a trace nor a fault: packets may then be longer than the MTU.
+    /// Whether there is neither a trace or capture, nor a fault, nor another host: packets may then be longer than the MTU.
     #[inline]
     pub(crate) fn has_no_observer(&self) -> bool {
-        self.trace.is_none() && !self.wire.is_faulty()
+        self.trace.is_none()
+            && self.capture.is_none()
+            && !self.wire.is_faulty()
+            && self.host_gid.is_none()
+    }
+
+    /// The GIDs of this device and of the one that a packet is for.
+    pub(crate) fn ends_of(&self, to: Destination) -> Option<([u8; 16], [u8; 16])> {
+        let (link, node) = (self.link(), self.fabric.as_ref().map_or(0, Fabric::node));
+        let own = self.host_gid.unwrap_or_else(|| gid_of(link, node));
+        match to {
+            Destination::Local => Some((own, own)),
+            Destination::Lane(node) => Some((own, gid_of(link, node as u16))),
+            Destination::Host(gid) => Some((own, gid)),
+            Destination::Nowhere => None,
+        }
     }
 
     pub(super) fn complete(&mut self, cq: usize, cqe: &Cqe) -> bool {

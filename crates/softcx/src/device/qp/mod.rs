@@ -141,14 +141,20 @@ impl Qp {
         if let Some(trace) = &mut context.trace {
             trace.sent(context.now_ns, to, &packet.header);
         }
+        if context.capture.is_some() && !matches!(to, Destination::Host(_)) {
+            context.capture_local(to, &packet);
+        }
         context.wire.send(context.now_ns, to, packet);
     }
 
-    /// Whether a packet that has come for this number is of its transport, and from its peer.
+    /// Whether a packet that has come for this number is of its transport, and from its peer. `sender` is the address that it comes from, by UDP.
     #[inline]
-    pub(crate) fn expects(&self, header: &Header) -> bool {
+    pub(crate) fn expects(&self, header: &Header, sender: Option<[u8; 16]>) -> bool {
         match (self.parts.transport, header.service) {
             (Transport::Rc, Service::Reliable) | (Transport::Uc, Service::Unreliable) => {
+                if let Some(gid) = sender {
+                    return self.is_connected_to(gid);
+                }
                 self.connection == header.connection
                     && self
                         .remote
@@ -157,6 +163,12 @@ impl Qp {
             (Transport::Ud, Service::Datagram) => true,
             _ => false,
         }
+    }
+
+    /// Whether it is connected to a queue pair at this address.
+    pub(crate) fn is_connected_to(&self, gid: [u8; 16]) -> bool {
+        self.remote
+            .is_some_and(|remote| remote.to == Destination::Host(gid))
     }
 
     /// Whether it sends, or finishes the messages that it began before it was moved to SQD.

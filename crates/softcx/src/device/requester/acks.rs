@@ -1,10 +1,12 @@
 //! What comes back to a requester: acknowledgements, refusals, responses, or nothing; and how messages end.
 
+use super::flow_window::READ_CHUNK;
 use super::message::OutstandingMessage;
 use super::opcode::{NOP, RDMA_READ};
 use crate::device::gather::{GatherSource, ScatterError};
 use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance, rnr_delay_ns};
 use crate::device::qp::{DeviceParts, Qp};
+use crate::device::wire::Destination;
 use doorbell_wire::mlx5::Syndrome;
 
 /// How long a peer is waited for that does not read its packets, before they count as lost.
@@ -81,7 +83,9 @@ impl Qp {
                 }
             }
         }
-        if psn_distance(upto, requester.unacked_psn) > 0 {
+        let arrived = psn_distance(upto, requester.unacked_psn);
+        if arrived > 0 {
+            requester.window.grow(arrived as u32);
             requester.unacked_psn = upto;
             requester.catch_up();
             self.progressed(context);
@@ -125,6 +129,7 @@ impl Qp {
             return self.fail_oldest(context, Syndrome::TransportRetryExc);
         }
         self.requester.retries += 1;
+        self.requester.window.shrink();
         self.requester.asked_again = false;
         self.requester.deadline_ns = Some(
             context
@@ -132,6 +137,11 @@ impl Qp {
                 .saturating_add(self.attributes.ack_timeout_ns()),
         );
         self.go_back(context);
+    }
+
+    /// The network tells that packets of this queue pair come through congestion.
+    pub(crate) fn on_congestion_notice(&mut self) {
+        self.requester.window.shrink();
     }
 
     /// Sets the cursor to the oldest packet without acknowledgement.
@@ -230,10 +240,12 @@ impl Qp {
         self.catch_up_with_response(context, header);
         let psn = header.psn;
         let requester = &mut self.requester;
+        // With the one at the cursor, if a piece of it was asked for.
+        let begun = requester.cursor + usize::from(requester.packet > 0);
         let oldest = requester
             .messages
             .iter_mut()
-            .take(requester.cursor)
+            .take(begun)
             .find(|m| m.wants_response() && !m.answered());
         let Some(message) = oldest else { return };
         let expected = psn_add(message.first_psn, message.responses);
@@ -268,6 +280,10 @@ impl Qp {
         }
         let end_psn = psn_add(message.first_psn, message.packets);
         let is_last = psn_add(psn, 1) == end_psn;
+        let in_pieces =
+            matches!(self.remote, Some(remote) if matches!(remote.to, Destination::Host(_)));
+        let ends_request =
+            is_last || (in_pieces && (message.responses + 1).is_multiple_of(READ_CHUNK));
         let put_off = !is_last && context.wire.late_packets_ns() > 0;
         let placed = if put_off && self.requester.late.is_none() {
             self.put_off_response(context, source, (index, end_psn), offset)
@@ -283,14 +299,20 @@ impl Qp {
         if let Some(message) = requester.messages.iter_mut().find(|m| m.index == index) {
             message.responses += 1;
         }
+        if ends_request {
+            // Those that were on their way when the requester went back are not counted.
+            requester.reads = requester.reads.saturating_sub(1);
+        }
         if is_last {
-            requester.reads -= 1;
             requester.unanswered -= 1;
         }
         // A response acknowledges what came before it.
-        if psn_distance(psn_add(psn, 1), requester.unacked_psn) > 0 {
+        let arrived = psn_distance(psn_add(psn, 1), requester.unacked_psn);
+        if arrived > 0 {
+            requester.window.grow(arrived as u32);
             requester.unacked_psn = psn_add(psn, 1);
         }
+        requester.catch_up();
         self.progressed(context);
         self.reap(context);
     }

@@ -1,5 +1,7 @@
 //! Sending datagrams: each WQE has its own address, is one packet, and is done when that has left.
 
+use std::net::Ipv6Addr;
+
 use super::TransmitStop;
 use super::message::OutstandingMessage;
 use super::opcode::SEND_IMM;
@@ -25,27 +27,7 @@ impl Qp {
             return None;
         };
         let own = context.fabric.as_ref().map_or(0, |fabric| fabric.node());
-        let there = |node: u16| {
-            context
-                .fabric
-                .as_ref()
-                .is_some_and(|fabric| fabric.port(node) != 0)
-        };
-        // A group's members may be anywhere: every node gets a copy, this one, too, and knows whether it has members.
-        let nodes = if to.is_multicast() {
-            1..=NODES
-        } else {
-            let node = node_at(context, &to).unwrap_or(0);
-            node..=node
-        };
-        let reached: Vec<_> = match context.fabric {
-            // Without a fabric the device has numbered the ports that it was asked about.
-            None if !to.is_multicast() => vec![context.datagram_paths.route(to.lid)],
-            _ => nodes
-                .filter(|&node| node == own || !to.is_multicast() || there(node))
-                .map(|node| context.route(node))
-                .collect(),
-        };
+        let reached = context.datagram_destinations(&to);
         if reached.iter().any(|&to| context.wire.congested(to)) {
             return Some(TransmitStop::Congested);
         }
@@ -115,9 +97,46 @@ fn node_at(context: &DeviceParts, to: &Datagram) -> Option<u16> {
 
 impl DeviceParts {
     pub(crate) fn link(&self) -> LinkLayer {
-        self.fabric
-            .as_ref()
-            .map_or(LinkLayer::default(), |fabric| fabric.link())
+        match (&self.fabric, self.host_gid) {
+            (Some(fabric), _) => fabric.link(),
+            (None, Some(_)) => LinkLayer::Ethernet,
+            (None, None) => LinkLayer::default(),
+        }
+    }
+
+    /// Where a datagram goes. The members of a group may be anywhere: every node gets a copy, this one, too, and knows whether it has members.
+    fn datagram_destinations(&self, to: &Datagram) -> Vec<Destination> {
+        let multicast = to.is_multicast();
+        let fabric = match (&self.fabric, self.host_gid) {
+            // Without a fabric the device has numbered the ports that it was asked about.
+            (None, _) if !multicast => return vec![self.datagram_paths.route(to.lid)],
+            // Members on other hosts would have to join the group by IGMP.
+            (_, Some(_)) if multicast => return vec![Destination::Nowhere],
+            (_, Some(_)) => return vec![self.route_to_host(&to.gid)],
+            (fabric, None) => fabric.as_ref(),
+        };
+        let nodes = if multicast {
+            1..=NODES
+        } else {
+            let node = node_at(self, to).unwrap_or(0);
+            node..=node
+        };
+        let own = fabric.map_or(0, |fabric| fabric.node());
+        let is_there = |node| fabric.is_some_and(|fabric| fabric.port(node) != 0);
+        nodes
+            .filter(|&node| node == own || !multicast || is_there(node))
+            .map(|node| self.route(node))
+            .collect()
+    }
+
+    /// Where packets for an address go, of a device whose wire is UDP.
+    pub(crate) fn route_to_host(&self, gid: &[u8; 16]) -> Destination {
+        let is_v4 = |gid: &[u8; 16]| Ipv6Addr::from(*gid).to_ipv4_mapped().is_some();
+        match self.host_gid {
+            Some(own) if own == *gid => Destination::Local,
+            Some(own) if is_v4(&own) == is_v4(gid) && *gid != [0; 16] => Destination::Host(*gid),
+            _ => Destination::Nowhere,
+        }
     }
 
     /// Where packets for a node go; see `DeviceCore::route`.

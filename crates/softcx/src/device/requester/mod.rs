@@ -5,6 +5,7 @@
 
 mod acks;
 mod datagrams;
+mod flow_window;
 mod late_responses;
 mod message;
 mod opcode;
@@ -12,6 +13,7 @@ mod packets;
 mod state;
 mod windows;
 
+use self::flow_window::WINDOW;
 pub use self::message::MAX_MESSAGE_BYTES;
 use self::message::{MAX_MESSAGE_PACKETS, OutstandingMessage, check};
 pub(crate) use self::state::{AnnouncedCount, Requester};
@@ -22,8 +24,6 @@ use crate::device::qp::{DeviceParts, Qp, State};
 use crate::device::wire::{Counted, Destination};
 use doorbell_wire::mlx5::Syndrome;
 
-/// Packets that may be without acknowledgement.
-const WINDOW: i32 = 256;
 /// Packets that one queue pair sends before others have their turn.
 const BURST: u32 = 32;
 
@@ -148,7 +148,11 @@ impl Qp {
                 || (message.wants_response()
                     && requester.reads >= u32::from(self.attributes.max_reads));
             let psn = psn_add(message.first_psn, requester.packet);
-            if is_blocked || psn_distance(psn, requester.unacked_psn) >= WINDOW {
+            let window = match to {
+                Destination::Host(_) => requester.window.packets(),
+                _ => WINDOW,
+            };
+            if is_blocked || psn_distance(psn, requester.unacked_psn) >= window as i32 {
                 return TransmitStop::Idle;
             }
             if context.wire.congested(to) {

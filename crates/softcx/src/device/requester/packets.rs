@@ -1,5 +1,6 @@
 //! From a message to its packets.
 
+use super::flow_window::{self, READ_CHUNK};
 use super::message::MAX_MESSAGE_BYTES;
 use super::opcode::{
     ATOMIC_CS, ATOMIC_FA, NOP, RDMA_READ, RDMA_WRITE_IMM, SEND, SEND_IMM, SEND_INVAL, UMR,
@@ -10,7 +11,11 @@ use crate::device::packet::{
     MAX_PAYLOAD_BYTES, PacketKind, PacketPayload, flag, psn_add, psn_distance,
 };
 use crate::device::qp::{DeviceParts, Qp};
+use crate::device::wire::Destination;
 use doorbell_wire::mlx5::Syndrome;
+
+/// Sequence numbers of one message after which it is acknowledged so far: well within a requester's window.
+const ACK_EVERY: u32 = 64;
 
 impl Qp {
     /// Packets of a message.
@@ -28,6 +33,7 @@ impl Qp {
     #[inline]
     pub(super) fn send_packet(&mut self, context: &mut DeviceParts, psn: u32) {
         let mtu = self.attributes.mtu_bytes;
+        let remote = self.remote.map(|remote| remote.to);
         let requester = &mut self.requester;
         let packet = requester.packet;
         let Some(message) = requester.messages.get_mut(requester.cursor) else {
@@ -37,12 +43,23 @@ impl Qp {
         let total = request.total_bytes as u32;
         if message.wants_response() {
             // A read that is asked again asks for what is still missing.
-            let done = message.responses * mtu;
+            let start = packet.max(message.responses);
+            let done = start * mtu;
             let missing = total - done.min(total);
-            let psn = psn_add(message.first_psn, message.responses);
-            let after = psn_add(message.first_psn, message.packets);
-            requester.cursor += 1;
-            requester.packet = 0;
+            let psn = psn_add(message.first_psn, start);
+            // From another host it is asked for in pieces, as its responses arrive.
+            let end = match remote {
+                Some(Destination::Host(_)) => (start / READ_CHUNK + 1) * READ_CHUNK,
+                _ => message.packets,
+            };
+            let end = end.min(message.packets);
+            let missing = missing.min((end - start).saturating_mul(mtu));
+            let after = psn_add(message.first_psn, end);
+            requester.packet = end;
+            if end == message.packets {
+                requester.cursor += 1;
+                requester.packet = 0;
+            }
             requester.reads += 1;
             if psn_distance(after, requester.unsent_psn) > 0 {
                 requester.unsent_psn = after;
@@ -53,7 +70,7 @@ impl Qp {
                 _ => PacketKind::FetchAdd,
             };
             self.send(context, kind, psn, PacketPayload::Empty, |header| {
-                header.flags = flag::FIRST | flag::LAST;
+                header.flags = flag::FIRST | flag::LAST | flag::WANTS_ACK;
                 header.rkey = request.rkey;
                 header.addr = request.remote_addr.wrapping_add(done.into());
                 header.total_bytes = missing;
@@ -107,6 +124,11 @@ impl Qp {
             SEND_INVAL => flag::INVALIDATE,
             _ => 0,
         };
+        let ack_every = match remote {
+            Some(Destination::Host(_)) => flow_window::ACK_EVERY,
+            _ => ACK_EVERY,
+        };
+        let wants_ack = reliable && (last || psn / ack_every != (psn + psns) / ack_every);
         let kind = if matches!(request.opcode, SEND | SEND_IMM | SEND_INVAL) {
             PacketKind::Send
         } else {
@@ -115,6 +137,9 @@ impl Qp {
         self.send(context, kind, psn, payload, |header| {
             header.payload_bytes = payload_bytes as u16;
             header.psns = psns as u8;
+            if wants_ack {
+                header.flags |= flag::WANTS_ACK;
+            }
             if packet == 0 {
                 header.flags |= flag::FIRST;
                 header.addr = request.remote_addr;

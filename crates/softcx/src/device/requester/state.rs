@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::flow_window::FlowWindow;
 use super::message::OutstandingMessage;
 use crate::device::packet::psn_distance;
 
@@ -42,7 +43,9 @@ pub(crate) struct Requester {
     /// The oldest PSN without acknowledgement, and the one after the highest that was sent.
     pub(super) unacked_psn: u32,
     pub(super) unsent_psn: u32,
-    /// Reads and atomics before the cursor that are not answered: those on their way.
+    /// How many packets may be on their way to another host.
+    pub(super) window: FlowWindow,
+    /// Requests for reads and atomics before the cursor that are not answered: those on their way.
     pub(super) reads: u32,
     /// Reads and atomics in `messages` that are not answered.
     pub(super) unanswered: u32,
@@ -140,7 +143,8 @@ impl Requester {
                 // It takes no packets and is still to be done.
                 return;
             }
-            if message.wants_response() || arrived < message.packets as i32 {
+            let is_answered = message.wants_response() && message.answered();
+            if !is_answered && (message.wants_response() || arrived < message.packets as i32) {
                 if !message.wants_response() && arrived > self.packet as i32 {
                     self.packet = arrived as u32;
                 }

@@ -1,7 +1,7 @@
 //! What the responder owes: responses to reads and atomics, acknowledgements and refusals, in the order of their requests.
 
 use super::state::Response;
-use crate::device::packet::{AckCode, Header, PacketKind, PacketPayload, psn_add};
+use crate::device::packet::{AckCode, Header, PacketKind, PacketPayload, flag, psn_add};
 use crate::device::qp::{DeviceParts, Qp};
 
 /// Response packets that one queue pair sends before others have their turn.
@@ -35,6 +35,7 @@ impl Qp {
             return false;
         };
         let mut sent = 0;
+        let msn = self.responder.msn;
         while let Some(answer) = self.responder.answers.pop_front() {
             if sent == BURST || context.wire.congested(remote.to) {
                 self.responder.answers.push_front(answer);
@@ -46,6 +47,7 @@ impl Qp {
                     self.send(context, kind, psn, PacketPayload::Empty, |header| {
                         header.code = code;
                         header.operand = operand;
+                        header.set_msn(msn);
                     });
                 }
                 Response::Read {
@@ -61,7 +63,15 @@ impl Qp {
         }
         if self.responder.late.is_none() && std::mem::take(&mut self.responder.owes_ack) {
             let psn = psn_add(self.responder.expected_psn, 0xff_ffff);
-            self.send(context, PacketKind::Ack, psn, PacketPayload::Empty, |_| {});
+            self.send(
+                context,
+                PacketKind::Ack,
+                psn,
+                PacketPayload::Empty,
+                |header| {
+                    header.set_msn(msn);
+                },
+            );
         }
         false
     }
@@ -83,8 +93,16 @@ impl Qp {
             self.answer(PacketKind::Ack, psn, AckCode::AccessError, 0);
             return self.enter_error(context);
         };
+        let msn = self.responder.msn;
         self.send(context, PacketKind::ReadResponse, psn, payload, |header| {
-            header.payload_bytes = payload_bytes as u16
+            header.payload_bytes = payload_bytes as u16;
+            header.set_msn(msn);
+            if done_bytes == 0 {
+                header.flags |= flag::FIRST;
+            }
+            if done_bytes + payload_bytes == total {
+                header.flags |= flag::LAST;
+            }
         });
         let done_bytes = done_bytes + payload_bytes;
         if done_bytes < total {

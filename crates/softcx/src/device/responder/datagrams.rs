@@ -36,7 +36,13 @@ impl Qp {
             return;
         };
         let link = context.link();
-        let grh = header.has(flag::GRH).then(|| grh(header, link, source));
+        let from = context.sender.unwrap_or_else(|| {
+            let own = context.host_gid.filter(|_| header.source_lid == 0);
+            own.unwrap_or_else(|| gid_of(link, header.source_lid))
+        });
+        let grh = header
+            .has(flag::GRH)
+            .then(|| grh(header, link, &from, source));
         // Without a GRH its room stays as it was.
         let head = grh.as_ref().map_or(Ok(()), |bytes| {
             self.scatter(context, &GatherSource::Bytes(bytes), 0, capacity)
@@ -74,10 +80,15 @@ fn is_ipv4(gid: &[u8; 16]) -> bool {
 }
 
 /// The bytes in front of the payload.
-fn grh(header: &Header, link: LinkLayer, source: &GatherSource<'_>) -> [u8; GRH_BYTES] {
+fn grh(
+    header: &Header,
+    link: LinkLayer,
+    from: &[u8; 16],
+    source: &GatherSource<'_>,
+) -> [u8; GRH_BYTES] {
     let [traffic_class, hop_limit] = [(header.addr >> 40) as u8, (header.addr >> 32) as u8];
     let flow = u32::from(traffic_class) << 20 | header.addr as u32 & 0xf_ffff;
-    let (from, to) = (gid_of(link, header.source_lid), header.grh_gid());
+    let to = header.grh_gid();
     let imm = if header.has(flag::IMMEDIATE) {
         IMM_BYTES
     } else {
@@ -106,7 +117,7 @@ fn grh(header: &Header, link: LinkLayer, source: &GatherSource<'_>) -> [u8; GRH_
     put(0, &(6 << 28 | flow).to_be_bytes());
     put(4, &(len as u16).to_be_bytes());
     put(6, &[next, hop_limit]);
-    put(8, &from);
+    put(8, from);
     put(24, &to);
     bytes
 }

@@ -8,9 +8,6 @@ use crate::device::packet::{AckCode, Header, flag};
 use crate::device::qp::{DeviceParts, Qp};
 use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
 
-/// Sequence numbers of one message after which it is acknowledged so far: well within a requester's window.
-const ACK_EVERY: u32 = 64;
-
 impl Qp {
     pub(super) fn on_send(
         &mut self,
@@ -59,8 +56,8 @@ impl Qp {
                         self.complete_recv(context, error);
                         return self.refuse(context, AckCode::AccessError);
                     }
-                    self.advance(header.psns.into());
-                    self.responder.owes_ack = true;
+                    self.advance_message(header.psns.into());
+                    self.responder.owes_ack |= header.has(flag::WANTS_ACK);
                     let ended = EndedMessage::new(header, send_opcode(header), index, done);
                     self.end_message(context, ended);
                 } else {
@@ -180,8 +177,8 @@ impl Qp {
         }
         if last {
             self.responder.arriving = None;
-            self.advance(header.psns.into());
-            self.responder.owes_ack = true;
+            self.advance_message(header.psns.into());
+            self.responder.owes_ack |= header.has(flag::WANTS_ACK);
             if let Some(index) = receive {
                 let ended = EndedMessage::new(header, CqeOpcode::RespWriteImm, index, total);
                 self.end_message(context, ended);
@@ -231,12 +228,10 @@ impl Qp {
         self.complete_recv(context, cqe);
     }
 
-    /// A packet that does not end its message. The requester's window is shorter than a long message, so packets before the last one are
-    /// acknowledged, too.
+    /// A packet that does not end its message.
     fn advance_inside(&mut self, header: &Header) {
-        let before = self.responder.expected_psn / ACK_EVERY;
         self.advance(header.psns.into());
-        self.responder.owes_ack |= self.responder.expected_psn / ACK_EVERY != before;
+        self.responder.owes_ack |= header.has(flag::WANTS_ACK);
     }
 }
 

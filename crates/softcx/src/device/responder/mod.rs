@@ -88,6 +88,22 @@ impl Qp {
         self.responder.expected_psn = psn_add(self.responder.expected_psn, packets);
     }
 
+    /// The last packet of a message.
+    fn advance_message(&mut self, packets: u32) {
+        self.advance(packets);
+        self.responder.msn = psn_add(self.responder.msn, 1);
+    }
+
+    /// A packet came through congestion. Whether the peer is to be told: once in so long.
+    pub(crate) fn owes_notice(&mut self, now_ns: u64, every_ns: u64) -> bool {
+        let told = self.responder.noticed_ns;
+        let owes = told.is_none_or(|told| now_ns.saturating_sub(told) >= every_ns);
+        if owes {
+            self.responder.noticed_ns = Some(now_ns);
+        }
+        owes
+    }
+
     /// Notifies the owner, once, that packets arrive before it has made the transition to RTS.
     fn notify_established(&mut self) {
         if self.state() == State::ReadyToReceive && !self.responder.established {

@@ -60,7 +60,7 @@ impl Qp {
             return self.refuse(context, AckCode::AccessError);
         }
         self.responder.answers.push_back(read_answer(header));
-        self.advance(self.response_packets(header.total_bytes));
+        self.advance_message(self.response_packets(header.total_bytes));
     }
 
     pub(super) fn on_atomic(&mut self, context: &mut DeviceParts, header: &Header) {
@@ -90,7 +90,7 @@ impl Qp {
         }
         self.responder.results.push_back((header.psn, old));
         self.answer(PacketKind::AtomicResponse, header.psn, AckCode::Ack, old);
-        self.advance(1);
+        self.advance_message(1);
     }
 
     fn response_packets(&self, total_bytes: u32) -> u32 {

@@ -9,6 +9,10 @@ use doorbell_wire::mlx5::CqeOpcode;
 #[derive(Debug, Default)]
 pub(crate) struct Responder {
     pub(super) expected_psn: u32,
+    /// Messages that are complete: sends, writes, reads and atomics.
+    pub(super) msn: u32,
+    /// When the peer was told last that its packets come through a congested network.
+    pub(super) noticed_ns: Option<u64>,
     /// A negative answer is out: what comes before the expected packet is dropped without another one.
     pub(super) refused: bool,
     pub(super) arriving: Option<Arriving>,

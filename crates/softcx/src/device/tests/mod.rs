@@ -9,6 +9,7 @@ mod fabric;
 mod faults;
 mod fetch;
 pub(crate) mod harness;
+mod hosts;
 mod injected;
 mod late_packets;
 mod operations;

@@ -284,10 +284,10 @@ fn port(port: &PortIdentity) -> QueryPortResp {
         pkey_tbl_len: limits::PKEYS,
         lid: port.lid,
         sm_lid: u16::from(!ethernet),
-        // IBV_PORT_ACTIVE, IBV_MTU_4096, 4 lanes of HDR, link up.
+        // IBV_PORT_ACTIVE, 4 lanes of HDR, link up.
         state: 4,
         max_mtu: 5,
-        active_mtu: 5,
+        active_mtu: port.interface.mtu.into(),
         max_vl_num: 1,
         subnet_timeout: 18,
         active_width: 2,

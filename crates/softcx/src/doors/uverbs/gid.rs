@@ -9,8 +9,6 @@ use crate::doors::port::GIDS;
 /// `IB_UVERBS_GID_TYPE_IB` and `_ROCE_V2`.
 const IB: u32 = 0;
 const ROCE_V2: u32 = 2;
-/// The loopback interface: that of this host that RoCE on the fabric would go over.
-const LOOPBACK: u32 = 1;
 /// ::ffff:10.9.8.7, and an interface whose number nothing has here.
 const FOREIGN: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 9, 8, 7];
 const FOREIGN_INTERFACE: u32 = i32::MAX as u32;
@@ -70,7 +68,7 @@ fn entry(call: &UverbsCall<'_>, index: u32) -> Option<GidEntry> {
     let port = &call.context.port;
     let own = call.context.client.gid_index().map(u32::from);
     let (gid, interface) = match index {
-        _ if own == Some(index) => (port.gid, LOOPBACK),
+        _ if own == Some(index) => (port.gid, port.interface.index),
         _ if port.is_foreign_gid(index) => (FOREIGN, FOREIGN_INTERFACE),
         _ => return None,
     };

@@ -4,7 +4,7 @@
 mod end;
 
 pub(crate) use self::end::{End, INLINE, Shape};
-use crate::device::{Device, DeviceOptions, Faults, LinkLayer};
+use crate::device::{Device, DeviceOptions, Faults, LinkLayer, WireKind};
 
 /// Simulated time of one turn.
 const TURN_NS: u64 = 2_000;
@@ -25,6 +25,15 @@ impl World {
             devices: (0..devices)
                 .map(|_| Device::without_engine().unwrap())
                 .collect(),
+            now_ns: 0,
+        }
+    }
+
+    /// Devices that reach each other by UDP, over the loopback interface of this host.
+    pub(crate) fn by_udp(devices: usize) -> World {
+        let open = |_| Device::without_engine_on(WireKind::Udp(None)).unwrap();
+        World {
+            devices: (0..devices).map(open).collect(),
             now_ns: 0,
         }
     }

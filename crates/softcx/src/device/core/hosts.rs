@@ -1,0 +1,266 @@
+//! Packets from other hosts and to them.
+
+use std::collections::VecDeque;
+
+use super::DeviceCore;
+use super::lanes::fill;
+use super::packets::numbered;
+use crate::device::capture::FrameCapture;
+use crate::device::copies::Copies;
+use crate::device::gather::GatherSource;
+use crate::device::keys::Keys;
+use crate::device::packet::{Header, MAX_PAYLOAD_BYTES, Packet, PacketKind, Service};
+use crate::device::roce::{
+    MAX_HEADER_BYTES, RoceFrame, UdpFlow, notice_bytes, read_frame, seal_frame, write_headers,
+};
+use crate::device::udp::{Arrival, UdpWire};
+use doorbell_wire::mlx5::Datagram;
+
+/// System calls for what has arrived, before others have their turn.
+const ROUNDS: usize = 4;
+/// The bits of the traffic class that say that a router was congested (RFC 3168).
+const CONGESTION: u8 = 3;
+/// A peer is told of it so often at most.
+const NOTICE_NS: u64 = 50_000;
+
+impl DeviceCore {
+    /// Takes packets that have arrived by UDP.
+    pub(super) fn receive_from_hosts(&mut self, now_ns: u64) -> bool {
+        let Some(mut udp) = self.parts.udp.take() else {
+            return false;
+        };
+        let mut worked = false;
+        for _ in 0..ROUNDS {
+            let (count, more) = udp.receive();
+            for at in 0..count {
+                match udp.arrivals.get(at) {
+                    Some(arrival) => self.take_datagram(now_ns, udp.gid, &arrival),
+                    None => self.parts.counters.packets_dropped += 1,
+                }
+            }
+            // What refers to the bytes is done before the next ones take their place.
+            self.settle(now_ns);
+            worked |= count > 0;
+            if !more {
+                break;
+            }
+        }
+        self.parts.udp = Some(udp);
+        worked
+    }
+
+    fn take_datagram(&mut self, now_ns: u64, own: [u8; 16], arrival: &Arrival<'_>) {
+        let flow = UdpFlow {
+            from: arrival.from,
+            to: own,
+            source_port: arrival.source_port,
+        };
+        let Ok(frame) = read_frame(&flow, arrival.bytes) else {
+            self.parts.counters.packets_dropped += 1;
+            return;
+        };
+        if let Some(capture) = &mut self.parts.capture {
+            capture.record(now_ns, &flow, arrival.bytes);
+        }
+        let (mut header, payload) = match frame {
+            RoceFrame::Packet(header, payload) => (header, payload),
+            RoceFrame::CongestionNotice(qpn) => return self.take_notice(qpn, arrival.from),
+        };
+        if header.service == Service::Datagram {
+            let header_fields = Datagram {
+                gid: own,
+                traffic_class: arrival.traffic_class,
+                hop_limit: arrival.hop_limit,
+                ..Datagram::default()
+            };
+            header.set_grh(&header_fields);
+        } else {
+            let slot = self.slot_of(header.dst_qpn);
+            if let Some(qp) = numbered(&mut self.qps, slot, header.dst_qpn)
+                && let Some(remote) = qp.remote
+            {
+                header.source_qpn = remote.qpn;
+                if arrival.traffic_class & CONGESTION == CONGESTION
+                    && qp.expects(&header, Some(arrival.from))
+                    && qp.owes_notice(now_ns, NOTICE_NS)
+                {
+                    self.parts.notices.push((arrival.from, remote.qpn));
+                }
+            }
+        }
+        let Some(bytes) = arrival.bytes.get(payload) else {
+            return;
+        };
+        let source = GatherSource::Lane {
+            start: bytes.as_ptr(),
+            len_bytes: bytes.len() as u32,
+        };
+        self.parts.sender = Some(arrival.from);
+        self.dispatch(now_ns, &header, &source);
+        self.parts.sender = None;
+    }
+
+    /// A notice of congestion from the peer of a queue pair.
+    fn take_notice(&mut self, qpn: u32, from: [u8; 16]) {
+        let slot = self.slot_of(qpn);
+        let receiver = numbered(&mut self.qps, slot, qpn);
+        match receiver.filter(|qp| qp.is_connected_to(from)) {
+            Some(qp) => {
+                qp.on_congestion_notice();
+                self.parts.counters.congestion_notices += 1;
+            }
+            None => self.parts.counters.packets_dropped += 1,
+        }
+    }
+
+    /// Sends packets to other hosts.
+    pub(super) fn send_to_hosts(&mut self, now_ns: u64) -> bool {
+        let parts = &mut self.parts;
+        let Some(udp) = parts.udp.as_deref_mut() else {
+            return false;
+        };
+        let mut worked = false;
+        let mut lost = Vec::new();
+        loop {
+            let (is_through, refused) = udp.departures.send();
+            parts.counters.packets_dropped += refused;
+            if !is_through {
+                break;
+            }
+            while udp.departures.room() > 0
+                && let Some((to, qpn)) = parts.notices.pop()
+            {
+                write_notice(udp, to, qpn);
+            }
+            let queue = parts.wire.for_hosts();
+            let count = queue.len().min(udp.departures.room());
+            if count == 0 && udp.departures.is_empty() {
+                break;
+            }
+            worked = true;
+            let mut builder = FrameBuilder {
+                udp,
+                keys: &parts.keys,
+                copies: &mut parts.copies,
+                capture: parts.capture.as_deref_mut(),
+                now_ns,
+            };
+            if builder.build(queue, count) {
+                queue.drain(..count);
+                continue;
+            }
+            // Of which packet the bytes are gone, is found out when each goes alone.
+            for (to, packet) in queue.drain(..count) {
+                let header = packet.header;
+                let mut alone = VecDeque::from([(to, packet)]);
+                if builder.build(&alone, 1) {
+                    continue;
+                }
+                if header.kind == PacketKind::ReadResponse {
+                    alone[0].1 = Packet {
+                        header: header.refused(),
+                        payload: crate::device::packet::PacketPayload::Empty,
+                    };
+                    builder.build(&alone, 1);
+                } else if builder.copies.take_lost_source() {
+                    lost.push(header);
+                }
+            }
+        }
+        if worked {
+            self.release_held();
+        }
+        for header in lost {
+            self.lose_source(now_ns, &header);
+        }
+        worked
+    }
+}
+
+fn write_notice(udp: &mut UdpWire, to: [u8; 16], qpn: u32) {
+    let (flow, source_port) = udp.departures.flow(0, qpn);
+    let ends = UdpFlow {
+        from: udp.gid,
+        to,
+        source_port,
+    };
+    let Some(frame) = udp.departures.slot(0) else {
+        return;
+    };
+    let notice = notice_bytes(qpn);
+    frame[..notice.len()].copy_from_slice(&notice);
+    let len_bytes = seal_frame(&ends, frame, notice.len());
+    udp.departures.push(to, flow, len_bytes);
+}
+
+/// Makes frames of packets.
+struct FrameBuilder<'a> {
+    udp: &'a mut UdpWire,
+    keys: &'a Keys,
+    copies: &'a mut Copies,
+    capture: Option<&'a mut FrameCapture>,
+    now_ns: u64,
+}
+
+impl FrameBuilder<'_> {
+    /// Builds the frames of the first packets. Returns false, and builds none, if bytes of one of them cannot be read.
+    #[allow(unsafe_code)] // frames are filled by address
+    fn build(&mut self, queue: &VecDeque<([u8; 16], Packet)>, count: usize) -> bool {
+        self.copies.begin_fetches();
+        let mut is_whole = true;
+        let mut starts = [None; 64];
+        for (ahead, (_, packet)) in queue.iter().take(count.min(starts.len())).enumerate() {
+            let source = GatherSource::of(&packet.payload, packet.header.payload_bytes);
+            let fits = source.len_bytes() as usize <= MAX_PAYLOAD_BYTES;
+            let Some(frame) = self.udp.departures.slot(ahead) else {
+                is_whole = false;
+                break;
+            };
+            let Some(headers) = frame.first_chunk_mut::<MAX_HEADER_BYTES>() else {
+                is_whole = false;
+                break;
+            };
+            let Some(at) = write_headers(&packet.header, headers).filter(|_| fits) else {
+                // No packet of RoCE: dropped.
+                continue;
+            };
+            let payload = frame[at..].as_mut_ptr();
+            if !fill(self.keys, self.copies, &source, payload) {
+                is_whole = false;
+                break;
+            }
+            starts[ahead] = Some(at);
+        }
+        // SAFETY: frames of the batch, which are ours until they are sent.
+        if unsafe { self.copies.end_fetches() }.is_err() || !is_whole {
+            return false;
+        }
+        let mut ready = 0;
+        for (ahead, (to, packet)) in queue.iter().take(count).enumerate() {
+            let header = &packet.header;
+            // Earlier ones were pushed: the slot of this one is now so many fewer ahead.
+            if let Some(at) = starts[ahead] {
+                self.seal(*to, header, ahead - ready, at);
+            }
+            ready += 1;
+        }
+        true
+    }
+
+    fn seal(&mut self, to: [u8; 16], header: &Header, ahead: usize, at: usize) {
+        let (flow, source_port) = self.udp.departures.flow(header.source_qpn, header.dst_qpn);
+        let ends = UdpFlow {
+            from: self.udp.gid,
+            to,
+            source_port,
+        };
+        let Some(frame) = self.udp.departures.slot(ahead) else {
+            return;
+        };
+        let len_bytes = seal_frame(&ends, frame, at + usize::from(header.payload_bytes));
+        if let Some(capture) = &mut self.capture {
+            capture.record(self.now_ns, &ends, &frame[..len_bytes]);
+        }
+        self.udp.departures.push(to, flow, len_bytes);
+    }
+}

@@ -1,0 +1,144 @@
+//! Datagrams that have arrived.
+#![allow(unsafe_code)] // a system call with many buffers
+
+use std::mem::{size_of, zeroed};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use super::socket::SocketAddress;
+use crate::device::roce::MAX_FRAME_BYTES;
+
+/// Datagrams that one system call takes.
+const BATCH: usize = 32;
+/// A longer datagram is no frame: it is cut off, and dropped for that.
+const STRIDE: usize = MAX_FRAME_BYTES.next_multiple_of(64);
+/// Room for the control messages about one datagram.
+const CONTROL_BYTES: usize = 64;
+
+/// A datagram.
+#[derive(Debug)]
+pub(crate) struct Arrival<'a> {
+    /// The address that it comes from, as a GID.
+    pub(crate) from: [u8; 16],
+    pub(crate) source_port: u16,
+    pub(crate) traffic_class: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) bytes: &'a [u8],
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct ArrivalNote {
+    from: Option<([u8; 16], u16)>,
+    traffic_class: u8,
+    hop_limit: u8,
+    len_bytes: usize,
+}
+
+/// The datagrams of one system call.
+#[derive(Debug)]
+pub(crate) struct Arrivals {
+    bytes: Box<[u8]>,
+    notes: [ArrivalNote; BATCH],
+}
+
+#[repr(align(8))]
+#[derive(Clone, Copy)]
+struct Control(#[expect(dead_code, reason = "the kernel fills it")] [u8; CONTROL_BYTES]);
+
+impl Arrivals {
+    pub(super) fn new() -> Arrivals {
+        Arrivals {
+            bytes: vec![0; BATCH * STRIDE].into_boxed_slice(),
+            notes: [ArrivalNote::default(); BATCH],
+        }
+    }
+
+    pub(super) fn receive(&mut self, socket: &OwnedFd) -> (usize, bool) {
+        let mut names = [SocketAddress::zero(); BATCH];
+        let mut controls = [Control([0; CONTROL_BYTES]); BATCH];
+        let mut buffers = [libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: STRIDE,
+        }; BATCH];
+        // SAFETY: all zeros is a message without buffers.
+        let mut messages: [libc::mmsghdr; BATCH] = unsafe { zeroed() };
+        let slots = self.bytes.chunks_exact_mut(STRIDE);
+        for (at, slot) in slots.enumerate().take(BATCH) {
+            buffers[at].iov_base = slot.as_mut_ptr().cast();
+            let message = &mut messages[at].msg_hdr;
+            message.msg_name = (&raw mut names[at]).cast();
+            message.msg_namelen = size_of::<SocketAddress>() as libc::socklen_t;
+            message.msg_iov = &raw mut buffers[at];
+            message.msg_iovlen = 1;
+            message.msg_control = (&raw mut controls[at]).cast();
+            message.msg_controllen = CONTROL_BYTES as _;
+        }
+        // SAFETY: each message has a name, a buffer and room for control messages of these lengths, which outlive the call.
+        let got = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                messages.as_mut_ptr(),
+                BATCH as libc::c_uint,
+                libc::MSG_DONTWAIT as _,
+                std::ptr::null_mut(),
+            )
+        };
+        let got = usize::try_from(got).unwrap_or(0);
+        for at in 0..got {
+            let message = &messages[at];
+            let (traffic_class, hop_limit) = marks(&message.msg_hdr);
+            let is_whole = message.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
+            self.notes[at] = ArrivalNote {
+                from: names[at].gid_and_port().filter(|_| is_whole),
+                traffic_class,
+                hop_limit,
+                len_bytes: (message.msg_len as usize).min(STRIDE),
+            };
+        }
+        (got, got == BATCH)
+    }
+
+    /// A datagram of the last call; `None` if it was longer than any frame.
+    pub(crate) fn get(&self, at: usize) -> Option<Arrival<'_>> {
+        let note = self.notes.get(at)?;
+        let (from, source_port) = note.from?;
+        Some(Arrival {
+            from,
+            source_port,
+            traffic_class: note.traffic_class,
+            hop_limit: note.hop_limit,
+            bytes: self.bytes.get(at * STRIDE..at * STRIDE + note.len_bytes)?,
+        })
+    }
+}
+
+/// Traffic class and hop limit from the control messages of a datagram.
+fn marks(message: &libc::msghdr) -> (u8, u8) {
+    let (mut traffic_class, mut hop_limit) = (0, 0);
+    // SAFETY: the kernel has filled the control messages of this header.
+    let mut control = unsafe { libc::CMSG_FIRSTHDR(message) };
+    while !control.is_null() {
+        // SAFETY: within the control messages, as the macros have it; the first byte of the data is there. On a little-endian machine it is the low
+        // byte of an int, and the type of service is one byte.
+        let (level, kind, value) = unsafe {
+            let data = libc::CMSG_DATA(control);
+            let value = if (*control).cmsg_len as usize >= libc::CMSG_LEN(4) as usize {
+                data.cast::<i32>().read_unaligned() as u8
+            } else {
+                data.read()
+            };
+            ((*control).cmsg_level, (*control).cmsg_type, value)
+        };
+        match (level, kind) {
+            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                traffic_class = value;
+            }
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                hop_limit = value;
+            }
+            _ => {}
+        }
+        // SAFETY: as above.
+        control = unsafe { libc::CMSG_NXTHDR(message, control) };
+    }
+    (traffic_class, hop_limit)
+}

@@ -1,0 +1,105 @@
+//! The thread that waits for datagrams. A sleeping engine hears of them by it.
+#![allow(unsafe_code)] // the poll system call
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::device::engine::EngineCore;
+use crate::{Error, Result};
+
+/// How long it leaves the socket to a thread that makes the device's progress, before it looks whether that still does.
+const NAP: Duration = Duration::from_micros(200);
+
+/// The thread. It ends with this.
+#[derive(Debug)]
+pub(crate) struct UdpWatcher {
+    stop: Arc<AtomicBool>,
+    /// Readable when it is to stop.
+    bell: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl UdpWatcher {
+    pub(crate) fn start(nic: Arc<EngineCore>, socket: OwnedFd) -> Result<UdpWatcher> {
+        let failed = |operation, error: &std::io::Error| Error::System {
+            operation,
+            errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
+        };
+        // SAFETY: takes numbers only.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(failed("eventfd", &std::io::Error::last_os_error()));
+        }
+        // SAFETY: just opened, and nobody else's.
+        let bell = unsafe { OwnedFd::from_raw_fd(fd) };
+        let stop = Arc::new(AtomicBool::new(false));
+        let watched = bell
+            .try_clone()
+            .map_err(|error| failed("dup of an eventfd", &error))?;
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name("softcx-udp".into())
+            .spawn(move || watch(&nic, &socket, &watched, &stopped))
+            .map_err(|error| failed("start of the thread of the UDP wire", &error))?;
+        Ok(UdpWatcher {
+            stop,
+            bell,
+            thread: Some(thread),
+        })
+    }
+}
+
+fn watch(nic: &EngineCore, socket: &OwnedFd, bell: &OwnedFd, stop: &AtomicBool) {
+    let mut seen = nic.driven.load(Ordering::Relaxed);
+    while !stop.load(Ordering::Acquire) {
+        let driven = nic.driven.load(Ordering::Relaxed);
+        if driven != seen {
+            // Another thread runs the device, and takes what arrives.
+            seen = driven;
+            std::thread::sleep(NAP);
+            continue;
+        }
+        wait(socket, bell);
+        if nic.driven.load(Ordering::Relaxed) != seen || stop.load(Ordering::Acquire) {
+            continue;
+        }
+        let mut core = nic.lock();
+        let worked = nic.turn(&mut core, nic.now_ns());
+        let more = core.has_more_to_do();
+        drop(core);
+        if more {
+            nic.wake_word.wake();
+        }
+        if !worked {
+            // A device that does nothing, such as one that is gone, leaves the datagram where it is.
+            std::thread::sleep(NAP);
+        }
+    }
+}
+
+fn wait(socket: &OwnedFd, bell: &OwnedFd) {
+    let watched = |fd: &OwnedFd| libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut fds = [watched(socket), watched(bell)];
+    // SAFETY: two entries. Every outcome is fine: the caller looks again.
+    unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
+}
+
+impl Drop for UdpWatcher {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: eight bytes, as an eventfd takes them. It cannot be full.
+        unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        if let Some(thread) = self.thread.take() {
+            // It does not panic; if it did, the panic was printed, and a drop is no place for another.
+            let _ = thread.join();
+        }
+    }
+}
