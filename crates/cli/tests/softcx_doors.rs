@@ -537,8 +537,8 @@ fn shell_scripts_see_the_device_through_both_doors() {
                 "/sys/devices/pci5c0f:00/5c0f:00:00.0\n",
             ),
             (
-                "find -L /sys/class/infiniband -maxdepth 4 -name lid",
-                "/sys/class/infiniband/mlx5_0/ports/1/lid\n",
+                "find /sys/devices/pci5c0f:00 -name lid",
+                "/sys/devices/pci5c0f:00/5c0f:00:00.0/infiniband/mlx5_0/ports/1/lid\n",
             ),
             (
                 "cat /sys/bus/pci/devices/*/class | grep -c 0x020700; test -e /sys/bus/pci/devices/5c0f:00:00.0/driver/5c0f:00:00.0",

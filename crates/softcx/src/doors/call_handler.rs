@@ -333,7 +333,11 @@ fn open_for_reading(tree: &Path, file: &Path, flags: i32) -> Result<OwnedFd, Ref
         )
     } as i32;
     if fd < 0 {
-        return Err(last_errno());
+        return Err(match last_errno() {
+            // A link that leads out of the tree: none of ours.
+            libc::EXDEV => libc::ELOOP,
+            errno => errno,
+        });
     }
     // SAFETY: just opened, with no other owner.
     let opened = unsafe { OwnedFd::from_raw_fd(fd) };
