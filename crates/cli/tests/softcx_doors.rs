@@ -407,6 +407,7 @@ fn both_doors_answer_path_calls_alike() {
         .collect();
     let node = "/dev/infiniband/uverbs0";
     let folder = "/sys/class/infiniband/mlx5_0";
+    let function = "devices/pci5c0f:00/5c0f:00:00.0";
     for expected in [
         format!("open(RDWR|CLOEXEC) {node}: ok type 20000 flags 1"),
         format!("open(RDONLY) {node}: ok type 20000 flags 0"),
@@ -429,9 +430,18 @@ fn both_doors_answer_path_calls_alike() {
         format!("access(W) {folder}/node_type: EACCES"),
         format!("open(WRONLY|CREAT|TRUNC) {folder}/node_type: EACCES"),
         format!("fopen(r) {folder}/node_type: ok 1: CA"),
-        format!("readlink {folder}/device: EINVAL"),
-        format!("realpath(NULL) {folder}/device: ok{folder}/device"),
-        format!("canonicalize_file_name {folder}/device/../node_guid: ok{folder}/node_guid"),
+        format!("readlink {folder}/device: ok../../../5c0f:00:00.0"),
+        format!("readlink {folder}: ok../../{function}/infiniband/mlx5_0"),
+        format!("readlink {folder}/node_type: EINVAL"),
+        format!("realpath(NULL) {folder}/device: ok/sys/{function}"),
+        format!("realpath {folder}: ok/sys/{function}/infiniband/mlx5_0"),
+        format!("realpath /sys/bus/pci/devices/5c0f:00:00.0: ok/sys/{function}"),
+        "realpath /sys/bus/pci/devices: ok/sys/bus/pci/devices".into(),
+        format!("fopen(r) /sys/bus/pci/devices/5c0f:00:00.0/vendor: ok 0x15b3"),
+        format!(
+            "canonicalize_file_name {folder}/device/../../pci5c0f:00/5c0f:00:00.0/irq: ok/sys/{function}/irq"
+        ),
+        format!("open(RDONLY) {folder}/device/../node_guid: ENOENT"),
         format!("realpath {folder}/node_type/x: ENOTDIR"),
         "access(F) /sys/class/infiniband/mlx5_1: ENOENT".into(),
         "openat from infiniband/uverbs0: ok type 20000 flags 0".into(),
@@ -524,11 +534,15 @@ fn shell_scripts_see_the_device_through_both_doors() {
             ("cat /sys/class/infiniband/*/ports/*/state", "4: ACTIVE\n"),
             (
                 "realpath /sys/class/infiniband/mlx5_0/device",
-                "/sys/class/infiniband/mlx5_0/device\n",
+                "/sys/devices/pci5c0f:00/5c0f:00:00.0\n",
             ),
             (
-                "find /sys/class/infiniband -name lid",
-                "/sys/class/infiniband/mlx5_0/ports/1/lid\n",
+                "find /sys/devices/pci5c0f:00 -name lid",
+                "/sys/devices/pci5c0f:00/5c0f:00:00.0/infiniband/mlx5_0/ports/1/lid\n",
+            ),
+            (
+                "cat /sys/bus/pci/devices/*/class | grep -c 0x020700; test -e /sys/bus/pci/devices/5c0f:00:00.0/driver/5c0f:00:00.0",
+                "1\n",
             ),
             (
                 "cd / && cat sys/class/infiniband/mlx5_0/node_type",

@@ -165,7 +165,9 @@ int main(void)
 		"/sys/class/infiniband/mlx5_0", "/sys/class/infiniband/mlx5_0/node_type", "/sys/class/infiniband/mlx5_0/device",
 		"/sys/class/infiniband/mlx5_0/device/../node_guid", "/sys/class/infiniband/mlx5_0/ports/1/gids/0",
 		"/sys/class/infiniband/mlx5_1", "/sys/class/infiniband_verbs", "/sys/class/infiniband_verbs/uverbs0/ibdev",
-		"/sys/class/infiniband_mad", "/sys/class/infiniband/mlx5_0/node_type/x", "/nowhere/infiniband", "/proc/version", "",
+		"/sys/class/infiniband_mad", "/sys/class/infiniband/mlx5_0/node_type/x", "/nowhere/infiniband",
+		"/sys/class/infiniband/mlx5_0/device/../../pci5c0f:00/5c0f:00:00.0/irq", "/sys/bus/pci/devices",
+		"/sys/bus/pci/devices/5c0f:00:00.0", "/sys/bus/pci/devices/5c0f:00:00.0/vendor", "/proc/version", "",
 	};
 	if (chdir("/")) return 1;
 	for (unsigned i = 0; i < sizeof paths / sizeof *paths; i++) ask(paths[i]);

@@ -1,11 +1,14 @@
 //! Functions that look at permissions, links, true names and extended attributes of files.
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use softcx::doors::Local;
 
 use crate::calls::{fail, next};
 use crate::paths::{PathClass, absolute, as_path, classify_path, lead};
+use crate::state;
 
 fn answer(checked: Result<(), c_int>) -> c_int {
     checked.map_or_else(fail, |()| 0)
@@ -67,7 +70,16 @@ pub unsafe extern "C" fn readlinkat(
     unsafe {
         match &lead(directory, path) {
             PathClass::Node => fail(libc::EINVAL) as isize,
-            PathClass::File(file) => fail(Local::no_link(as_path(file))) as isize,
+            PathClass::File(_) if len as c_int <= 0 => fail(libc::EINVAL) as isize,
+            PathClass::File(file) => match Local::read_link(as_path(file)) {
+                Ok(text) => {
+                    let text = text.as_os_str().as_bytes();
+                    let len = text.len().min(len);
+                    std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), len);
+                    len as isize
+                }
+                Err(errno) => fail(errno) as isize,
+            },
             PathClass::Elsewhere => {
                 libc::syscall(libc::SYS_readlinkat, directory, path, to, len) as isize
             }
@@ -136,16 +148,21 @@ pub unsafe extern "C" fn realpath(path: *const c_char, to: *mut c_char) -> *mut 
     // SAFETY: the type of the function of this name; the arguments are the caller's.
     unsafe {
         let real: TrueName = next!(c"realpath", TrueName, std::ptr::null_mut());
-        // Nothing of ours is a link, so the absolute form is the true name.
         let Some(name) = absolute(libc::AT_FDCWD, path) else {
             return real(path, to);
         };
-        let exists = match &classify_path(&name) {
-            PathClass::Node => Ok(()),
-            PathClass::File(file) => Local::check_file_access(as_path(file), libc::F_OK),
+        let found = match &classify_path(&name) {
+            PathClass::Node => Ok(name),
+            PathClass::File(file) => true_name(file, real),
             PathClass::Elsewhere => return real(path, to),
         };
-        let name = CString::new(name.into_os_string().into_encoded_bytes());
+        let exists = found.as_ref().map(drop).map_err(|errno| *errno);
+        let name = CString::new(
+            found
+                .unwrap_or_default()
+                .into_os_string()
+                .into_encoded_bytes(),
+        );
         match (exists, name) {
             // To where the caller wants it, which has room for a path, or to memory that the caller frees.
             (Ok(()), Ok(name)) if to.is_null() => libc::strdup(name.as_ptr()),
@@ -157,6 +174,24 @@ pub unsafe extern "C" fn realpath(path: *const c_char, to: *mut c_char) -> *mut 
                 std::ptr::null_mut()
             }
         }
+    }
+}
+
+/// The true name of a file of the private tree, as programs know it.
+///
+/// # Safety
+/// `real` is the C library's `realpath`.
+unsafe fn true_name(file: &CString, real: TrueName) -> Result<PathBuf, c_int> {
+    let mut name = [0; libc::PATH_MAX as usize];
+    // SAFETY: the caller's word, a terminated path, and room for the longest name.
+    unsafe {
+        if real(file.as_ptr(), name.as_mut_ptr()).is_null() {
+            return Err(*libc::__errno_location());
+        }
+        let name = as_path(CStr::from_ptr(name.as_ptr()));
+        let public = state::started().and_then(|local| local.public_name(name));
+        // A link to a function that is not ours leads out of the tree.
+        Ok(public.unwrap_or_else(|| name.to_owned()))
     }
 }
 

@@ -10,8 +10,8 @@ use softcx::doors::Local;
 static LOCAL: AtomicPtr<Local> = AtomicPtr::new(std::ptr::null_mut());
 /// The process that `LOCAL` is of.
 static OWNER: AtomicI32 = AtomicI32::new(0);
-/// A thread is creating it.
-static STARTING: AtomicBool = AtomicBool::new(false);
+/// The thread that is creating it, or 0.
+static STARTING: AtomicI32 = AtomicI32::new(0);
 /// It cannot be had.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
@@ -25,7 +25,7 @@ pub fn started() -> Option<&'static Local> {
 /// The device, made now if need be. `None` when it cannot be had; why has been said then.
 pub fn start() -> Option<&'static Local> {
     // SAFETY: takes nothing and cannot fail.
-    let process = unsafe { libc::getpid() };
+    let (process, thread) = unsafe { (libc::getpid(), libc::gettid()) };
     if OWNER.load(Ordering::Acquire) != process {
         forget();
         OWNER.store(process, Ordering::Release);
@@ -37,8 +37,11 @@ pub fn start() -> Option<&'static Local> {
         if REFUSED.load(Ordering::Acquire) {
             return None;
         }
-        if !STARTING.swap(true, Ordering::AcqRel) {
-            break;
+        match STARTING.compare_exchange(0, thread, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => break,
+            // It looks at what the kernel has in these folders.
+            Err(starting) if starting == thread => return None,
+            Err(_) => {}
         }
         // Another thread is at it. It takes a millisecond, once; a lock here would be one that a fork may leave locked.
         // SAFETY: takes nothing.
@@ -56,14 +59,14 @@ pub fn start() -> Option<&'static Local> {
             }
         }
     }
-    STARTING.store(false, Ordering::Release);
+    STARTING.store(0, Ordering::Release);
     started()
 }
 
 /// In a forked child: what the parent made is not ours, and is left as it is.
 extern "C" fn forget() {
     LOCAL.store(std::ptr::null_mut(), Ordering::Release);
-    STARTING.store(false, Ordering::Release);
+    STARTING.store(0, Ordering::Release);
     REFUSED.store(false, Ordering::Release);
 }
 

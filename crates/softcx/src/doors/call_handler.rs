@@ -3,7 +3,7 @@
 
 use std::ffi::CString;
 use std::mem::zeroed;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -62,9 +62,9 @@ impl CallHandler {
             libc::SYS_statx => self.stat_at(call, &caller, a as i32, b, e, c as i32, Form::Statx),
             libc::SYS_fstat => self.stat_open(call, &caller, a as i32, b, Form::Stat),
             libc::SYS_faccessat => self.access(call, &caller, a as i32, b, c as i32),
-            // Flags do not change the answer: effective ids do not matter here, and nothing is a link.
+            // Flags do not change the answer: effective ids do not matter here, and no link leads nowhere.
             libc::SYS_faccessat2 => self.access(call, &caller, a as i32, b, c as i32),
-            libc::SYS_readlinkat => self.read_link(call, &caller, a as i32, b),
+            libc::SYS_readlinkat => self.read_link(call, &caller, a as i32, b, (c, d)),
             libc::SYS_getxattr
             | libc::SYS_lgetxattr
             | libc::SYS_listxattr
@@ -81,7 +81,7 @@ impl CallHandler {
             #[cfg(target_arch = "x86_64")]
             libc::SYS_access => self.access(call, &caller, here, a, b as i32),
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_readlink => self.read_link(call, &caller, here, a),
+            libc::SYS_readlink => self.read_link(call, &caller, here, a, (b, c)),
             _ => Ok(Reply::Continue),
         };
         served.unwrap_or_else(Reply::Errno)
@@ -148,7 +148,7 @@ impl CallHandler {
                 let waiting = || self.listener.is_waiting(call);
                 self.clients.open(process, waiting).map_err(failed)?
             }
-            PathTarget::File(file) => open_for_reading(&file, flags)?,
+            PathTarget::File(file) => open_for_reading(&self.tree, &file, flags)?,
         };
         // If it does not get there, the drop of this descriptor is the last close of the context.
         self.listener
@@ -224,12 +224,24 @@ impl CallHandler {
         caller: &Caller,
         directory: i32,
         path: u64,
+        (to, room): (u64, u64),
     ) -> Result<Reply, Refusal> {
-        match self.place(call, caller, directory, path) {
-            PathTarget::Elsewhere => Ok(Reply::Continue),
-            PathTarget::Node => Err(libc::EINVAL),
-            PathTarget::File(file) => Err(node::no_link(&file)),
-        }
+        let file = match self.place(call, caller, directory, path) {
+            PathTarget::Elsewhere => return Ok(Reply::Continue),
+            PathTarget::Node => return Err(libc::EINVAL),
+            PathTarget::File(file) => file,
+        };
+        // The system call takes an `int`.
+        let room = match room as i32 {
+            ..=0 => return Err(libc::EINVAL),
+            room => room as usize,
+        };
+        let text = node::read_link(&file)?;
+        let text = text.as_os_str().as_bytes();
+        let text = text.get(..room).unwrap_or(text);
+        let written = caller.write(to, text);
+        written.map_err(|_| libc::EFAULT)?;
+        Ok(Reply::Value(text.len() as i64))
     }
 
     fn extended_attributes(
@@ -299,15 +311,33 @@ fn terminated(path: &Path) -> Result<CString, Refusal> {
 }
 
 /// Opens a file of the private tree. The descriptor in this process is closed on exec; `flags` apply to the caller's descriptor. Programs of this
-/// user can change the tree, so symbolic links are not followed, and a pipe without a writer does not block this thread.
-fn open_for_reading(file: &Path, flags: i32) -> Result<OwnedFd, Refusal> {
+/// user can change the tree, so symbolic links that lead out of it are not followed, and a pipe without a writer does not block this thread.
+fn open_for_reading(tree: &Path, file: &Path, flags: i32) -> Result<OwnedFd, Refusal> {
     let flags = node::flags_for_file(file, flags)?;
-    let path = terminated(file)?;
-    let careful = libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    // SAFETY: a terminated path.
-    let fd = unsafe { libc::open(path.as_ptr(), flags | careful) };
+    let root =
+        std::fs::File::open(tree).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
+    let path = terminated(file.strip_prefix(tree).map_err(|_| libc::EXDEV)?)?;
+    let careful = libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK;
+    // SAFETY: plain numbers, for which zeros are fine.
+    let mut how: libc::open_how = unsafe { zeroed() };
+    how.flags = (flags | careful) as u64;
+    how.resolve = libc::RESOLVE_BENEATH;
+    // SAFETY: a terminated path, and a structure of that size.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_openat2,
+            root.as_raw_fd(),
+            path.as_ptr(),
+            &raw const how,
+            size_of::<libc::open_how>(),
+        )
+    } as i32;
     if fd < 0 {
-        return Err(last_errno());
+        return Err(match last_errno() {
+            // A link that leads out of the tree: none of ours.
+            libc::EXDEV => libc::ELOOP,
+            errno => errno,
+        });
     }
     // SAFETY: just opened, with no other owner.
     let opened = unsafe { OwnedFd::from_raw_fd(fd) };

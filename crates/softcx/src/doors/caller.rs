@@ -9,6 +9,7 @@ use std::mem::zeroed;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
+use super::node::without_links;
 use crate::device::space::{AccessFault, Space};
 
 const PAGE: u64 = 4096;
@@ -92,8 +93,8 @@ impl Caller {
         None
     }
 
-    /// The absolute form of a path that it gave together with a directory's descriptor. By its letters alone: a symbolic link to
-    /// the device's node is not followed.
+    /// The absolute form of a path that it gave together with a directory's descriptor. By its letters alone: of symbolic links, only those of
+    /// the device's sysfs files are followed, where `..` comes behind them.
     pub(super) fn absolute(&self, directory: i32, path: &Path) -> Option<PathBuf> {
         if path.is_absolute() {
             return Some(normal(path));
@@ -128,6 +129,8 @@ fn normal(path: &Path) -> PathBuf {
         match component {
             Component::Normal(name) => normal.push(name),
             Component::ParentDir => {
+                // Behind a link of the device's is the folder in which its target lies.
+                normal = without_links(&normal);
                 normal.pop();
             }
             Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
@@ -184,6 +187,7 @@ mod tests {
             "/dev/../dev/infiniband/x/../uverbs0",
             "/../dev/infiniband/uverbs0",
             "/dev/infiniband/uverbs0/",
+            "/sys/class/infiniband/mlx5_0/device/../../../../dev/infiniband/uverbs0",
         ] {
             assert_eq!(
                 absolute(libc::AT_FDCWD, path).as_ref(),

@@ -136,9 +136,17 @@ impl Local {
         node::check_file_access(file, mode)
     }
 
-    /// The errno of `readlink` on such a file.
-    pub fn no_link(file: &Path) -> i32 {
-        node::no_link(file)
+    /// The text of such a file that is a link.
+    ///
+    /// # Errors
+    /// The errno of `readlink`.
+    pub fn read_link(file: &Path) -> std::result::Result<PathBuf, i32> {
+        node::read_link(file)
+    }
+
+    /// The name under which programs know such a file, by its true name.
+    pub fn public_name(&self, file: &Path) -> Option<PathBuf> {
+        node::public_name(file, &self.tree)
     }
 
     /// The errno of `getxattr` and its variants on such a file.

@@ -25,6 +25,7 @@ mod local;
 mod node;
 mod objects;
 mod pages;
+mod pci_function;
 mod poll;
 mod port;
 mod process;

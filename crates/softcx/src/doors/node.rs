@@ -1,16 +1,16 @@
 //! The device's node as programs see it: its path, its attributes, what may be done with it, and the paths of its sysfs files.
 #![allow(unsafe_code)] // attributes as the bytes that a system call returns
 
+use std::ffi::{CString, OsString};
 use std::mem::zeroed;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use super::sysfs::{NODE_IN_TREE, RDEV};
+use super::pci_function::{ADDRESS, ALL};
+use super::sysfs::{self, FOLDERS, NODE_IN_TREE, RDEV};
 use crate::device::client::Errno;
 
 const MODE: u32 = libc::S_IFCHR | 0o666;
-/// What is shown in place of the kernel's, below `/sys`.
-const SYSFS: [&str; 2] = ["class/infiniband", "class/infiniband_verbs"];
 
 /// What a path that a program gave stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +29,32 @@ pub(super) fn may_lead_here(path: &Path) -> bool {
         let bytes = path.as_os_str().as_bytes();
         bytes.windows(name.len()).any(|part| part == name)
     };
-    has(b"infiniband") || has(b"uverbs0")
+    has(b"infiniband") || has(b"uverbs0") || has(b"pci")
+}
+
+/// The true name of a folder below `/sys` in which links of the private tree occur. Others stay as they are.
+pub(super) fn without_links(path: &Path) -> PathBuf {
+    let mut path = path.to_owned();
+    let links = sysfs::links();
+    // A link's target may lie behind another link, and none leads back to itself.
+    while let Some(next) = links.iter().find_map(|(link, target)| {
+        let rest = path.strip_prefix("/sys").ok()?.strip_prefix(link).ok()?;
+        Some(Path::new("/sys").join(target).join(rest))
+    }) {
+        path = next;
+    }
+    path
+}
+
+/// The name under which programs know a file of the private tree; `path` is its true name.
+pub(super) fn public_name(path: &Path, tree: &Path) -> Option<PathBuf> {
+    let below = path.strip_prefix(tree).ok()?;
+    let root = if below.starts_with("dev") {
+        "/"
+    } else {
+        "/sys"
+    };
+    Some(Path::new(root).join(below))
 }
 
 /// The target of an absolute path without `.` and `..`; `tree` is the private tree. A path inside the tree has the same target as the
@@ -38,7 +63,11 @@ pub(super) fn place(path: &Path, tree: &Path) -> PathTarget {
     let below = |root: &Path| path.strip_prefix(root).ok();
     let sysfs = [below(Path::new("/sys")), below(tree)];
     for below in sysfs.into_iter().flatten() {
-        if SYSFS.iter().any(|folder| below.starts_with(folder)) {
+        // The functions of the machine are all listed; only one of them is ours.
+        if below.strip_prefix(ALL).is_ok_and(is_other_function) {
+            return PathTarget::Elsewhere;
+        }
+        if FOLDERS.iter().any(|folder| below.starts_with(folder)) {
             return PathTarget::File(tree.join(below));
         }
     }
@@ -55,6 +84,10 @@ pub(super) fn place(path: &Path, tree: &Path) -> PathTarget {
         }
     }
     PathTarget::Elsewhere
+}
+
+fn is_other_function(below: &Path) -> bool {
+    below.iter().next().is_some_and(|name| name != ADDRESS)
 }
 
 /// Whether the node may be opened so.
@@ -78,7 +111,12 @@ pub(super) fn check_access(mode: i32) -> Result<(), Errno> {
 pub(super) fn flags_for_file(file: &Path, flags: i32) -> Result<i32, Errno> {
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
     let creates = flags & libc::O_CREAT != 0;
-    match std::fs::symlink_metadata(file) {
+    let found = if flags & libc::O_NOFOLLOW != 0 {
+        std::fs::symlink_metadata(file)
+    } else {
+        std::fs::metadata(file)
+    };
+    match found {
         Ok(_) if creates && flags & libc::O_EXCL != 0 => Err(libc::EEXIST),
         Ok(found) if (writes || creates) && found.is_dir() => Err(libc::EISDIR),
         Err(_) if creates => Err(libc::EACCES),
@@ -91,14 +129,33 @@ pub(super) fn flags_for_file(file: &Path, flags: i32) -> Result<i32, Errno> {
 
 /// Whether a file of the tree may be used so.
 pub(super) fn check_file_access(file: &Path, mode: i32) -> Result<(), Errno> {
-    let found = std::fs::symlink_metadata(file).map_err(errno)?;
+    let found = std::fs::metadata(file).map_err(errno)?;
     let searched = if found.is_dir() { libc::X_OK } else { 0 };
     permit(mode, libc::R_OK | searched)
 }
 
-/// The result of `readlink` on a file of the tree: none is a link.
-pub(super) fn no_link(file: &Path) -> Errno {
-    std::fs::symlink_metadata(file).map_or_else(errno, |_| libc::EINVAL)
+/// The text of a link of the tree.
+pub(super) fn read_link(file: &Path) -> Result<PathBuf, Errno> {
+    let path = CString::new(file.as_os_str().as_bytes()).map_err(|_| libc::EINVAL)?;
+    let mut text = vec![0; libc::PATH_MAX as usize];
+    // SAFETY: a terminated path, and room for a text of that length. By number: a library that is preloaded puts itself before the function,
+    // and calls this one.
+    let len = unsafe {
+        libc::syscall(
+            libc::SYS_readlinkat,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            text.as_mut_ptr(),
+            text.len(),
+        )
+    };
+    match usize::try_from(len) {
+        Ok(len) => {
+            text.truncate(len);
+            Ok(OsString::from_vec(text).into())
+        }
+        Err(_) => Err(errno(std::io::Error::last_os_error())),
+    }
 }
 
 /// The result of a query for extended attributes of a file of the tree.
@@ -192,7 +249,13 @@ mod tests {
         );
         let verbs = PathTarget::File("/dev/shm/tree/class/infiniband_verbs".into());
         assert_eq!(place("/sys/class/infiniband_verbs"), verbs);
-        for inside in ["class/infiniband/mlx5_0/ports/1/lid", "class/infiniband"] {
+        for inside in [
+            "class/infiniband/mlx5_0/ports/1/lid",
+            "class/infiniband",
+            "bus/pci/devices",
+            "bus/pci/devices/5c0f:00:00.0/vendor",
+            "devices/pci5c0f:00/5c0f:00:00.0/config",
+        ] {
             let found = PathTarget::File(tree.join(inside));
             assert_eq!(place(&format!("/sys/{inside}")), found);
             assert_eq!(place(&format!("/dev/shm/tree/{inside}")), found);
@@ -209,6 +272,10 @@ mod tests {
             );
         }
         for other in [
+            "/sys/bus/pci/devices/0000:00:00.0",
+            "/dev/shm/tree/bus/pci/devices/0000:00:00.0/vendor",
+            "/sys/bus/pci/drivers",
+            "/sys/devices/pci0000:00/0000:00:00.0",
             "/sys/class/infinibandx",
             "/sys/class/infiniband_mad",
             "/sys/dev/infiniband",
@@ -222,6 +289,22 @@ mod tests {
         ] {
             assert_eq!(place(other), PathTarget::Elsewhere, "{other}");
         }
+        let function = "/sys/devices/pci5c0f:00/5c0f:00:00.0";
+        for (link, name) in [
+            ("/sys/class/infiniband/mlx5_0/device", function.to_owned()),
+            (
+                "/sys/class/infiniband_verbs/uverbs0/device/infiniband/mlx5_0/device/irq",
+                format!("{function}/irq"),
+            ),
+            ("/sys/class/net", "/sys/class/net".into()),
+        ] {
+            assert_eq!(without_links(Path::new(link)), Path::new(&name));
+        }
+        let name = public_name(&tree.join("bus/pci"), tree);
+        assert_eq!(name.unwrap(), Path::new("/sys/bus/pci"));
+        let name = public_name(&tree.join(NODE_IN_TREE), tree);
+        assert_eq!(name.unwrap(), Path::new("/dev/infiniband/uverbs0"));
+        assert_eq!(public_name(Path::new("/sys"), tree), None);
         let may = |path: &str| may_lead_here(Path::new(path));
         assert!(may("infiniband") && may("./uverbs0") && may("/dev/infiniband/"));
         assert!(!may("/etc/ld.so.cache") && !may("") && !may("uverbs"));
@@ -249,10 +332,8 @@ mod tests {
         assert_eq!(access(8), Err(libc::EINVAL));
         assert_eq!(check_file_access(folder, libc::X_OK), Ok(()));
         assert_eq!(check_file_access(&none, 0), Err(libc::ENOENT));
-        assert_eq!(
-            (no_link(&file), no_link(&none)),
-            (libc::EINVAL, libc::ENOENT)
-        );
+        let (file, none) = (read_link(&file), read_link(&none));
+        assert_eq!((file, none), (Err(libc::EINVAL), Err(libc::ENOENT)));
         assert_eq!(check_access(libc::R_OK | libc::W_OK), Ok(()));
         assert_eq!(check_access(libc::X_OK), Err(libc::EACCES));
     }

@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 
 use super::scratch::Scratch;
 use crate::Result;
 use crate::device::{Device, file_error};
+use crate::doors::pci_function::{self, ADDRESS, ALL, BRIDGE, DRIVER, FOLDER};
 use crate::doors::port::PortIdentity;
 use crate::doors::uverbs::{FIRMWARE, PART};
 
@@ -15,8 +17,28 @@ use crate::doors::uverbs::{FIRMWARE, PART};
 pub(crate) const NODE_IN_TREE: &str = "dev/infiniband/uverbs0";
 pub(crate) const RDEV: (u32, u32) = (231, 192);
 
-/// What the tree takes: a page for each file.
-const BYTES: usize = 36 * 4096;
+/// The folders that the tree has in place of the kernel's, below `/sys`.
+pub(super) const FOLDERS: [&str; 5] = [
+    "class/infiniband",
+    "class/infiniband_verbs",
+    ALL,
+    BRIDGE,
+    DRIVER,
+];
+
+/// Where the device and its node are described.
+const DEVICE: &str = "infiniband/mlx5_0";
+const VERBS: &str = "infiniband_verbs/uverbs0";
+
+/// What each file takes.
+const PAGE_BYTES: usize = 4096;
+
+/// Something in the tree.
+#[derive(Debug)]
+enum Entry {
+    File(Vec<u8>),
+    Link(PathBuf),
+}
 
 /// Makes a private directory with the tree.
 ///
@@ -24,27 +46,111 @@ const BYTES: usize = 36 * 4096;
 /// Those of [`Scratch::new`].
 pub(super) fn show(device: &Device) -> Result<Scratch> {
     let scratch = Scratch::new()?;
-    write(scratch.path(), device)
-        .map_err(|error| file_error("creation of the sysfs tree", scratch.path(), BYTES, &error))?;
+    let entries = entries(&PortIdentity::of(device), Path::new("/sys"));
+    write(scratch.path(), &entries).map_err(|error| {
+        let len_bytes = entries.len() * PAGE_BYTES;
+        file_error(
+            "creation of the sysfs tree",
+            scratch.path(),
+            len_bytes,
+            &error,
+        )
+    })?;
     Ok(scratch)
 }
 
 /// Writes the tree as it would lie under `/sys`, and the node as it would lie in the root. Files that are there are replaced.
-fn write(root: &Path, device: &Device) -> io::Result<()> {
-    let node = (NODE_IN_TREE, String::new());
-    for (name, value) in files(&PortIdentity::of(device)).into_iter().chain([node]) {
+fn write(root: &Path, entries: &[(PathBuf, Entry)]) -> io::Result<()> {
+    for (name, entry) in entries {
         let path = root.join(name);
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
-        fs::write(path, value)?;
+        match entry {
+            Entry::File(content) => fs::write(path, content)?,
+            Entry::Link(target) => match symlink(target, path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            },
+        }
     }
     Ok(())
 }
 
-fn files(port: &PortIdentity) -> Vec<(&'static str, String)> {
-    let (major, minor, patch) = FIRMWARE;
+/// The links of the tree, below `/sys`, with what they lead to.
+pub(super) fn links() -> Vec<(PathBuf, PathBuf)> {
+    let function = Path::new(FOLDER);
+    let (device, verbs) = (function.join(DEVICE), function.join(VERBS));
+    vec![
+        ("class/infiniband/mlx5_0".into(), device.clone()),
+        ("class/infiniband_verbs/uverbs0".into(), verbs.clone()),
+        (Path::new(ALL).join(ADDRESS), function.into()),
+        (Path::new(DRIVER).join(ADDRESS), function.into()),
+        (function.join("driver"), DRIVER.into()),
+        (function.join("subsystem"), "bus/pci".into()),
+        (device.join("device"), function.into()),
+        (device.join("subsystem"), "class/infiniband".into()),
+        (verbs.join("device"), function.into()),
+        (verbs.join("subsystem"), "class/infiniband_verbs".into()),
+    ]
+}
+
+/// The text of a link in `folder` to `target`, both below `/sys`: as sysfs has it, up to the first folder of both.
+fn relative(link: &Path, target: &Path) -> PathBuf {
+    let folder: Vec<_> = link.parent().into_iter().flatten().collect();
+    let wanted: Vec<_> = target.iter().collect();
+    let same = folder
+        .iter()
+        .zip(&wanted)
+        .take_while(|(one, other)| one == other)
+        .count();
+    // A link to a folder that it lies in names that folder.
+    let same = same.min(wanted.len().saturating_sub(1));
+    let up = std::iter::repeat_n(std::ffi::OsStr::new(".."), folder.len() - same);
+    up.chain(wanted.into_iter().skip(same)).collect()
+}
+
+/// All of the tree. `sysfs` is the kernel's: the other PCI functions of the machine are shown beside the device's.
+fn entries(port: &PortIdentity, sysfs: &Path) -> Vec<(PathBuf, Entry)> {
+    let function = Path::new(FOLDER);
+    let mut entries = vec![(PathBuf::from(NODE_IN_TREE), Entry::File(Vec::new()))];
+    let mut add = |path: PathBuf, value: &str| {
+        entries.push((path, Entry::File(format!("{value}\n").into_bytes())));
+    };
+    add("class/infiniband_verbs/abi_version".into(), "6");
+    for (name, value) in pci_function::attributes(port) {
+        add(function.join(name), &value);
+    }
     let node = format!("{}:{}", RDEV.0, RDEV.1);
+    for (name, value) in [
+        ("abi_version", "1"),
+        ("dev", &node),
+        ("ibdev", "mlx5_0"),
+        ("uevent", "MAJOR=231\nMINOR=192\nDEVNAME=infiniband/uverbs0"),
+    ] {
+        add(function.join(VERBS).join(name), value);
+    }
+    for (name, value) in device_files(port) {
+        add(function.join(DEVICE).join(name), &value);
+    }
+    let space = Entry::File(pci_function::configuration(port));
+    entries.push((function.join("config"), space));
+    for (link, target) in links() {
+        let text = relative(&link, &target);
+        entries.push((link, Entry::Link(text)));
+    }
+    // By their names under /sys, which are the kernel's: a program that goes there leaves the tree.
+    let others = fs::read_dir(sysfs.join(ALL)).into_iter().flatten();
+    for other in others.flatten().filter(|it| it.file_name() != ADDRESS) {
+        let link = Path::new(ALL).join(other.file_name());
+        entries.push((link, Entry::Link(other.path())));
+    }
+    entries
+}
+
+/// The attributes of the device and of its port.
+fn device_files(port: &PortIdentity) -> Vec<(&'static str, String)> {
+    let (major, minor, patch) = FIRMWARE;
     let guid = groups(&port.guid.to_be_bytes());
     let ethernet = port.is_ethernet();
     let lid = format!("0x{:x}", port.lid);
@@ -58,75 +164,43 @@ fn files(port: &PortIdentity) -> Vec<(&'static str, String)> {
     };
     // In the order of appearance under /sys.
     let files: &[(&'static str, &str)] = &[
-        ("class/infiniband_verbs/abi_version", "6"),
-        ("class/infiniband_verbs/uverbs0/abi_version", "1"),
-        ("class/infiniband_verbs/uverbs0/dev", &node),
-        ("class/infiniband_verbs/uverbs0/ibdev", "mlx5_0"),
-        ("class/infiniband/mlx5_0/board_id", "SFT0000000001"),
+        ("board_id", "SFT0000000001"),
+        ("fw_ver", &format!("{major}.{minor}.{patch}")),
+        ("hca_type", &format!("MT{PART}")),
+        ("hw_rev", "0"),
+        ("node_desc", "softcx mlx5_0"),
+        ("node_guid", &guid),
+        ("node_type", "1: CA"),
+        ("sys_image_guid", &guid),
+        ("uevent", "NAME=mlx5_0"),
+        ("ports/1/lid", &lid),
+        ("ports/1/lid_mask_count", "0"),
         (
-            "class/infiniband/mlx5_0/fw_ver",
-            &format!("{major}.{minor}.{patch}"),
-        ),
-        ("class/infiniband/mlx5_0/hca_type", &format!("MT{PART}")),
-        ("class/infiniband/mlx5_0/hw_rev", "0"),
-        ("class/infiniband/mlx5_0/node_desc", "softcx mlx5_0"),
-        ("class/infiniband/mlx5_0/node_guid", &guid),
-        ("class/infiniband/mlx5_0/node_type", "1: CA"),
-        ("class/infiniband/mlx5_0/sys_image_guid", &guid),
-        ("class/infiniband/mlx5_0/device/device", "0x1021"),
-        ("class/infiniband/mlx5_0/device/local_cpus", "ffffffff"),
-        (
-            "class/infiniband/mlx5_0/device/modalias",
-            "pci:v000015B3d00001021sv000015B3sd00000001bc02sc07i00",
-        ),
-        ("class/infiniband/mlx5_0/device/numa_node", "-1"),
-        ("class/infiniband/mlx5_0/device/vendor", "0x15b3"),
-        (
-            "class/infiniband/mlx5_0/device/infiniband_verbs/uverbs0/abi_version",
-            "1",
-        ),
-        (
-            "class/infiniband/mlx5_0/device/infiniband_verbs/uverbs0/dev",
-            &node,
-        ),
-        (
-            "class/infiniband/mlx5_0/device/infiniband_verbs/uverbs0/ibdev",
-            "mlx5_0",
-        ),
-        ("class/infiniband/mlx5_0/ports/1/lid", &lid),
-        ("class/infiniband/mlx5_0/ports/1/lid_mask_count", "0"),
-        (
-            "class/infiniband/mlx5_0/ports/1/link_layer",
+            "ports/1/link_layer",
             if ethernet { "Ethernet" } else { "InfiniBand" },
         ),
-        ("class/infiniband/mlx5_0/ports/1/phys_state", "5: LinkUp"),
+        ("ports/1/phys_state", "5: LinkUp"),
+        ("ports/1/rate", "200 Gb/sec (4X HDR)"),
+        ("ports/1/sm_lid", if ethernet { "0x0" } else { "0x1" }),
+        ("ports/1/state", "4: ACTIVE"),
+        ("ports/1/pkeys/0", "0xffff"),
+        ("ports/1/gids/0", first),
+        ("ports/1/gids/1", second),
+        ("ports/1/gids/2", &none),
+        ("ports/1/gids/3", &none),
         (
-            "class/infiniband/mlx5_0/ports/1/rate",
-            "200 Gb/sec (4X HDR)",
-        ),
-        (
-            "class/infiniband/mlx5_0/ports/1/sm_lid",
-            if ethernet { "0x0" } else { "0x1" },
-        ),
-        ("class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE"),
-        ("class/infiniband/mlx5_0/ports/1/pkeys/0", "0xffff"),
-        ("class/infiniband/mlx5_0/ports/1/gids/0", first),
-        ("class/infiniband/mlx5_0/ports/1/gids/1", second),
-        ("class/infiniband/mlx5_0/ports/1/gids/2", &none),
-        ("class/infiniband/mlx5_0/ports/1/gids/3", &none),
-        (
-            "class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/0",
+            "ports/1/gid_attrs/ndevs/0",
             if is_foreign { "elsewhere0" } else { "lo" },
         ),
-        ("class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/1", "lo"),
+        ("ports/1/gid_attrs/ndevs/1", "lo"),
         (
-            "class/infiniband/mlx5_0/ports/1/gid_attrs/types/0",
+            "ports/1/gid_attrs/types/0",
             if ethernet { "RoCE v2" } else { "IB/RoCE v1" },
         ),
     ];
     files
         .iter()
-        .map(|(name, value)| (*name, format!("{value}\n")))
+        .map(|(name, value)| (*name, (*value).to_owned()))
         .collect()
 }
 
@@ -143,20 +217,54 @@ fn groups(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
+    fn root(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("doorbell-sysfs-{name}-{}", std::process::id()))
+    }
+
     #[test]
     fn sysfs_tree_identifies_the_device() {
-        let root = std::env::temp_dir().join(format!("doorbell-sysfs-{}", std::process::id()));
+        let root = root("tree");
         let device = Device::open().unwrap();
-        write(&root, &device).unwrap();
-        assert_eq!((files(&PortIdentity::of(&device)).len() + 1) * 4096, BYTES);
-        write(&root, &device).unwrap();
-        let read = |name: &str| fs::read_to_string(root.join("class").join(name)).unwrap();
-        assert_eq!(read("infiniband_verbs/uverbs0/ibdev"), "mlx5_0\n");
-        assert_eq!(read("infiniband_verbs/uverbs0/dev"), "231:192\n");
-        assert_eq!(read("infiniband/mlx5_0/hca_type"), "MT4129\n");
-        let guid = read("infiniband/mlx5_0/node_guid");
+        let entries = entries(&PortIdentity::of(&device), Path::new("/sys"));
+        write(&root, &entries).unwrap();
+        write(&root, &entries).unwrap();
+        let read = |name: &str| fs::read_to_string(root.join(name)).unwrap();
+        assert_eq!(read("class/infiniband_verbs/uverbs0/ibdev"), "mlx5_0\n");
+        assert_eq!(read("class/infiniband_verbs/uverbs0/dev"), "231:192\n");
+        assert_eq!(read("class/infiniband/mlx5_0/hca_type"), "MT4129\n");
+        assert_eq!(read("bus/pci/devices/5c0f:00:00.0/device"), "0x1021\n");
+        let guid = read("class/infiniband/mlx5_0/node_guid");
         assert!(guid.starts_with("5c0f:7c00:0000:"), "{guid}");
-        assert_eq!(read("infiniband/mlx5_0/ports/1/gids/0").len(), 40);
+        assert_eq!(read("class/infiniband/mlx5_0/ports/1/gids/0").len(), 40);
+        fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn links_lead_to_the_function_and_read_as_in_sysfs() {
+        let root = root("links");
+        let sysfs = root.join("sys");
+        for name in ["0000:00:01.0", ADDRESS] {
+            fs::create_dir_all(sysfs.join(ALL).join(name)).unwrap();
+        }
+        let device = Device::open().unwrap();
+        write(&root, &entries(&PortIdentity::of(&device), &sysfs)).unwrap();
+        let text = |link: &str| {
+            let text = fs::read_link(root.join(link)).unwrap();
+            text.into_os_string().into_string().unwrap()
+        };
+        let device = "devices/pci5c0f:00/5c0f:00:00.0/infiniband/mlx5_0";
+        assert_eq!(text("class/infiniband/mlx5_0"), format!("../../{device}"));
+        assert_eq!(text(&format!("{device}/device")), "../../../5c0f:00:00.0");
+        let subsystem = text(&format!("{device}/subsystem"));
+        assert_eq!(subsystem, "../../../../../class/infiniband");
+        let bus = text("bus/pci/devices/5c0f:00:00.0");
+        assert_eq!(bus, "../../../devices/pci5c0f:00/5c0f:00:00.0");
+        for (link, target) in links() {
+            let found = fs::canonicalize(root.join(&link)).unwrap();
+            assert_eq!(found, fs::canonicalize(root.join(target)).unwrap());
+        }
+        let other = fs::read_link(root.join(ALL).join("0000:00:01.0")).unwrap();
+        assert_eq!(other, sysfs.join(ALL).join("0000:00:01.0"));
         fs::remove_dir_all(&root).unwrap();
     }
 }
