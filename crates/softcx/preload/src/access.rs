@@ -25,7 +25,7 @@ pub unsafe extern "C" fn faccessat(
     // SAFETY: as the caller's. The older system call has no flags.
     unsafe {
         match &lead(directory, path) {
-            PathClass::Node => answer(Local::check_access(mode)),
+            PathClass::Node(_) => answer(Local::check_access(mode)),
             PathClass::File(file) => answer(Local::check_file_access(as_path(file), mode)),
             PathClass::Elsewhere if flags == 0 => {
                 libc::syscall(libc::SYS_faccessat, directory, path, mode) as c_int
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn readlinkat(
     // SAFETY: as the caller's.
     unsafe {
         match &lead(directory, path) {
-            PathClass::Node => fail(libc::EINVAL) as isize,
+            PathClass::Node(_) => fail(libc::EINVAL) as isize,
             PathClass::File(file) => fail(Local::no_link(as_path(file))) as isize,
             PathClass::Elsewhere => {
                 libc::syscall(libc::SYS_readlinkat, directory, path, to, len) as isize
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn realpath(path: *const c_char, to: *mut c_char) -> *mut 
             return real(path, to);
         };
         let exists = match &classify_path(&name) {
-            PathClass::Node => Ok(()),
+            PathClass::Node(_) => Ok(()),
             PathClass::File(file) => Local::check_file_access(as_path(file), libc::F_OK),
             PathClass::Elsewhere => return real(path, to),
         };
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn canonicalize_file_name(path: *const c_char) -> *mut c_c
 unsafe fn without_attributes(path: *const c_char) -> Option<c_int> {
     // SAFETY: the caller's word.
     match &unsafe { lead(libc::AT_FDCWD, path) } {
-        PathClass::Node => Some(libc::EOPNOTSUPP),
+        PathClass::Node(_) => Some(libc::EOPNOTSUPP),
         PathClass::File(file) => Some(Local::no_extended_attributes(as_path(file))),
         PathClass::Elsewhere => None,
     }

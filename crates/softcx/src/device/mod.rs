@@ -24,6 +24,7 @@ mod gather;
 mod handle;
 mod inbox;
 mod keys;
+pub(crate) mod management;
 mod mapping;
 mod options;
 mod pace;

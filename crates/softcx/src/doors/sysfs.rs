@@ -1,4 +1,4 @@
-//! The tree by which libibverbs, and the programs around it, find the device.
+//! The tree by which libibverbs, librdmacm, and the programs around it, find the device.
 
 use std::fs;
 use std::io;
@@ -14,9 +14,12 @@ use crate::doors::uverbs::{FIRMWARE, PART};
 /// directory finds it. And its device numbers.
 pub(crate) const NODE_IN_TREE: &str = "dev/infiniband/uverbs0";
 pub(crate) const RDEV: (u32, u32) = (231, 192);
+/// The same of the connection manager, a miscellaneous device.
+pub(crate) const CM_NODE_IN_TREE: &str = "dev/infiniband/rdma_cm";
+pub(crate) const CM_RDEV: (u32, u32) = (10, 58);
 
 /// What the tree takes: a page for each file.
-const BYTES: usize = 36 * 4096;
+const BYTES: usize = 39 * 4096;
 
 /// Makes a private directory with the tree.
 ///
@@ -31,8 +34,8 @@ pub(super) fn show(device: &Device) -> Result<Scratch> {
 
 /// Writes the tree as it would lie under `/sys`, and the node as it would lie in the root. Files that are there are replaced.
 fn write(root: &Path, device: &Device) -> io::Result<()> {
-    let node = (NODE_IN_TREE, String::new());
-    for (name, value) in files(&PortIdentity::of(device)).into_iter().chain([node]) {
+    let nodes = [NODE_IN_TREE, CM_NODE_IN_TREE].map(|node| (node, String::new()));
+    for (name, value) in files(&PortIdentity::of(device)).into_iter().chain(nodes) {
         let path = root.join(name);
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
@@ -56,6 +59,7 @@ fn files(port: &PortIdentity) -> Vec<(&'static str, String)> {
     } else {
         (&own, &none)
     };
+    let cm_node = format!("{}:{}", CM_RDEV.0, CM_RDEV.1);
     // In the order of appearance under /sys.
     let files: &[(&'static str, &str)] = &[
         ("class/infiniband_verbs/abi_version", "6"),
@@ -123,6 +127,8 @@ fn files(port: &PortIdentity) -> Vec<(&'static str, String)> {
             "class/infiniband/mlx5_0/ports/1/gid_attrs/types/0",
             if ethernet { "RoCE v2" } else { "IB/RoCE v1" },
         ),
+        ("class/misc/rdma_cm/abi_version", "4"),
+        ("class/misc/rdma_cm/dev", &cm_node),
     ];
     files
         .iter()
@@ -148,7 +154,7 @@ mod tests {
         let root = std::env::temp_dir().join(format!("doorbell-sysfs-{}", std::process::id()));
         let device = Device::open().unwrap();
         write(&root, &device).unwrap();
-        assert_eq!((files(&PortIdentity::of(&device)).len() + 1) * 4096, BYTES);
+        assert_eq!((files(&PortIdentity::of(&device)).len() + 2) * 4096, BYTES);
         write(&root, &device).unwrap();
         let read = |name: &str| fs::read_to_string(root.join("class").join(name)).unwrap();
         assert_eq!(read("infiniband_verbs/uverbs0/ibdev"), "mlx5_0\n");

@@ -4,6 +4,7 @@ mod client_objects;
 mod clients;
 mod doorbells;
 mod lanes;
+mod management;
 mod modify;
 mod multicast;
 mod needs;
@@ -25,6 +26,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::client_objects::ClientRegistry;
+use self::management::Management;
 pub(crate) use self::needs::Need;
 pub(crate) use self::peer_links::PeerLinks;
 use self::qp_numbers::QpNumbers;
@@ -72,6 +74,7 @@ pub(crate) struct DeviceCore {
     has_failed: bool,
     /// Where in the port's table of GIDs its own stands, if it does.
     pub(crate) gid_index: Option<u8>,
+    management: Management,
 }
 
 impl DeviceCore {
@@ -97,6 +100,7 @@ impl DeviceCore {
             commands: Arc::default(),
             has_failed: false,
             gid_index: Some(0),
+            management: Management::default(),
         })
     }
 

@@ -62,9 +62,11 @@ impl DeviceCore {
         let slot = self.slot_of(header.dst_qpn);
         let receiver = numbered(&mut self.qps, slot, header.dst_qpn);
         let Some(qp) = receiver.filter(|qp| qp.expects(header)) else {
-            self.parts.counters.packets_dropped += 1;
+            let is_kept = self.receive_mad(header, source);
+            self.parts.counters.packets_received += u64::from(is_kept);
+            self.parts.counters.packets_dropped += u64::from(!is_kept);
             if let Some(trace) = &mut self.parts.trace {
-                trace.received(now_ns, header, false);
+                trace.received(now_ns, header, is_kept);
             }
             return;
         };
