@@ -28,7 +28,7 @@ pub unsafe extern "C" fn faccessat(
     // SAFETY: as the caller's. The older system call has no flags.
     unsafe {
         match &lead(directory, path) {
-            PathClass::Node => answer(Local::check_access(mode)),
+            PathClass::Node(_) => answer(Local::check_access(mode)),
             PathClass::File(file) => answer(Local::check_file_access(as_path(file), mode)),
             PathClass::Elsewhere if flags == 0 => {
                 libc::syscall(libc::SYS_faccessat, directory, path, mode) as c_int
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn readlinkat(
     // SAFETY: as the caller's.
     unsafe {
         match &lead(directory, path) {
-            PathClass::Node => fail(libc::EINVAL) as isize,
+            PathClass::Node(_) => fail(libc::EINVAL) as isize,
             PathClass::File(_) if len as c_int <= 0 => fail(libc::EINVAL) as isize,
             PathClass::File(file) => match Local::read_link(as_path(file)) {
                 Ok(text) => {
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn realpath(path: *const c_char, to: *mut c_char) -> *mut 
             return real(path, to);
         };
         let found = match &classify_path(&name) {
-            PathClass::Node => Ok(name),
+            PathClass::Node(_) => Ok(name),
             PathClass::File(file) => true_name(file, real),
             PathClass::Elsewhere => return real(path, to),
         };
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn canonicalize_file_name(path: *const c_char) -> *mut c_c
 unsafe fn without_attributes(path: *const c_char) -> Option<c_int> {
     // SAFETY: the caller's word.
     match &unsafe { lead(libc::AT_FDCWD, path) } {
-        PathClass::Node => Some(libc::EOPNOTSUPP),
+        PathClass::Node(_) => Some(libc::EOPNOTSUPP),
         PathClass::File(file) => Some(Local::no_extended_attributes(as_path(file))),
         PathClass::Elsewhere => None,
     }

@@ -18,8 +18,8 @@ unsafe fn stat_at(
     // SAFETY: as the caller's, or a terminated path.
     unsafe {
         match &lead(directory, path) {
-            PathClass::Node => {
-                to.write(Local::node_attributes());
+            PathClass::Node(node) => {
+                to.write(Local::node_attributes(*node));
                 0
             }
             PathClass::File(file) => raw(libc::AT_FDCWD, file.as_ptr(), to, flags),
@@ -139,8 +139,8 @@ pub unsafe extern "C" fn statx(
             libc::syscall(libc::SYS_statx, directory, path, flags, mask, to) as c_int
         };
         match &lead(directory, path) {
-            PathClass::Node => {
-                to.write(Local::extended(&Local::node_attributes()));
+            PathClass::Node(node) => {
+                to.write(Local::extended(&Local::node_attributes(*node)));
                 0
             }
             PathClass::File(file) => call(libc::AT_FDCWD, file.as_ptr()),

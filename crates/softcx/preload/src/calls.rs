@@ -101,3 +101,19 @@ pub unsafe extern "C" fn socket(family: c_int, kind: c_int, protocol: c_int) -> 
     // SAFETY: takes numbers only.
     unsafe { libc::syscall(libc::SYS_socket, family, kind, protocol) as c_int }
 }
+
+/// As the C library's.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn write(descriptor: c_int, from: *const c_void, len: usize) -> isize {
+    let served = state::started()
+        .and_then(|local| local.write(descriptor, from.expose_provenance() as u64, len));
+    match served {
+        Some(Ok(written)) => written as isize,
+        Some(Err(errno)) => fail(errno) as isize,
+        // SAFETY: as the caller's. By number: the function is this one.
+        None => unsafe { libc::syscall(libc::SYS_write, descriptor, from, len) as isize },
+    }
+}

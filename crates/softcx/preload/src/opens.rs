@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::IntoRawFd;
 
-use softcx::doors::Local;
+use softcx::doors::{DeviceNode, Local};
 
 use crate::calls::{fail, next};
 use crate::paths::{PathClass, as_path, lead};
@@ -14,7 +14,7 @@ use crate::state;
 unsafe fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: c_int) -> c_int {
     // SAFETY: as the caller's.
     match &unsafe { lead(directory, path) } {
-        PathClass::Node => open_node(flags),
+        PathClass::Node(node) => open_node(*node, flags),
         PathClass::File(file) => match Local::flags_for_file(as_path(file), flags) {
             // SAFETY: a terminated path.
             Ok(flags) => unsafe { raw(libc::AT_FDCWD, file.as_ptr(), flags, 0) },
@@ -32,11 +32,15 @@ unsafe fn raw(directory: c_int, path: *const c_char, flags: c_int, mode: c_int) 
     unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode) as c_int }
 }
 
-fn open_node(flags: c_int) -> c_int {
+fn open_node(node: DeviceNode, flags: c_int) -> c_int {
     if let Err(errno) = Local::check_open(flags) {
         return fail(errno);
     }
-    let descriptor = match state::start().map(Local::open) {
+    let open = |local: &Local| match node {
+        DeviceNode::Verbs => local.open(),
+        DeviceNode::ConnectionManager => local.open_connections(flags),
+    };
+    let descriptor = match state::start().map(open) {
         Some(Ok(descriptor)) => descriptor.into_raw_fd(),
         Some(Err(error)) => return fail(error.raw_os_error().unwrap_or(libc::EIO)),
         None => return fail(libc::ENODEV),
@@ -140,7 +144,7 @@ macro_rules! streams {
                 let real: OpenStream = next!($symbol, OpenStream, std::ptr::null_mut());
                 let flags = || flags_of(CStr::from_ptr(mode).to_bytes());
                 match &lead(libc::AT_FDCWD, path) {
-                    PathClass::Node => stream_of(open_node(flags()), mode),
+                    PathClass::Node(node) => stream_of(open_node(*node, flags()), mode),
                     PathClass::File(file) => match Local::flags_for_file(as_path(file), flags()) {
                         Ok(_) => real(file.as_ptr(), mode),
                         Err(errno) => {
@@ -184,7 +188,7 @@ pub unsafe extern "C" fn opendir(path: *const c_char) -> *mut c_void {
     unsafe {
         let real: OpenDirectory = next!(c"opendir", OpenDirectory, std::ptr::null_mut());
         match &lead(libc::AT_FDCWD, path) {
-            PathClass::Node => {
+            PathClass::Node(_) => {
                 fail(libc::ENOTDIR);
                 std::ptr::null_mut()
             }
@@ -207,7 +211,7 @@ macro_rules! scans {
             unsafe {
                 let real: ScanDirectory = next!($symbol, ScanDirectory, -1);
                 match &lead(libc::AT_FDCWD, path) {
-                    PathClass::Node => fail(libc::ENOTDIR),
+                    PathClass::Node(_) => fail(libc::ENOTDIR),
                     PathClass::File(file) => real(file.as_ptr(), to, filter, order),
                     PathClass::Elsewhere => real(path, to, filter, order),
                 }

@@ -4,14 +4,14 @@ use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use softcx::doors::{Local, Redirect};
+use softcx::doors::{DeviceNode, Local, Redirect};
 
 use crate::state;
 
 /// Where a path leads.
 pub enum PathClass {
-    /// To the device's node.
-    Node,
+    /// To a node.
+    Node(DeviceNode),
     /// To a file of the private tree.
     File(CString),
     /// Where it says.
@@ -56,7 +56,7 @@ pub fn classify_path(path: &Path) -> PathClass {
         state::started()
     };
     match local.map(|local| local.redirect(path)) {
-        Some(Redirect::Node) => PathClass::Node,
+        Some(Redirect::Node(node)) => PathClass::Node(node),
         Some(Redirect::File(file)) => CString::new(file.into_os_string().into_vec())
             .map_or(PathClass::Elsewhere, PathClass::File),
         Some(Redirect::Elsewhere) | None => PathClass::Elsewhere,

@@ -11,6 +11,7 @@ use crate::device::fabric::{Fabric, gid_of};
 use crate::device::faults::{FAULT, Faults};
 use crate::device::inbox::{InboxAddress, PortAddress};
 use crate::device::keys::Access;
+use crate::device::management::{MadBytes, MadQueue};
 use crate::device::options::{DeviceOptions, Function, LinkLayer, WireKind};
 use crate::device::pace::EnginePace;
 use crate::device::qp::{Counters, QpStatus};
@@ -349,6 +350,17 @@ impl Device {
     /// The index of its GID in the port's table of GIDs; `None` if the GID was removed.
     pub fn gid_index(&self) -> Option<u8> {
         self.lock().gid_index
+    }
+
+    /// The management datagrams that arrive at this device.
+    pub(crate) fn mads(&self) -> Arc<MadQueue> {
+        Arc::clone(self.lock().mads())
+    }
+
+    /// Sends a management datagram to queue pair 1 of a node. It may be lost.
+    pub(crate) fn send_mad(&self, node: u16, mad: &MadBytes) {
+        self.lock().send_mad(self.now_ns(), node, mad);
+        self.rung();
     }
 
     /// Moves the port's GID to another index of its table, or takes it out, as the kernel does when addresses of the network interface change.

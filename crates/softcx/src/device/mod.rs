@@ -26,6 +26,7 @@ mod gather;
 mod handle;
 mod inbox;
 mod keys;
+pub(crate) mod management;
 mod mapping;
 mod options;
 mod pace;

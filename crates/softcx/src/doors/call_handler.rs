@@ -7,20 +7,22 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::caller::{Caller, Inode};
 use super::clients::Clients;
 use super::context::Descriptors;
 use super::filter::RDMA_VERBS_IOCTL;
 use super::listener::{CallListener, Reply, TrappedCall};
-use super::node::{self, PathTarget};
+use super::node::{self, DeviceNode, PathTarget};
+use super::rdma_cm::{CmAnswer, CmCaller, EventWaiter};
 use crate::device::client::Errno;
 use crate::device::space::Space;
 
 /// What the threads that answer share.
 #[derive(Debug)]
 pub(super) struct CallHandler {
-    pub(super) listener: CallListener,
+    pub(super) listener: Arc<CallListener>,
     pub(super) clients: Clients,
     /// The private sysfs tree.
     pub(super) tree: PathBuf,
@@ -54,6 +56,7 @@ impl CallHandler {
             libc::SYS_ioctl if b as u32 == RDMA_VERBS_IOCTL => {
                 self.ioctl(call, &caller, a as i32, c)
             }
+            libc::SYS_write => self.write(call, &caller, a as i32, b, c),
             libc::SYS_openat => self.open(call, &caller, a as i32, b, c as i32),
             libc::SYS_openat2 => self.openat2(call, &caller, a as i32, b, c, d),
             libc::SYS_newfstatat => {
@@ -117,6 +120,38 @@ impl CallHandler {
         Ok(Reply::Value(0))
     }
 
+    /// A write of a command's length, perhaps to the connection manager.
+    fn write(
+        &self,
+        call: &TrappedCall,
+        caller: &Caller,
+        descriptor: i32,
+        from: u64,
+        len_bytes: u64,
+    ) -> Result<Reply, Refusal> {
+        let connections = &self.clients.connections;
+        if !connections.is_used() {
+            return Ok(Reply::Continue);
+        }
+        let inode = caller.inode(descriptor);
+        let Some(inode) = inode.filter(|&it| connections.is_of(it)) else {
+            return Ok(Reply::Continue);
+        };
+        if !self.listener.is_waiting(call) {
+            return Err(libc::ESRCH);
+        }
+        let writer = CommandWriter {
+            listener: &self.listener,
+            call: *call,
+            caller: *caller,
+            descriptor,
+        };
+        match connections.write(inode, &writer, from, len_bytes)? {
+            CmAnswer::Done => Ok(Reply::Value(len_bytes as i64)),
+            CmAnswer::Later | CmAnswer::Wait => Ok(Reply::Answered),
+        }
+    }
+
     /// The place that a path leads to, and that it was really the caller's.
     fn place(&self, call: &TrappedCall, caller: &Caller, directory: i32, path: u64) -> PathTarget {
         let found = caller
@@ -142,7 +177,15 @@ impl CallHandler {
         let failed = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EIO);
         let descriptor = match self.place(call, caller, directory, path) {
             PathTarget::Elsewhere => return Ok(Reply::Continue),
-            PathTarget::Node => {
+            PathTarget::Node(DeviceNode::ConnectionManager) => {
+                node::check_open(flags)?;
+                let opened = self.clients.open_connections().map_err(failed)?;
+                if flags & libc::O_NONBLOCK != 0 {
+                    set_nonblocking(&opened)?;
+                }
+                opened
+            }
+            PathTarget::Node(DeviceNode::Verbs) => {
                 node::check_open(flags)?;
                 let process = caller.process().ok_or(libc::ESRCH)?;
                 let waiting = || self.listener.is_waiting(call);
@@ -196,7 +239,7 @@ impl CallHandler {
         }
         let stat = match self.place(call, caller, directory, path) {
             PathTarget::Elsewhere => return Ok(Reply::Continue),
-            PathTarget::Node => node::stat(),
+            PathTarget::Node(node) => node::stat(node),
             PathTarget::File(file) => stat(&file, flags & libc::AT_SYMLINK_NOFOLLOW)?,
         };
         put(caller, to, &stat, form)
@@ -212,7 +255,7 @@ impl CallHandler {
     ) -> Result<Reply, Refusal> {
         match self.place(call, caller, directory, path) {
             PathTarget::Elsewhere => return Ok(Reply::Continue),
-            PathTarget::Node => node::check_access(mode)?,
+            PathTarget::Node(_) => node::check_access(mode)?,
             PathTarget::File(file) => node::check_file_access(&file, mode)?,
         }
         Ok(Reply::Value(0))
@@ -228,7 +271,7 @@ impl CallHandler {
     ) -> Result<Reply, Refusal> {
         let file = match self.place(call, caller, directory, path) {
             PathTarget::Elsewhere => return Ok(Reply::Continue),
-            PathTarget::Node => return Err(libc::EINVAL),
+            PathTarget::Node(_) => return Err(libc::EINVAL),
             PathTarget::File(file) => file,
         };
         // The system call takes an `int`.
@@ -252,7 +295,7 @@ impl CallHandler {
     ) -> Result<Reply, Refusal> {
         match self.place(call, caller, libc::AT_FDCWD, path) {
             PathTarget::Elsewhere => Ok(Reply::Continue),
-            PathTarget::Node => Err(libc::EOPNOTSUPP),
+            PathTarget::Node(_) => Err(libc::EOPNOTSUPP),
             PathTarget::File(file) => Err(node::no_extended_attributes(&file)),
         }
     }
@@ -271,13 +314,29 @@ impl CallHandler {
         let Some(mut stat) = caller.stat(descriptor) else {
             return Ok(Reply::Continue);
         };
-        let known = self.clients.find((stat.st_dev, stat.st_ino)).is_some();
-        if !known || !self.listener.is_waiting(call) {
+        let inode = (stat.st_dev, stat.st_ino);
+        let node = if self.clients.find(inode).is_some() {
+            DeviceNode::Verbs
+        } else if self.clients.connections.is_of(inode) {
+            DeviceNode::ConnectionManager
+        } else {
+            return Ok(Reply::Continue);
+        };
+        if !self.listener.is_waiting(call) {
             return Ok(Reply::Continue);
         }
-        node::rewrite_stat(&mut stat);
+        node::rewrite_stat(&mut stat, node);
         put(caller, to, &stat, form)
     }
+}
+
+fn set_nonblocking(descriptor: &OwnedFd) -> Result<(), Refusal> {
+    let fd = descriptor.as_raw_fd();
+    // SAFETY: an open descriptor, and a flag of its description.
+    if unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
+        return Err(last_errno());
+    }
+    Ok(())
 }
 
 /// The form in which a call returns attributes.
@@ -386,4 +445,67 @@ impl Descriptors for ClientDescriptors<'_> {
     /// these calls: its number is in memory. So answers are written before it is given; it stays only if another thread unmapped
     /// the memory since then.
     fn take_back(&self, _number: i32) {}
+}
+
+/// A call that writes a command of the connection manager.
+struct CommandWriter<'a> {
+    listener: &'a Arc<CallListener>,
+    call: TrappedCall,
+    caller: Caller,
+    descriptor: i32,
+}
+
+impl CmCaller for CommandWriter<'_> {
+    fn space(&self) -> Space {
+        self.caller.space()
+    }
+
+    fn is_nonblocking(&self) -> bool {
+        let flags = self.caller.flags(self.descriptor);
+        flags.is_some_and(|flags| flags & libc::O_NONBLOCK != 0)
+    }
+
+    fn inode(&self, descriptor: i32) -> Option<Inode> {
+        self.caller.inode(descriptor)
+    }
+
+    fn waiter(&self, response: u64, room_bytes: usize) -> Option<Box<dyn EventWaiter>> {
+        Some(Box::new(WaitingCall {
+            listener: Arc::clone(self.listener),
+            call: self.call,
+            space: self.caller.space(),
+            response,
+            room_bytes,
+        }))
+    }
+}
+
+/// A call that is answered when there is an event.
+#[derive(Debug)]
+struct WaitingCall {
+    listener: Arc<CallListener>,
+    call: TrappedCall,
+    space: Space,
+    response: u64,
+    room_bytes: usize,
+}
+
+impl EventWaiter for WaitingCall {
+    fn is_waiting(&self) -> bool {
+        self.listener.is_waiting(&self.call)
+    }
+
+    fn write(&self, event: &[u8]) -> bool {
+        let event = event.get(..self.room_bytes).unwrap_or(event);
+        self.space.write(self.response, event).is_ok()
+    }
+
+    fn finish(&self, result: Result<(), Errno>) {
+        let [_, _, len_bytes, ..] = self.call.args;
+        let reply = match result {
+            Ok(()) => Reply::Value(len_bytes as i64),
+            Err(errno) => Reply::Errno(errno),
+        };
+        self.listener.answer(&self.call, reply);
+    }
 }

@@ -33,6 +33,19 @@ impl Caller {
         }
     }
 
+    /// Its memory.
+    pub(super) fn space(&self) -> Space {
+        self.memory
+    }
+
+    /// The flags of one of its descriptors (`O_NONBLOCK` and others).
+    pub(super) fn flags(&self, descriptor: i32) -> Option<i32> {
+        let info = format!("/proc/{}/fdinfo/{descriptor}", self.tid);
+        let info = std::fs::read_to_string(info).ok()?;
+        let line = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
+        i32::from_str_radix(line.trim(), 8).ok()
+    }
+
     /// The process that the thread is of.
     pub(super) fn process(&self) -> Option<libc::pid_t> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.tid)).ok()?;

@@ -10,6 +10,7 @@ use super::caller::{Caller, Inode};
 use super::context::DeviceContext;
 use super::descriptor_watch::DescriptorWatch;
 use super::process::ClientProcess;
+use super::rdma_cm::ConnectionManager;
 use crate::device::Device;
 use crate::device::space::Space;
 
@@ -40,6 +41,7 @@ struct ClientTable {
 #[derive(Debug)]
 pub(super) struct Clients {
     device: Device,
+    pub(super) connections: ConnectionManager,
     table: Mutex<ClientTable>,
     descriptor_watch: DescriptorWatch,
     /// What the keeper waits for: the `descriptor_watch` as [`CLOSES`], and processes by their numbers.
@@ -57,6 +59,7 @@ impl Clients {
             return Err(io::Error::last_os_error());
         }
         let clients = Clients {
+            connections: ConnectionManager::start(&device)?,
             device,
             table: Mutex::default(),
             descriptor_watch: DescriptorWatch::new(libc::IN_NONBLOCK)?,
@@ -76,9 +79,9 @@ impl Clients {
         self.table().opens.get(&inode).cloned()
     }
 
-    /// Whether no process has the device open.
+    /// Whether no process has the device open, and none has used the connection manager.
     pub(super) fn is_empty(&self) -> bool {
-        self.table().opens.is_empty()
+        self.table().opens.is_empty() && !self.connections.is_used()
     }
 
     /// Opens the device for a process; `still_there` says afterwards that the number was really its own. The descriptor is the only
@@ -95,6 +98,19 @@ impl Clients {
         let open = Arc::new(Open { context, processes });
         self.table().opens.insert(inode, open);
         let watched = self.descriptor_watch.watch(descriptor.as_fd(), file, inode);
+        if watched.is_err() {
+            self.release(inode);
+        }
+        watched.map(|()| descriptor)
+    }
+
+    /// Opens the connection manager. The descriptor is the only reference, as for [`Clients::open`].
+    pub(super) fn open_connections(&self) -> io::Result<OwnedFd> {
+        let opened = self.connections.open()?;
+        let (descriptor, inode) = (opened.descriptor, opened.inode);
+        let watched = self
+            .descriptor_watch
+            .watch(descriptor.as_fd(), opened.file, inode);
         if watched.is_err() {
             self.release(inode);
         }
@@ -195,6 +211,7 @@ impl Clients {
         let open = self.table().opens.remove(&inode);
         // A call may be using a context; then it ends with that call. Not under the lock: that takes the device's time.
         drop(open);
+        self.connections.close(inode);
     }
 }
 

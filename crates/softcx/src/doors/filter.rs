@@ -2,11 +2,14 @@
 //!
 //! A filter sees numbers and no memory, so it cannot distinguish paths: opens, and calls that look at a file's
 //! attributes, permissions or link target, all stop, and the supervisor lets nearly all of them go on at once (some microseconds each).
-//! Nothing else does: reads, writes, mappings, and every ioctl but the one of verbs run at full speed.
+//! Commands of the connection manager are writes. Their lengths are known, so writes of these lengths stop, too.
+//! Nothing else does: reads, other writes, mappings, and every ioctl but the one of verbs run at full speed.
 
 use std::mem::offset_of;
 
 use libc::{c_long, seccomp_data, sock_filter};
+
+use super::rdma_cm::COMMAND_BYTES;
 
 /// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`.
 pub(crate) const RDMA_VERBS_IOCTL: u32 = 0xc018_1b01;
@@ -81,8 +84,15 @@ fn rules() -> Vec<(c_long, Vec<sock_filter>)> {
         statement(RETURN, refused),
         PASS,
     ];
+    let mut write = vec![argument(2)];
+    for (at, &bytes) in COMMAND_BYTES.iter().enumerate() {
+        let to_ask = COMMAND_BYTES.len() - at;
+        write.push(branch(EQUAL, bytes, to_ask as u8, 0));
+    }
+    write.extend([PASS, ASK]);
     let mut rules = vec![
         (libc::SYS_ioctl, ioctl),
+        (libc::SYS_write, write),
         (libc::SYS_openat, vec![ASK]),
         (libc::SYS_openat2, vec![ASK]),
         (libc::SYS_newfstatat, vec![ASK]),
@@ -177,6 +187,13 @@ mod tests {
             libc::SYS_lgetxattr,
         ] {
             assert_eq!(verdict(call, [0; 6]), ASK);
+        }
+        let write = |bytes| verdict(libc::SYS_write, [3, 0x1000, bytes, 0, 0, 0]);
+        for bytes in COMMAND_BYTES {
+            assert_eq!(write(bytes.into()), ASK, "{bytes}");
+        }
+        for bytes in [0, 1, 8, 13, 31, 64, 4096] {
+            assert_eq!(write(bytes), PASS, "{bytes}");
         }
         for call in [
             libc::SYS_read,

@@ -10,9 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::caller::Caller;
+use super::cm_files::CmFiles;
 use super::context::{Descriptors, DeviceContext};
 use super::descriptor_watch::DescriptorWatch;
-use super::node::{self, PathTarget};
+use super::node::{self, DeviceNode, PathTarget};
+use super::rdma_cm::{COMMAND_BYTES, CmAnswer, CmCaller, ConnectionManager, EventWaiter};
 use super::scratch::Scratch;
 use super::sysfs;
 use crate::device::client::Errno;
@@ -31,6 +33,8 @@ pub struct Local {
     scratch: Mutex<Option<Scratch>>,
     tree: PathBuf,
     opens: Mutex<HashMap<(u64, u64), Arc<DeviceContext>>>,
+    connections: ConnectionManager,
+    cm_files: CmFiles,
     /// The file system of the device's descriptors. It distinguishes them from other descriptors without a lock.
     file_system: AtomicU64,
     descriptor_watch: DescriptorWatch,
@@ -38,7 +42,7 @@ pub struct Local {
 }
 
 impl Local {
-    /// Makes the device. The device and its two threads exist until the process ends.
+    /// Makes the device. The device and its three threads exist until the process ends.
     ///
     /// # Errors
     /// [`Error::System`] if the kernel refuses a system call; the errors of [`Device::on_fabric`].
@@ -63,8 +67,11 @@ impl Local {
         let device = Device::on_fabric(options)?;
         let scratch = sysfs::show(&device)?;
         let node_releaser = device.lock().fabric().map(Fabric::node_releaser);
+        let connections = ConnectionManager::start(&device).map_err(system("start of a thread"))?;
         let local: &'static Local = Box::leak(Box::new(Local {
             device,
+            connections,
+            cm_files: CmFiles::default(),
             node_releaser,
             tree: scratch.path().to_owned(),
             scratch: Mutex::new(Some(scratch)),
@@ -98,7 +105,7 @@ impl Local {
     /// The target of an absolute path without `.` and `..`.
     pub fn redirect(&self, path: &Path) -> Redirect {
         match node::place(path, &self.tree) {
-            PathTarget::Node => Redirect::Node,
+            PathTarget::Node(node) => Redirect::Node(node),
             PathTarget::File(file) => Redirect::File(file),
             PathTarget::Elsewhere => Redirect::Elsewhere,
         }
@@ -176,6 +183,65 @@ impl Local {
         Some(context.ioctl(argument, &LocalDescriptors))
     }
 
+    /// Opens the connection manager: a descriptor for the program.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn open_connections(&self, flags: i32) -> io::Result<OwnedFd> {
+        let opened = self.connections.open()?;
+        let fd = opened.descriptor.as_raw_fd();
+        // SAFETY: an open descriptor, and a flag of its description.
+        if flags & libc::O_NONBLOCK != 0
+            && unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) } < 0
+        {
+            return Err(io::Error::last_os_error());
+        }
+        self.descriptor_watch
+            .watch(opened.descriptor.as_fd(), opened.file, opened.inode)?;
+        if !self.cm_files.enter(opened.inode) {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
+        Ok(opened.descriptor)
+    }
+
+    /// Executes what a program writes, if its length is that of a command and the descriptor is of the connection manager. `None` if it is not.
+    /// Takes no lock in that case: a signal handler may write.
+    #[inline]
+    pub fn write(
+        &self,
+        descriptor: RawFd,
+        from: u64,
+        len_bytes: usize,
+    ) -> Option<Result<usize, i32>> {
+        let is_command = u32::try_from(len_bytes).is_ok_and(|it| COMMAND_BYTES.contains(&it));
+        if !is_command || !self.connections.is_used() {
+            return None;
+        }
+        let stat = stat(descriptor)?;
+        let inode = (stat.st_dev, stat.st_ino);
+        let is_of = self.cm_files.contains(inode);
+        is_of.then(|| self.write_command(descriptor, inode, from, len_bytes))
+    }
+
+    fn write_command(
+        &self,
+        descriptor: RawFd,
+        inode: (u64, u64),
+        from: u64,
+        len_bytes: usize,
+    ) -> Result<usize, i32> {
+        let writer = LocalWriter { descriptor };
+        loop {
+            match self
+                .connections
+                .write(inode, &writer, from, len_bytes as u64)?
+            {
+                CmAnswer::Done | CmAnswer::Later => return Ok(len_bytes),
+                CmAnswer::Wait => wait_for_event(descriptor)?,
+            }
+        }
+    }
+
     /// Whether a descriptor is of the device.
     pub fn is_of(&self, descriptor: RawFd) -> bool {
         stat(descriptor)
@@ -184,16 +250,19 @@ impl Local {
 
     /// Patches `stat` to look like the device's node, if it is of a descriptor of the device.
     pub fn rewrite_stat(&self, stat: &mut libc::stat) {
+        let inode = (stat.st_dev, stat.st_ino);
         if stat.st_dev == self.file_system.load(Ordering::Relaxed)
-            && self.opens().contains_key(&(stat.st_dev, stat.st_ino))
+            && self.opens().contains_key(&inode)
         {
-            node::rewrite_stat(stat);
+            node::rewrite_stat(stat, DeviceNode::Verbs);
+        } else if self.connections.is_used() && self.cm_files.contains(inode) {
+            node::rewrite_stat(stat, DeviceNode::ConnectionManager);
         }
     }
 
-    /// The attributes of the device's node.
-    pub fn node_attributes() -> libc::stat {
-        node::stat()
+    /// The attributes of a node.
+    pub fn node_attributes(node: DeviceNode) -> libc::stat {
+        node::stat(node)
     }
 
     /// Attributes in the form of `statx`.
@@ -238,6 +307,8 @@ impl Local {
                 let context = self.opens().remove(&inode);
                 // Not under the lock: this takes the device's time.
                 drop(context);
+                self.cm_files.leave(inode);
+                self.connections.close(inode);
             }
         }
     }
@@ -246,8 +317,8 @@ impl Local {
 /// The target of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Redirect {
-    /// The device's node.
-    Node,
+    /// A node.
+    Node(DeviceNode),
     /// A file of the private sysfs tree, with its path.
     File(PathBuf),
     /// The path itself: it does not concern the device.
@@ -301,5 +372,43 @@ impl Descriptors for LocalDescriptors {
     fn take_back(&self, number: i32) {
         // SAFETY: created just now; no other code knows its number.
         unsafe { libc::close(number.as_raw_fd()) };
+    }
+}
+
+/// A thread of this process that writes a command of the connection manager.
+struct LocalWriter {
+    descriptor: RawFd,
+}
+
+impl CmCaller for LocalWriter {
+    fn space(&self) -> Space {
+        Space::LOCAL
+    }
+
+    fn is_nonblocking(&self) -> bool {
+        // SAFETY: takes numbers only.
+        let flags = unsafe { libc::fcntl(self.descriptor, libc::F_GETFL) };
+        flags >= 0 && flags & libc::O_NONBLOCK != 0
+    }
+
+    fn inode(&self, number: i32) -> Option<(u64, u64)> {
+        stat(number).map(|found| (found.st_dev, found.st_ino))
+    }
+
+    fn waiter(&self, _response: u64, _room_bytes: usize) -> Option<Box<dyn EventWaiter>> {
+        None
+    }
+}
+
+/// Waits until a descriptor of the connection manager is readable: by a read, which signals interrupt as they interrupt the kernel's wait.
+fn wait_for_event(descriptor: RawFd) -> std::result::Result<(), i32> {
+    let mut byte = [0_u8];
+    // SAFETY: room for one byte. By number: a library that is preloaded may put itself before the function.
+    let read = unsafe { libc::syscall(libc::SYS_read, descriptor, byte.as_mut_ptr(), 1) };
+    match read {
+        1 => Ok(()),
+        _ => Err(io::Error::last_os_error()
+            .raw_os_error()
+            .unwrap_or(libc::EIO)),
     }
 }

@@ -6,12 +6,14 @@
 //!
 //! Behind both, `context::DeviceContext` is one open of `/dev/infiniband/uverbs0`. It decodes what libibverbs and libmlx5 ask for
 //! (`uverbs`, with the structures in `abi`), keeps the handles (`objects`), and asks the device (`device::client`). The process reads
-//! its events from `event_pipe`s, and maps `pages` as it would map a card's. `sysfs` writes what libibverbs finds the device by.
+//! its events from `event_pipe`s, and maps `pages` as it would map a card's. `rdma_cm` is the connection manager. `sysfs` writes what libibverbs and
+//! librdmacm find the device by.
 
 mod abi;
 mod call_handler;
 mod caller;
 mod clients;
+mod cm_files;
 pub(crate) mod context;
 mod descriptor_watch;
 mod descriptors;
@@ -29,6 +31,7 @@ mod pci_function;
 mod poll;
 mod port;
 mod process;
+mod rdma_cm;
 mod scratch;
 mod signals;
 mod supervisor;
@@ -38,4 +41,5 @@ pub mod testing;
 mod uverbs;
 
 pub use local::{Local, Redirect};
+pub use node::DeviceNode;
 pub use supervisor::{ProgramExit, run};

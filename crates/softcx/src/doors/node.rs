@@ -7,16 +7,34 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use super::pci_function::{ADDRESS, ALL};
-use super::sysfs::{self, FOLDERS, NODE_IN_TREE, RDEV};
+use super::sysfs::{self, CM_NODE_IN_TREE, CM_RDEV, FOLDERS, NODE_IN_TREE, RDEV};
 use crate::device::client::Errno;
 
 const MODE: u32 = libc::S_IFCHR | 0o666;
 
+/// A node below `/dev/infiniband`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceNode {
+    /// `uverbs0`, the device.
+    Verbs,
+    /// `rdma_cm`, the connection manager.
+    ConnectionManager,
+}
+
+impl DeviceNode {
+    fn number(self) -> (u32, u32) {
+        match self {
+            DeviceNode::Verbs => RDEV,
+            DeviceNode::ConnectionManager => CM_RDEV,
+        }
+    }
+}
+
 /// What a path that a program gave stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PathTarget {
-    /// The device.
-    Node,
+    /// A node.
+    Node(DeviceNode),
     /// A file or directory of the private tree: where it lies.
     File(PathBuf),
     /// A path that is not part of the device.
@@ -29,7 +47,7 @@ pub(super) fn may_lead_here(path: &Path) -> bool {
         let bytes = path.as_os_str().as_bytes();
         bytes.windows(name.len()).any(|part| part == name)
     };
-    has(b"infiniband") || has(b"uverbs0") || has(b"pci")
+    has(b"infiniband") || has(b"uverbs0") || has(b"rdma_cm") || has(b"pci")
 }
 
 /// The true name of a folder below `/sys` in which links of the private tree occur. Others stay as they are.
@@ -74,7 +92,10 @@ pub(super) fn place(path: &Path, tree: &Path) -> PathTarget {
     let devices = [below(Path::new("/")), below(tree)];
     for below in devices.into_iter().flatten() {
         if below == Path::new(NODE_IN_TREE) {
-            return PathTarget::Node;
+            return PathTarget::Node(DeviceNode::Verbs);
+        }
+        if below == Path::new(CM_NODE_IN_TREE) {
+            return PathTarget::Node(DeviceNode::ConnectionManager);
         }
         if Path::new(NODE_IN_TREE)
             .parent()
@@ -175,22 +196,23 @@ fn errno(error: std::io::Error) -> Errno {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Turns the attributes of any file into those of the node.
-pub(super) fn rewrite_stat(stat: &mut libc::stat) {
+/// Turns the attributes of any file into those of a node.
+pub(super) fn rewrite_stat(stat: &mut libc::stat, node: DeviceNode) {
     stat.st_mode = MODE;
-    stat.st_rdev = libc::makedev(RDEV.0, RDEV.1);
+    let (major, minor) = node.number();
+    stat.st_rdev = libc::makedev(major, minor);
     stat.st_size = 0;
     stat.st_blocks = 0;
     stat.st_nlink = 1;
     stat.st_blksize = 4096;
 }
 
-/// The attributes of the node by its path.
-pub(super) fn stat() -> libc::stat {
+/// The attributes of a node by its path.
+pub(super) fn stat(node: DeviceNode) -> libc::stat {
     // SAFETY: plain numbers, for which zeros are fine.
     let mut stat: libc::stat = unsafe { zeroed() };
-    stat.st_ino = 1;
-    rewrite_stat(&mut stat);
+    stat.st_ino = 1 + u64::from(node == DeviceNode::ConnectionManager);
+    rewrite_stat(&mut stat, node);
     stat
 }
 
@@ -241,10 +263,20 @@ mod tests {
     fn device_paths_are_distinguished_from_others() {
         let tree = Path::new("/dev/shm/tree");
         let place = |path: &str| place(Path::new(path), tree);
-        assert_eq!(place("/dev/infiniband/uverbs0"), PathTarget::Node);
+        let verbs_node = PathTarget::Node(DeviceNode::Verbs);
+        assert_eq!(place("/dev/infiniband/uverbs0"), verbs_node);
+        assert_eq!(
+            place("/dev/infiniband/rdma_cm"),
+            PathTarget::Node(DeviceNode::ConnectionManager)
+        );
+        let version = "class/misc/rdma_cm/abi_version";
+        assert_eq!(
+            place(&format!("/sys/{version}")),
+            PathTarget::File(tree.join(version))
+        );
         assert_eq!(
             place("/dev/shm/tree/dev/infiniband/uverbs0"),
-            PathTarget::Node,
+            verbs_node,
             "by a descriptor of the directory"
         );
         let verbs = PathTarget::File("/dev/shm/tree/class/infiniband_verbs".into());
@@ -340,11 +372,13 @@ mod tests {
 
     #[test]
     fn the_node_is_a_character_device_with_its_number() {
-        let stat = stat();
+        let stat = super::stat(DeviceNode::Verbs);
         assert_eq!(stat.st_mode & libc::S_IFMT, libc::S_IFCHR);
         assert_eq!((libc::major(stat.st_rdev), libc::minor(stat.st_rdev)), RDEV);
         let statx = statx(&stat);
         assert_eq!((statx.stx_rdev_major, statx.stx_rdev_minor), RDEV);
         assert_eq!(u32::from(statx.stx_mode), stat.st_mode);
+        let manager = super::stat(DeviceNode::ConnectionManager);
+        assert_eq!(libc::major(manager.st_rdev), CM_RDEV.0);
     }
 }

@@ -78,7 +78,7 @@ pub fn run(options: &DeviceOptions, mut command: Command) -> Result<ProgramExit>
         Err(StartFailure::Filter(error)) => return Err(system("seccomp with a listener")(error)),
     };
     let service = Arc::new(CallHandler {
-        listener: CallListener::new(listener),
+        listener: Arc::new(CallListener::new(listener)),
         clients,
         tree: scratch.path().to_owned(),
     });

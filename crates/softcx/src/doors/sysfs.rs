@@ -1,4 +1,4 @@
-//! The tree by which libibverbs, and the programs around it, find the device.
+//! The tree by which libibverbs, librdmacm, and the programs around it, find the device.
 
 use std::fs;
 use std::io;
@@ -16,11 +16,15 @@ use crate::doors::uverbs::{FIRMWARE, PART};
 /// directory finds it. And its device numbers.
 pub(crate) const NODE_IN_TREE: &str = "dev/infiniband/uverbs0";
 pub(crate) const RDEV: (u32, u32) = (231, 192);
+/// The same of the connection manager, a miscellaneous device.
+pub(crate) const CM_NODE_IN_TREE: &str = "dev/infiniband/rdma_cm";
+pub(crate) const CM_RDEV: (u32, u32) = (10, 58);
 
 /// The folders that the tree has in place of the kernel's, below `/sys`.
-pub(super) const FOLDERS: [&str; 5] = [
+pub(super) const FOLDERS: [&str; 6] = [
     "class/infiniband",
     "class/infiniband_verbs",
+    "class/misc/rdma_cm",
     ALL,
     BRIDGE,
     DRIVER,
@@ -113,11 +117,17 @@ fn relative(link: &Path, target: &Path) -> PathBuf {
 /// All of the tree. `sysfs` is the kernel's: the other PCI functions of the machine are shown beside the device's.
 fn entries(port: &PortIdentity, sysfs: &Path) -> Vec<(PathBuf, Entry)> {
     let function = Path::new(FOLDER);
-    let mut entries = vec![(PathBuf::from(NODE_IN_TREE), Entry::File(Vec::new()))];
+    let nodes = [NODE_IN_TREE, CM_NODE_IN_TREE].map(PathBuf::from);
+    let mut entries = Vec::from(nodes.map(|node| (node, Entry::File(Vec::new()))));
     let mut add = |path: PathBuf, value: &str| {
         entries.push((path, Entry::File(format!("{value}\n").into_bytes())));
     };
     add("class/infiniband_verbs/abi_version".into(), "6");
+    add("class/misc/rdma_cm/abi_version".into(), "4");
+    add(
+        "class/misc/rdma_cm/dev".into(),
+        &format!("{}:{}", CM_RDEV.0, CM_RDEV.1),
+    );
     for (name, value) in pci_function::attributes(port) {
         add(function.join(name), &value);
     }

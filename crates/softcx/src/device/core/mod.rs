@@ -5,6 +5,7 @@ mod clients;
 mod doorbells;
 mod hosts;
 mod lanes;
+mod management;
 mod modify;
 mod multicast;
 mod needs;
@@ -27,6 +28,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::client_objects::ClientRegistry;
+use self::management::Management;
 pub(crate) use self::needs::Need;
 pub(crate) use self::peer_links::PeerLinks;
 use self::qp_numbers::QpNumbers;
@@ -75,6 +77,7 @@ pub(crate) struct DeviceCore {
     has_failed: bool,
     /// Where in the port's table of GIDs its own stands, if it does.
     pub(crate) gid_index: Option<u8>,
+    management: Management,
 }
 
 impl DeviceCore {
@@ -100,6 +103,7 @@ impl DeviceCore {
             commands: Arc::default(),
             has_failed: false,
             gid_index: Some(0),
+            management: Management::default(),
         })
     }
 

@@ -63,9 +63,11 @@ impl DeviceCore {
         let receiver = numbered(&mut self.qps, slot, header.dst_qpn);
         let sender = self.parts.sender;
         let Some(qp) = receiver.filter(|qp| qp.expects(header, sender)) else {
-            self.parts.counters.packets_dropped += 1;
+            let is_kept = self.receive_mad(header, source);
+            self.parts.counters.packets_received += u64::from(is_kept);
+            self.parts.counters.packets_dropped += u64::from(!is_kept);
             if let Some(trace) = &mut self.parts.trace {
-                trace.received(now_ns, sender, header, false);
+                trace.received(now_ns, sender, header, is_kept);
             }
             return;
         };

@@ -3,6 +3,7 @@
 //! They are written down here, so that a build needs no rdma-core; a test compares each size and offset with the headers that are
 //! installed. Fields have the names of the headers.
 
+mod connections;
 mod device;
 mod driver;
 mod endpoints;
@@ -10,6 +11,7 @@ mod layout;
 mod memory;
 mod queues;
 
+pub(super) use connections::*;
 pub(super) use device::*;
 pub(super) use driver::*;
 pub(super) use endpoints::*;
@@ -42,6 +44,7 @@ mod tests {
 
     fn rows() -> Vec<Row> {
         [
+            connections::rows(),
             device::rows(),
             driver::rows(),
             endpoints::rows(),
@@ -53,7 +56,13 @@ mod tests {
 
     #[test]
     fn structures_match_the_kernel_headers() {
-        const HEADERS: [&str; 3] = ["rdma_user_ioctl_cmds", "ib_user_verbs", "mlx5-abi"];
+        const HEADERS: [&str; 5] = [
+            "rdma_user_ioctl_cmds",
+            "ib_user_verbs",
+            "mlx5-abi",
+            "rdma_user_cm",
+            "ib_user_sa",
+        ];
         for header in HEADERS {
             let path = format!("/usr/include/rdma/{header}.h");
             if !std::path::Path::new(&path).exists() {
@@ -62,7 +71,7 @@ mod tests {
         }
         let mut source = String::from(
             "#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\n#include <rdma/rdma_user_ioctl.h>\n\
-             #include <rdma/ib_user_ioctl_verbs.h>\n#include <rdma/mlx5-abi.h>\n#include <rdma/mlx5_user_ioctl_verbs.h>\nint main(void)\n{\n",
+             #include <rdma/ib_user_ioctl_verbs.h>\n#include <netinet/in.h>\n#include <rdma/rdma_user_cm.h>\n#include <rdma/ib_user_sa.h>\n#include <rdma/mlx5-abi.h>\n#include <rdma/mlx5_user_ioctl_verbs.h>\nint main(void)\n{\n",
         );
         let mut ours = BTreeMap::new();
         for (structure, bytes, members) in rows() {

@@ -1,0 +1,102 @@
+//! Management datagrams (MADs): messages of 256 bytes to queue pair 1 of a port, for the connection manager.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Length of a management datagram (IBTA 13.4.2).
+pub(crate) const MAD_BYTES: usize = 256;
+/// The queue pair of the general services.
+pub(crate) const QP1: u32 = 1;
+/// Its queue key (IBTA 10.2.5).
+pub(crate) const QP1_QKEY: u32 = 0x8001_0000;
+/// Datagrams that wait to be read. What comes on top is lost, as on a card whose receive queue is empty.
+const MOST_WAITING: usize = 8192;
+
+/// The bytes of one.
+pub(crate) type MadBytes = [u8; MAD_BYTES];
+
+/// The datagrams that have arrived at queue pair 1 of a device.
+#[derive(Debug, Default)]
+pub(crate) struct MadQueue {
+    waiting: Mutex<WaitingMads>,
+    arrived: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct WaitingMads {
+    /// Somebody reads them.
+    is_read: bool,
+    /// [`MadQueue::wake`] was called since the last wait.
+    woken: bool,
+    /// With the node that each comes from.
+    mads: VecDeque<(u16, MadBytes)>,
+}
+
+impl MadQueue {
+    /// Datagrams are kept from now on. Before, they are lost.
+    pub(crate) fn open(&self) {
+        self.lock().is_read = true;
+    }
+
+    /// Adds one that has arrived from a node. Whether it is kept.
+    pub(super) fn push(&self, from: u16, mad: MadBytes) -> bool {
+        let mut waiting = self.lock();
+        if !waiting.is_read || waiting.mads.len() >= MOST_WAITING {
+            return false;
+        }
+        waiting.mads.push_back((from, mad));
+        self.arrived.notify_one();
+        true
+    }
+
+    /// Waits until there is one, [`MadQueue::wake`] is called, or the time is over (`None`: without a limit). Returns all that have arrived, each with
+    /// the node that it comes from.
+    pub(crate) fn wait(&self, limit: Option<Duration>) -> VecDeque<(u16, MadBytes)> {
+        let waiting = self.lock();
+        let nothing = |waiting: &mut WaitingMads| waiting.mads.is_empty() && !waiting.woken;
+        let mut waiting = match limit {
+            Some(limit) => {
+                let waited = self.arrived.wait_timeout_while(waiting, limit, nothing);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+            None => {
+                let waited = self.arrived.wait_while(waiting, nothing);
+                waited.unwrap_or_else(PoisonError::into_inner)
+            }
+        };
+        waiting.woken = false;
+        std::mem::take(&mut waiting.mads)
+    }
+
+    /// Ends a wait, or the next one at once.
+    pub(crate) fn wake(&self) {
+        self.lock().woken = true;
+        self.arrived.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WaitingMads> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn datagrams_are_lost_before_somebody_reads_and_when_there_are_too_many() {
+        let queue = MadQueue::default();
+        assert!(!queue.push(1, [0; MAD_BYTES]));
+        queue.open();
+        for count in 0..MOST_WAITING {
+            assert!(queue.push(2, [count as u8; MAD_BYTES]));
+        }
+        assert!(!queue.push(2, [0; MAD_BYTES]));
+        let mads = queue.wait(None);
+        assert_eq!((mads.len(), mads[3]), (MOST_WAITING, (2, [3; MAD_BYTES])));
+        queue.wake();
+        assert!(queue.wait(None).is_empty());
+        assert!(queue.wait(Some(Duration::ZERO)).is_empty());
+    }
+}

@@ -1,0 +1,375 @@
+//! What the connection manager of a device knows: identifiers, their files, and the exchanges with peers.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use super::address::SocketAddress;
+use super::event_file::{CmEvent, EventFile};
+use super::id::{ConnectionId, ExchangeState, FileKey, IdState};
+use super::mad::CmMessage;
+use super::ports::Ports;
+use crate::device::Device;
+use crate::device::client::Errno;
+use crate::device::management::MadBytes;
+use crate::doors::abi::{CmConnParam, CmEventResp, CmUdParam, Layout};
+use crate::doors::port::PortIdentity;
+
+/// `RDMA_CM_EVENT_*`.
+pub(super) mod event {
+    pub(in crate::doors::rdma_cm) const ADDR_RESOLVED: u32 = 0;
+    pub(in crate::doors::rdma_cm) const ADDR_ERROR: u32 = 1;
+    pub(in crate::doors::rdma_cm) const ROUTE_RESOLVED: u32 = 2;
+    pub(in crate::doors::rdma_cm) const CONNECT_REQUEST: u32 = 4;
+    pub(in crate::doors::rdma_cm) const CONNECT_RESPONSE: u32 = 5;
+    pub(in crate::doors::rdma_cm) const UNREACHABLE: u32 = 7;
+    pub(in crate::doors::rdma_cm) const REJECTED: u32 = 8;
+    pub(in crate::doors::rdma_cm) const ESTABLISHED: u32 = 9;
+    pub(in crate::doors::rdma_cm) const DISCONNECTED: u32 = 10;
+    pub(in crate::doors::rdma_cm) const TIMEWAIT_EXIT: u32 = 15;
+}
+
+/// What an event says beside its kind.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum EventParam {
+    None,
+    Connection(CmConnParam),
+    Datagram(CmUdParam),
+}
+
+impl EventParam {
+    fn bytes(self) -> [u8; 304] {
+        let from = match self {
+            EventParam::None => Vec::new(),
+            EventParam::Connection(param) => param.to_bytes(),
+            EventParam::Datagram(param) => param.to_bytes(),
+        };
+        let mut bytes = [0; 304];
+        for (to, from) in bytes.iter_mut().zip(from) {
+            *to = from;
+        }
+        bytes
+    }
+}
+
+/// Identifiers of a device. The C library's manager has a table of so many.
+const MOST_IDS: u32 = 1 << 16;
+/// The first message is repeated after this time, each later one after twice the time of the one before, up to the kernel's.
+const FIRST_REPETITION: Duration = Duration::from_millis(128);
+const LAST_REPETITION: Duration = Duration::from_millis(4096);
+
+/// The table.
+#[derive(Debug)]
+pub(super) struct CmTable {
+    pub(super) device: Device,
+    pub(super) port: PortIdentity,
+    /// The number of the device on its fabric.
+    pub(super) node: u16,
+    pub(super) ids: HashMap<u32, ConnectionId>,
+    pub(super) files: HashMap<FileKey, EventFile>,
+    pub(super) ports: Ports,
+    /// Identifiers by the number of their exchange.
+    pub(super) exchanges: HashMap<u32, u32>,
+    /// Identifiers of requests from peers: by the node, the peer's number, and whether it is a request for a service.
+    pub(super) requests: HashMap<(u16, u32, bool), u32>,
+    pub(super) timers: BTreeSet<(Instant, u32)>,
+    free: BTreeSet<u32>,
+    handles: u32,
+    last_exchange: u32,
+    random: u64,
+}
+
+impl CmTable {
+    pub(super) fn new(device: Device, seed: u64) -> CmTable {
+        CmTable {
+            port: PortIdentity::of(&device),
+            node: device.node(),
+            device,
+            ids: HashMap::new(),
+            files: HashMap::new(),
+            ports: Ports::after(32768 + (seed % 28000) as u16),
+            exchanges: HashMap::new(),
+            requests: HashMap::new(),
+            timers: BTreeSet::new(),
+            free: BTreeSet::new(),
+            handles: 0,
+            last_exchange: (seed >> 32) as u32,
+            random: seed,
+        }
+    }
+
+    /// A number that a peer does not expect: 24 bits.
+    fn psn(&mut self) -> u32 {
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 40) as u32
+    }
+
+    /// Adds an identifier. The lowest number that is free is its own, as in the kernel.
+    ///
+    /// # Errors
+    /// ENOMEM if there are too many.
+    pub(super) fn add(
+        &mut self,
+        file: FileKey,
+        port_space: u16,
+        qp_type: u8,
+    ) -> Result<u32, Errno> {
+        let handle = match self.free.pop_first() {
+            Some(handle) => handle,
+            None if self.handles == MOST_IDS => return Err(libc::ENOMEM),
+            None => {
+                self.handles += 1;
+                self.handles - 1
+            }
+        };
+        let psn = self.psn();
+        let id = ConnectionId::new(file, port_space, qp_type, psn);
+        self.ids.insert(handle, id);
+        Ok(handle)
+    }
+
+    /// The identifier of that number, which its process knows by this file.
+    ///
+    /// # Errors
+    /// ENOENT if there is none, EINVAL if it is of another file.
+    pub(super) fn id_of(&self, file: FileKey, handle: u32) -> Result<&ConnectionId, Errno> {
+        let id = self.ids.get(&handle).filter(|id| id.is_known);
+        let id = id.filter(|id| id.file.is_some()).ok_or(libc::ENOENT)?;
+        if id.file == Some(file) {
+            Ok(id)
+        } else {
+            Err(libc::EINVAL)
+        }
+    }
+
+    /// As [`CmTable::id_of`].
+    pub(super) fn id_mut(
+        &mut self,
+        file: FileKey,
+        handle: u32,
+    ) -> Result<&mut ConnectionId, Errno> {
+        self.id_of(file, handle)?;
+        self.ids.get_mut(&handle).ok_or(libc::ENOENT)
+    }
+
+    /// Gives an exchange a number, and a transaction.
+    pub(super) fn begin_exchange(&mut self, handle: u32, node: u16) {
+        self.last_exchange = self.last_exchange.wrapping_add(1);
+        let number = self.last_exchange;
+        let port = self.device.lock().port_of(node);
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        id.exchange.exists = true;
+        id.exchange.node = node;
+        id.exchange.port = port;
+        id.exchange.local_id = number;
+        id.exchange.transaction = u64::from(number) << 16 | u64::from(self.node);
+        self.exchanges.insert(number, handle);
+    }
+
+    /// Sends a message to a node, about no identifier.
+    pub(super) fn send_to(&self, node: u16, transaction: u64, message: &CmMessage) -> MadBytes {
+        let mad = message.encode(transaction);
+        self.device.send_mad(node, &mad);
+        mad
+    }
+
+    /// Sends a message to the peer of an identifier. It is kept, to be sent again if it is lost, and repeated if `repeats`.
+    pub(super) fn send(&mut self, handle: u32, message: &CmMessage, repeats: bool) {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        let mad = message.encode(id.exchange.transaction);
+        id.exchange.sent = Some(Box::new(mad));
+        id.exchange.repetitions = 0;
+        self.device.send_mad(id.exchange.node, &mad);
+        self.set_timer(handle, repeats.then_some(FIRST_REPETITION));
+    }
+
+    /// Sends the last message again.
+    pub(super) fn send_again(&self, handle: u32) {
+        if let Some(id) = self.ids.get(&handle)
+            && let Some(mad) = &id.exchange.sent
+        {
+            self.device.send_mad(id.exchange.node, mad);
+        }
+    }
+
+    /// Sends the last message again, and sets the time until the next time.
+    pub(super) fn repeat(&mut self, handle: u32) {
+        self.send_again(handle);
+        if let Some(id) = self.ids.get_mut(&handle) {
+            id.exchange.repetitions += 1;
+            let times = 1 << id.exchange.repetitions.min(8);
+            let wait = (FIRST_REPETITION * times).min(LAST_REPETITION);
+            self.set_timer(handle, Some(wait));
+        }
+    }
+
+    /// Sets when [`CmTable::on_timer`](super::timers) is called for an identifier, or that it is not.
+    pub(super) fn set_timer(&mut self, handle: u32, after: Option<Duration>) {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        if let Some(before) = id.exchange.due.take() {
+            self.timers.remove(&(before, handle));
+        }
+        id.exchange.due = after.map(|after| Instant::now() + after);
+        if let Some(due) = id.exchange.due {
+            self.timers.insert((due, handle));
+        }
+    }
+
+    /// Sets how far the exchange is.
+    pub(super) fn set_exchange(&mut self, handle: u32, state: ExchangeState) {
+        if let Some(id) = self.ids.get_mut(&handle) {
+            id.exchange.state = state;
+        }
+    }
+
+    /// Sets how far an identifier is.
+    pub(super) fn set_state(&mut self, handle: u32, state: IdState) {
+        if let Some(id) = self.ids.get_mut(&handle) {
+            id.state = state;
+        }
+    }
+
+    /// Adds an event of an identifier. Events of one that its process has not named yet are lost, as in the kernel.
+    pub(super) fn post(&mut self, handle: u32, kind: u32, status: i32, param: EventParam) {
+        let Some(id) = self.ids.get(&handle) else {
+            return;
+        };
+        let Some(file) = id.file.filter(|_| id.user_handle != 0) else {
+            return;
+        };
+        let response = CmEventResp {
+            uid: id.user_handle,
+            id: handle,
+            event: kind,
+            status: status as u32,
+            param: param.bytes(),
+            ..CmEventResp::default()
+        };
+        let event = CmEvent {
+            owner: handle,
+            request: None,
+            response,
+        };
+        self.deliver(file, event);
+    }
+
+    /// Adds the event of a request, of the identifier `request`, to those of the one that listens. Whether there was room for it.
+    pub(super) fn post_request(&mut self, listener: u32, request: u32, param: EventParam) -> bool {
+        let Some(id) = self.ids.get_mut(&listener) else {
+            return false;
+        };
+        let Some(file) = id.file.filter(|_| id.backlog > 0) else {
+            return false;
+        };
+        id.backlog -= 1;
+        let response = CmEventResp {
+            uid: id.user_handle,
+            id: request,
+            event: event::CONNECT_REQUEST,
+            param: param.bytes(),
+            ..CmEventResp::default()
+        };
+        let event = CmEvent {
+            owner: listener,
+            request: Some(request),
+            response,
+        };
+        self.deliver(file, event);
+        true
+    }
+
+    fn deliver(&mut self, key: FileKey, event: CmEvent) {
+        if let Some(file) = self.files.get_mut(&key) {
+            file.events.push_back(event);
+        }
+        self.serve_waiters(key);
+    }
+
+    /// Gives the events of a file to the calls that wait for them.
+    pub(super) fn serve_waiters(&mut self, key: FileKey) {
+        while let Some(file) = self.files.get_mut(&key)
+            && let Some(first) = file.events.front()
+            && let Some(waiter) = file.waiters.pop_front()
+        {
+            if !waiter.is_waiting() {
+                continue;
+            }
+            if waiter.write(&first.response.to_bytes()) {
+                self.take_event(key);
+                waiter.finish(Ok(()));
+            } else {
+                waiter.finish(Err(libc::EFAULT));
+            }
+        }
+        if let Some(file) = self.files.get_mut(&key) {
+            file.settle();
+        }
+    }
+
+    /// Takes the first event of a file, which its process has read.
+    pub(super) fn take_event(&mut self, key: FileKey) {
+        let Some(file) = self.files.get_mut(&key) else {
+            return;
+        };
+        let event = file.events.pop_front();
+        file.settle();
+        let Some(event) = event else {
+            return;
+        };
+        if let Some(request) = event.request.and_then(|it| self.ids.get_mut(&it)) {
+            request.is_known = true;
+        }
+        if let Some(owner) = self.ids.get_mut(&event.owner) {
+            owner.events_read += 1;
+            owner.backlog += u32::from(event.request.is_some());
+        }
+    }
+
+    /// Removes an identifier: how many of its events its process has read. What the peer has to know is sent before.
+    pub(super) fn forget(&mut self, handle: u32) -> u32 {
+        self.set_timer(handle, None);
+        let Some(id) = self.ids.remove(&handle) else {
+            return 0;
+        };
+        self.exchanges.remove(&id.exchange.local_id);
+        let (node, peer) = (id.exchange.node, id.exchange.remote_id);
+        for is_service in [false, true] {
+            if self.requests.get(&(node, peer, is_service)) == Some(&handle) {
+                self.requests.remove(&(node, peer, is_service));
+            }
+        }
+        if let Some(key) = id.bound {
+            self.ports.release(key, handle);
+        }
+        self.free.insert(handle);
+        id.events_read
+    }
+
+    /// The identifier that listens for a service at an address.
+    pub(super) fn listener(&self, service: u64, at: Option<&SocketAddress>) -> Option<u32> {
+        let space = u16::try_from(service >> 16).ok()?;
+        let owners = self.ports.owners((space, service as u16)).iter();
+        let hears = |handle: &&u32| {
+            let id = self.ids.get(handle);
+            id.is_some_and(|id| {
+                id.state == IdState::Listen
+                    && id.service_of(&id.source) == service
+                    && (id.source.is_any() || at.is_none_or(|at| at.is_same_host(&id.source)))
+            })
+        };
+        owners
+            .copied()
+            .collect::<Vec<_>>()
+            .iter()
+            .find(hears)
+            .copied()
+    }
+}
