@@ -190,7 +190,8 @@ fn write_notice(udp: &mut UdpWire, to: [u8; 16], qpn: u32) {
     let notice = notice_bytes(qpn);
     frame[..notice.len()].copy_from_slice(&notice);
     let len_bytes = seal_frame(&ends, frame, notice.len());
-    udp.departures.push(to, flow, len_bytes);
+    udp.departures.push(0, to, flow, len_bytes);
+    udp.departures.use_slots(1);
 }
 
 /// Makes frames of packets.
@@ -235,15 +236,12 @@ impl FrameBuilder<'_> {
         if unsafe { self.copies.end_fetches() }.is_err() || !is_whole {
             return false;
         }
-        let mut ready = 0;
-        for (ahead, (to, packet)) in queue.iter().take(count).enumerate() {
-            let header = &packet.header;
-            // Earlier ones were pushed: the slot of this one is now so many fewer ahead.
-            if let Some(at) = starts[ahead] {
-                self.seal(*to, header, ahead - ready, at);
+        for ((ahead, (to, packet)), start) in queue.iter().take(count).enumerate().zip(starts) {
+            if let Some(at) = start {
+                self.seal(*to, &packet.header, ahead, at);
             }
-            ready += 1;
         }
+        self.udp.departures.use_slots(count);
         true
     }
 
@@ -261,6 +259,6 @@ impl FrameBuilder<'_> {
         if let Some(capture) = &mut self.capture {
             capture.record(self.now_ns, &ends, &frame[..len_bytes]);
         }
-        self.udp.departures.push(to, flow, len_bytes);
+        self.udp.departures.push(ahead, to, flow, len_bytes);
     }
 }

@@ -129,11 +129,10 @@ impl DeviceParts {
             .collect()
     }
 
-    /// Where packets for an address go, of a device whose wire is UDP.
+    /// Where packets for an address go, of a device whose wire is UDP: through the sockets, also if the address is its own.
     pub(crate) fn route_to_host(&self, gid: &[u8; 16]) -> Destination {
         let is_v4 = |gid: &[u8; 16]| Ipv6Addr::from(*gid).to_ipv4_mapped().is_some();
         match self.host_gid {
-            Some(own) if own == *gid => Destination::Local,
             Some(own) if is_v4(&own) == is_v4(gid) && *gid != [0; 16] => Destination::Host(*gid),
             _ => Destination::Nowhere,
         }

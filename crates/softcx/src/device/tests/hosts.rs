@@ -204,10 +204,10 @@ fn datagrams_of_a_stranger_have_no_effect_and_are_counted() {
                 let at = 5 + bits.next() % (spoiled.len() - 5);
                 spoiled[at] ^= 1 << (bits.next() % 8);
             }
-            if bits.next() % 4 == 0 {
+            if bits.next().is_multiple_of(4) {
                 spoiled.truncate(bits.next() % spoiled.len());
             }
-            if bits.next() % 4 == 0 {
+            if bits.next().is_multiple_of(4) {
                 spoiled = (0..bits.next() % 6000).map(|_| bits.0 as u8).collect();
             }
             liar.send_to(&spoiled, (target, ROCE_PORT)).unwrap();

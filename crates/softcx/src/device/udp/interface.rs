@@ -100,6 +100,9 @@ fn mtu_of(name: &CStr) -> Option<u32> {
     let rc = unsafe { libc::ioctl(fd, libc::SIOCGIFMTU as _, &raw mut request) };
     // SAFETY: opened above.
     unsafe { libc::close(fd) };
+    if rc != 0 {
+        return None;
+    }
     // SAFETY: the kernel has set this field.
-    (rc == 0).then(|| unsafe { request.ifr_ifru.ifru_mtu } as u32)
+    u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok()
 }

@@ -15,6 +15,7 @@ const STRIDE: usize = MAX_FRAME_BYTES.next_multiple_of(64);
 /// A frame that is ready to leave.
 #[derive(Debug, Clone, Copy)]
 struct ReadyFrame {
+    slot: usize,
     to: [u8; 16],
     flow: usize,
     len_bytes: usize,
@@ -25,6 +26,8 @@ struct ReadyFrame {
 pub(crate) struct Departures {
     bytes: Box<[u8]>,
     frames: Vec<ReadyFrame>,
+    /// Slots that are in use, from the first.
+    used: usize,
     /// So many of `frames` have left.
     left: usize,
     flows: Vec<(OwnedFd, u16)>,
@@ -35,6 +38,7 @@ impl Departures {
         Departures {
             bytes: vec![0; BATCH * STRIDE].into_boxed_slice(),
             frames: Vec::with_capacity(BATCH),
+            used: 0,
             left: 0,
             flows,
         }
@@ -50,7 +54,7 @@ impl Departures {
 
     /// How many frames there is room for.
     pub(crate) fn room(&self) -> usize {
-        BATCH - self.frames.len()
+        BATCH - self.used
     }
 
     /// Whether nothing is ready.
@@ -65,19 +69,25 @@ impl Departures {
         (flow, self.flows.get(flow).map_or(0, |(_, port)| *port))
     }
 
-    /// Where the frame `ahead` places behind the last one is built.
+    /// Where the frame `ahead` places behind those that are in use is built.
     pub(crate) fn slot(&mut self, ahead: usize) -> Option<&mut [u8]> {
-        let at = (self.frames.len() + ahead) * STRIDE;
+        let at = (self.used + ahead) * STRIDE;
         self.bytes.get_mut(at..at + MAX_FRAME_BYTES)
     }
 
-    /// The frame in the next slot is ready.
-    pub(crate) fn push(&mut self, to: [u8; 16], flow: usize, len_bytes: usize) {
+    /// The frame in this slot is ready.
+    pub(crate) fn push(&mut self, ahead: usize, to: [u8; 16], flow: usize, len_bytes: usize) {
         self.frames.push(ReadyFrame {
+            slot: self.used + ahead,
             to,
             flow,
             len_bytes,
         });
+    }
+
+    /// The next slots are in use until all has left, whether frames are ready there or not.
+    pub(crate) fn use_slots(&mut self, count: usize) {
+        self.used += count;
     }
 
     /// Sends what is ready. Returns whether all of it has left, and how many frames the kernel refused for good.
@@ -103,7 +113,7 @@ impl Departures {
             }
         }
         self.frames.clear();
-        self.left = 0;
+        (self.used, self.left) = (0, 0);
         (true, refused)
     }
 
@@ -115,10 +125,10 @@ impl Departures {
         }; BATCH];
         // SAFETY: all zeros is a message without buffers.
         let mut messages: [libc::mmsghdr; BATCH] = unsafe { zeroed() };
-        let frames = self.frames.iter().enumerate().skip(self.left).take(run);
-        for (at, (slot, frame)) in frames.enumerate() {
+        let frames = self.frames.iter().skip(self.left).take(run);
+        for (at, frame) in frames.enumerate() {
             names[at] = SocketAddress::of_gid(&frame.to, ROCE_PORT);
-            let start = slot * STRIDE;
+            let start = frame.slot * STRIDE;
             let Some(bytes) = self.bytes.get_mut(start..start + frame.len_bytes) else {
                 return Err(io::ErrorKind::InvalidInput.into());
             };

@@ -287,7 +287,7 @@ fn port(port: &PortIdentity) -> QueryPortResp {
         // IBV_PORT_ACTIVE, 4 lanes of HDR, link up.
         state: 4,
         max_mtu: 5,
-        active_mtu: port.interface.mtu.into(),
+        active_mtu: port.interface.mtu,
         max_vl_num: 1,
         subnet_timeout: 18,
         active_width: 2,
