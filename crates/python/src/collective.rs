@@ -1,10 +1,9 @@
 //! Collective operations, and their tickets.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use doorbell::{
-    AbortHandle, Access, Collective, CollectiveTicket, Communicator, Error, MessageQueue,
+    AbortHandle, Access, Collective, CollectiveTicket, Communicator, MessageQueue,
     ProtectionDomain, Reduction, Slice,
 };
 use pyo3::exceptions::PyValueError;
@@ -17,7 +16,7 @@ use crate::error::{is_gone, work_exception};
 use crate::memory::ArrayMemory;
 use crate::message::{PyMessageQueue, is_taken};
 use crate::stream::PyStream;
-use crate::ticket::{awaited, notify};
+use crate::ticket::ticket_methods;
 
 /// Ranks that carry out collective operations on streams.
 #[pyclass(frozen, module = "doorbell", name = "Communicator")]
@@ -517,38 +516,12 @@ impl PyCollectiveTicket {
 
 #[pymethods]
 impl PyCollectiveTicket {
-    /// Whether the operation is over on this rank, with success or not.
-    fn done(&self, py: Python<'_>) -> PyResult<bool> {
-        let ticket = self.inner()?;
-        Ok(py.detach(|| {
-            !matches!(
-                ticket.wait(Some(Duration::ZERO)),
-                Err(Error::Timeout { .. })
-            )
-        }))
-    }
-
-    /// Waits until the operation is over on this rank.
-    #[pyo3(signature = (timeout = None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let ticket = self.inner()?;
-        wait(py, self::timeout(timeout)?, |slice| ticket.wait(slice))
-    }
-
     /// The peer of the first message that has failed.
     #[getter]
     fn failed_peer(&self, py: Python<'_>) -> PyResult<Option<u32>> {
         let ticket = self.inner()?;
         Ok(py.detach(|| ticket.failed_peer()))
     }
-
-    /// Adds 1 to an eventfd when the operation is over on this rank, with success or not.
-    fn notify(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
-        let ticket = self.inner()?;
-        notify(py, descriptor, |descriptor| ticket.notify(descriptor))
-    }
-
-    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        awaited(slf)
-    }
 }
+
+ticket_methods!(PyCollectiveTicket, CollectiveTicket);

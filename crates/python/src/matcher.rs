@@ -1,24 +1,23 @@
 //! Messages with tags, from any peer.
 
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use doorbell::{
-    Access, Envelope, Error, MatchTicket, Matcher, MessageQueue, ProtectionDomain, Source,
-    TagSelector,
+    Access, Envelope, MatchTicket, Matcher, MessageQueue, ProtectionDomain, Source, TagSelector,
 };
 use pyo3::prelude::*;
 
 use crate::arguments::{MatcherConfiguration, timeout};
 use crate::detached::{Detached, call, lock, wait};
 use crate::device::PyDomain;
-use crate::error::{is_gone, work_exception};
+use crate::error::{class, is_gone, work_exception};
 use crate::memory::{ArrayMemory, slices};
 use crate::message::{
     PyMessageQueue, PyMessageTicket, PyPendingSend, PyPostedSend, is_taken, taken_pending,
 };
 use crate::stream::PyStream;
-use crate::ticket::{awaited, notify};
+use crate::ticket::{AnyTicket, any_ticket, ticket_methods};
 
 /// Messages with tags, received from any peer or a named one.
 #[pyclass(frozen, module = "doorbell", name = "Matcher")]
@@ -203,7 +202,7 @@ impl PyMatcher {
         Ok(PyMatchTicket(Detached::new(ticket)))
     }
 
-    /// Receives a message that matches in this thread. While it waits, the receive is posted anew every 50 ms, behind others.
+    /// Receives a message that matches in this thread.
     #[pyo3(signature = (memory, peer = None, tag = None, timeout = None, *, ignored = 0))]
     fn recv_now(
         &self,
@@ -214,13 +213,27 @@ impl PyMatcher {
         ignored: u32,
     ) -> PyResult<PyEnvelope> {
         let py = memory.py();
+        let timeout = self::timeout(timeout)?;
         let memory = self.memory(memory, Access::LOCAL_WRITE)?;
         let matcher = self.inner()?;
-        let envelope = wait(py, self::timeout(timeout)?, |slice| {
+        let ticket = call(py, || {
             let slices = slices(&memory)?;
-            matcher.recv_now(source(peer), tags(tag, ignored), &slices, slice)
+            matcher.start_recv_now(source(peer), tags(tag, ignored), &slices)
         })?;
-        Ok(PyEnvelope(envelope))
+        // The last handle may be that of the array.
+        let ticket = Detached::new(ticket);
+        let receive = ticket.get().ok_or_else(is_gone)?;
+        let error = match wait(py, timeout, |slice| AnyTicket::wait(receive, slice)) {
+            Ok(envelope) => return Ok(envelope),
+            Err(error) => error,
+        };
+        let is_cancelled = call(py, || matcher.cancel(receive))?;
+        let late = class(py, "doorbell._errors", "TimeoutError")?;
+        if is_cancelled || !error.is_instance(py, &late) {
+            return Err(error);
+        }
+        // It has a message, which is being stored or is there.
+        wait(py, None, |slice| AnyTicket::wait(receive, slice))
     }
 
     /// What is known of the earliest message that such a receive would take. The message stays.
@@ -322,34 +335,5 @@ impl PyMatchTicket {
     }
 }
 
-#[pymethods]
-impl PyMatchTicket {
-    /// Whether the receive is over, with success or not.
-    fn done(&self, py: Python<'_>) -> PyResult<bool> {
-        let ticket = self.inner()?;
-        Ok(py.detach(|| {
-            !matches!(
-                ticket.wait(Some(Duration::ZERO)),
-                Err(Error::Timeout { .. })
-            )
-        }))
-    }
-
-    /// Waits until the message is there, and returns what is known of it.
-    #[pyo3(signature = (timeout = None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<PyEnvelope> {
-        let ticket = self.inner()?;
-        let envelope = wait(py, self::timeout(timeout)?, |slice| ticket.wait(slice))?;
-        Ok(PyEnvelope(envelope))
-    }
-
-    /// Adds 1 to an eventfd when the receive is over, with success or not.
-    fn notify(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
-        let ticket = self.inner()?;
-        notify(py, descriptor, |descriptor| ticket.notify(descriptor))
-    }
-
-    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        awaited(slf)
-    }
-}
+any_ticket!(MatchTicket: PyEnvelope, PyEnvelope);
+ticket_methods!(PyMatchTicket, MatchTicket);

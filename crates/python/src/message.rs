@@ -16,7 +16,7 @@ use crate::detached::{Detached, call, lock, wait};
 use crate::error::{is_gone, work_exception};
 use crate::memory::{ArrayMemory, slices};
 use crate::stream::PyStream;
-use crate::ticket::{awaited, notify};
+use crate::ticket::ticket_methods;
 
 /// The queue, until a communicator or a matcher takes it.
 pub type PySharedQueue = Arc<Mutex<Option<MessageQueue>>>;
@@ -346,32 +346,6 @@ impl PyMessageTicket {
         let ticket = self.inner()?;
         Ok(py.detach(|| ticket.check()).unwrap_or(None))
     }
-
-    /// Whether the message is over, with success or not.
-    fn done(&self, py: Python<'_>) -> PyResult<bool> {
-        let ticket = self.inner()?;
-        Ok(py.detach(|| {
-            !matches!(
-                ticket.wait(Some(Duration::ZERO)),
-                Err(Error::Timeout { .. })
-            )
-        }))
-    }
-
-    /// Waits until the message is sent or received, and returns its length in bytes.
-    #[pyo3(signature = (timeout = None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<u64> {
-        let ticket = self.inner()?;
-        wait(py, self::timeout(timeout)?, |slice| ticket.wait(slice))
-    }
-
-    /// Adds 1 to an eventfd when the message is over, with success or not.
-    fn notify(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
-        let ticket = self.inner()?;
-        notify(py, descriptor, |descriptor| ticket.notify(descriptor))
-    }
-
-    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        awaited(slf)
-    }
 }
+
+ticket_methods!(PyMessageTicket, MessageTicket);
