@@ -9,6 +9,7 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+#[cfg(feature = "verbs")]
 use crate::Result;
 use crate::mlx5::DatagramSegment;
 #[cfg(feature = "verbs")]

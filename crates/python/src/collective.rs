@@ -10,7 +10,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::arguments::{NamedAlgorithm, NamedOp, NamedType, timeout};
-use crate::detached::{Detached, call, lock, wait, wait_whole};
+use crate::detached::{Detached, Room, call, lock, queue, wait, wait_whole};
 use crate::device::PyDomain;
 use crate::error::{is_gone, work_exception};
 use crate::memory::ArrayMemory;
@@ -27,14 +27,17 @@ pub struct PyCommunicator {
     domain: Detached<ProtectionDomain>,
     rank: u32,
     size: u32,
+    /// The longest of its queues.
+    room: Room,
 }
 
 /// Two lists of messages: a rank, and memory.
 type ListedMemory<'py> = Vec<(u32, Bound<'py, PyAny>)>;
 
 impl PyCommunicator {
-    pub fn of(communicator: Communicator) -> PyCommunicator {
+    pub fn of(communicator: Communicator, room: Room) -> PyCommunicator {
         PyCommunicator {
+            room,
             rank: communicator.rank(),
             size: communicator.size(),
             aborts: Detached::new(communicator.abort_handles()),
@@ -143,20 +146,23 @@ impl PyCommunicator {
             shared.transpose()
         });
         let shared = shared.collect::<PyResult<Vec<_>>>()?;
+        let rooms = queues.iter().flatten().map(|queue| queue.get().room());
+        let room = rooms.fold(Room::NONE, Room::longer);
         let made = call(py, || {
             let taken = shared
                 .iter()
                 .map(|queue| queue.map(|queue| take(queue)).transpose());
             Communicator::new(rank, taken.collect::<doorbell::Result<_>>()?)
         })?;
-        Ok(PyCommunicator::of(made))
+        Ok(PyCommunicator::of(made, room))
     }
 
     /// A communicator of one rank.
     #[staticmethod]
     fn alone(domain: &Bound<'_, PyDomain>) -> PyResult<PyCommunicator> {
         let domain = domain.get().inner()?;
-        Ok(PyCommunicator::of(Communicator::alone(domain)))
+        let alone = Communicator::alone(domain);
+        Ok(PyCommunicator::of(alone, Room::NONE))
     }
 
     #[getter]
@@ -394,7 +400,9 @@ impl PyCommunicator {
     ) -> PyResult<PyCollectiveTicket> {
         let executor = stream.get().executor()?;
         let collective = collective.get().shared()?;
-        let ticket = self.with(stream.py(), |communicator| {
+        let communicator = self.shared()?;
+        let ticket = queue(stream.py(), self.room, Some(executor), || {
+            let mut communicator = lock(communicator);
             let collective = lock(collective).clone();
             communicator.launch(executor, &collective)
         })?;

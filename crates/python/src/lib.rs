@@ -19,6 +19,7 @@ mod matcher;
 mod memory;
 mod message;
 mod notice;
+mod operations;
 mod parts;
 mod region;
 mod stream;

@@ -4,12 +4,13 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use doorbell::{
-    Access, Envelope, MatchTicket, Matcher, MessageQueue, ProtectionDomain, Source, TagSelector,
+    Access, Envelope, Executor, MatchTicket, Matcher, MessageQueue, ProtectionDomain, Source,
+    TagSelector,
 };
 use pyo3::prelude::*;
 
 use crate::arguments::{MatcherConfiguration, timeout};
-use crate::detached::{Detached, call, lock, wait};
+use crate::detached::{Detached, Room, call, lock, queue, wait};
 use crate::device::PyDomain;
 use crate::error::{class, is_gone, work_exception};
 use crate::memory::{ArrayMemory, slices};
@@ -24,6 +25,9 @@ use crate::ticket::{AnyTicket, any_ticket, ticket_methods};
 pub struct PyMatcher {
     inner: Detached<Matcher>,
     domain: Detached<ProtectionDomain>,
+    /// Of the queues, by peer.
+    sends: Vec<Room>,
+    receives: Room,
 }
 
 fn source(peer: Option<usize>) -> Source {
@@ -35,8 +39,10 @@ fn tags(tag: Option<u32>, ignored: u32) -> TagSelector {
 }
 
 impl PyMatcher {
-    pub fn of(matcher: Matcher) -> PyMatcher {
+    pub fn of(matcher: Matcher, sends: Vec<Room>, receives: Room) -> PyMatcher {
         PyMatcher {
+            sends,
+            receives,
             domain: Detached::new(matcher.domain().clone()),
             inner: Detached::new(matcher),
         }
@@ -44,6 +50,23 @@ impl PyMatcher {
 
     fn inner(&self) -> PyResult<&Matcher> {
         self.inner.get().ok_or_else(is_gone)
+    }
+
+    fn room(&self, peer: usize) -> Room {
+        self.sends.get(peer).copied().unwrap_or(Room::NONE)
+    }
+
+    /// Queues something on a stream.
+    fn queue<T: Send>(
+        &self,
+        stream: &Bound<'_, PyStream>,
+        room: Room,
+        function: impl Fn(&Matcher, &dyn Executor) -> doorbell::Result<T> + Sync,
+    ) -> PyResult<T> {
+        let (matcher, executor) = (self.inner()?, stream.get().executor()?);
+        queue(stream.py(), room, Some(executor), || {
+            function(matcher, executor)
+        })
     }
 
     fn memory(&self, memory: &Bound<'_, PyAny>, rights: Access) -> PyResult<Vec<ArrayMemory>> {
@@ -63,7 +86,12 @@ impl PyMatcher {
         queues: Vec<Option<Bound<'_, PyMessageQueue>>>,
         config: Option<MatcherConfiguration>,
     ) -> PyResult<PyMatcher> {
-        let config = config.unwrap_or_default().0;
+        let mut config = config.unwrap_or_default().0;
+        let receives = Room::of(&mut config.messages.endpoint);
+        let room_of = |queue: &Option<Bound<'_, PyMessageQueue>>| {
+            queue.as_ref().map_or(receives, |queue| queue.get().room())
+        };
+        let sends = queues.iter().map(room_of).collect();
         let domain = domain.get().inner()?;
         let shared = queues.iter().map(|queue| {
             let shared = queue.as_ref().map(|queue| queue.get().shared());
@@ -77,7 +105,7 @@ impl PyMatcher {
                 .map(|queue| queue.map(|queue| take(queue)).transpose());
             Matcher::new(domain, taken.collect::<doorbell::Result<_>>()?, &config)
         })?;
-        Ok(PyMatcher::of(made))
+        Ok(PyMatcher::of(made, sends, receives))
     }
 
     /// The number of peers, this process included if it is one.
@@ -102,8 +130,7 @@ impl PyMatcher {
         tag: u32,
     ) -> PyResult<PyMessageTicket> {
         let memory = self.memory(memory, Access::REMOTE_READ)?;
-        let (matcher, executor) = (self.inner()?, stream.get().executor()?);
-        let ticket = call(stream.py(), || {
+        let ticket = self.queue(stream, self.room(peer), |matcher, executor| {
             matcher.send(executor, peer, tag, &slices(&memory)?)
         })?;
         Ok(PyMessageTicket::new(ticket))
@@ -119,8 +146,7 @@ impl PyMatcher {
         tag: u32,
     ) -> PyResult<PyPendingSend> {
         let memory = self.memory(memory, Access::REMOTE_READ)?;
-        let (matcher, executor) = (self.inner()?, stream.get().executor()?);
-        let pending = call(stream.py(), || {
+        let pending = self.queue(stream, self.room(peer), |matcher, executor| {
             matcher.start_send(executor, peer, tag, &slices(&memory)?)
         })?;
         Ok(PyPendingSend::of(pending))
@@ -132,9 +158,8 @@ impl PyMatcher {
         stream: &Bound<'_, PyStream>,
         pending: &Bound<'_, PyPendingSend>,
     ) -> PyResult<PyMessageTicket> {
-        let (matcher, executor) = (self.inner()?, stream.get().executor()?);
         let pending = pending.get().inner()?;
-        let ticket = call(stream.py(), || {
+        let ticket = self.queue(stream, Room::NONE, |matcher, executor| {
             matcher.wait_send(executor, taken_pending(pending)?)
         })?;
         Ok(PyMessageTicket::new(ticket))
@@ -194,8 +219,7 @@ impl PyMatcher {
         ignored: u32,
     ) -> PyResult<PyMatchTicket> {
         let memory = self.memory(memory, Access::LOCAL_WRITE)?;
-        let (matcher, executor) = (self.inner()?, stream.get().executor()?);
-        let ticket = call(stream.py(), || {
+        let ticket = self.queue(stream, self.receives, |matcher, executor| {
             let slices = slices(&memory)?;
             matcher.recv(executor, source(peer), tags(tag, ignored), &slices)
         })?;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    AbortHandle, Access, Error, MessageAddress, MessageQueue, MessageTicket, PendingSend,
+    AbortHandle, Access, Error, Executor, MessageAddress, MessageQueue, MessageTicket, PendingSend,
     PostedSend, ProtectionDomain, StateKind,
 };
 use pyo3::exceptions::PyValueError;
@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::arguments::timeout;
-use crate::detached::{Detached, call, lock, wait};
+use crate::detached::{Detached, Room, call, lock, queue, wait};
 use crate::error::{is_gone, work_exception};
 use crate::memory::{ArrayMemory, slices};
 use crate::stream::PyStream;
@@ -28,6 +28,7 @@ pub struct PyMessageQueue {
     inner: Detached<PySharedQueue>,
     abort: Detached<AbortHandle>,
     domain: Detached<ProtectionDomain>,
+    room: Room,
 }
 
 /// Of memory that is sent: longer messages are read.
@@ -46,8 +47,9 @@ pub fn taken(queue: &mut Option<MessageQueue>) -> doorbell::Result<&mut MessageQ
 }
 
 impl PyMessageQueue {
-    pub fn new(queue: MessageQueue) -> PyMessageQueue {
+    pub fn new(queue: MessageQueue, room: Room) -> PyMessageQueue {
         PyMessageQueue {
+            room,
             abort: Detached::new(queue.abort_handle()),
             domain: Detached::new(queue.domain().clone()),
             inner: Detached::new(Arc::new(Mutex::new(Some(queue)))),
@@ -70,6 +72,22 @@ impl PyMessageQueue {
     ) -> PyResult<T> {
         let queue = self.shared()?;
         call(py, || function(taken(&mut lock(queue))?))
+    }
+
+    pub fn room(&self) -> Room {
+        self.room
+    }
+
+    /// Queues something on a stream.
+    fn queue<T: Send>(
+        &self,
+        stream: &Bound<'_, PyStream>,
+        function: impl Fn(&mut MessageQueue, &dyn Executor) -> doorbell::Result<T> + Sync,
+    ) -> PyResult<T> {
+        let (shared, executor) = (self.shared()?, stream.get().executor()?);
+        queue(stream.py(), self.room, Some(executor), || {
+            function(taken(&mut lock(shared))?, executor)
+        })
     }
 
     /// Waits without holding the queue's lock all the time.
@@ -132,8 +150,9 @@ impl PyMessageQueue {
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<PyMessageTicket> {
         let memory = self.sent(memory)?;
-        let executor = stream.get().executor()?;
-        let ticket = self.with(stream.py(), |queue| queue.send(executor, &slices(&memory)?))?;
+        let ticket = self.queue(stream, |queue, executor| {
+            queue.send(executor, &slices(&memory)?)
+        })?;
         Ok(PyMessageTicket::new(ticket))
     }
 
@@ -144,8 +163,7 @@ impl PyMessageQueue {
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<PyPendingSend> {
         let memory = self.sent(memory)?;
-        let executor = stream.get().executor()?;
-        let pending = self.with(stream.py(), |queue| {
+        let pending = self.queue(stream, |queue, executor| {
             queue.start_send(executor, &slices(&memory)?)
         })?;
         Ok(PyPendingSend::of(pending))
@@ -157,9 +175,8 @@ impl PyMessageQueue {
         stream: &Bound<'_, PyStream>,
         pending: &Bound<'_, PyPendingSend>,
     ) -> PyResult<PyMessageTicket> {
-        let executor = stream.get().executor()?;
         let pending = pending.get().inner()?;
-        let ticket = self.with(stream.py(), |queue| {
+        let ticket = self.queue(stream, |queue, executor| {
             queue.wait_send(executor, taken_pending(pending)?)
         })?;
         Ok(PyMessageTicket::new(ticket))
@@ -172,8 +189,9 @@ impl PyMessageQueue {
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<PyMessageTicket> {
         let memory = self.received(memory)?;
-        let executor = stream.get().executor()?;
-        let ticket = self.with(stream.py(), |queue| queue.recv(executor, &slices(&memory)?))?;
+        let ticket = self.queue(stream, |queue, executor| {
+            queue.recv(executor, &slices(&memory)?)
+        })?;
         Ok(PyMessageTicket::new(ticket))
     }
 
