@@ -135,6 +135,7 @@ CALLS: dict[str, Callable[[Waits], Callable[[], object]]] = {
     "MessageQueue.recv on a full stream": lambda it: (
         lambda stream=it.full_stream(): again(lambda: it.queues[1].recv(stream, bytearray(8)))  # type: ignore[misc]
     ),
+    "BounceBuffer.recv": lambda it: lambda buffer=doorbell.BounceBuffer(it.pair.domain): buffer.recv(it.pair.b, bytearray(8)),  # type: ignore[misc]
     "Communicator.finish": lambda it: (
         lambda ticket=it.ranks[0].launch(it.stream, it.ranks[0].barrier()): it.ranks[0].finish(LONG)  # type: ignore[misc]
     ),
@@ -174,9 +175,26 @@ def test_a_wait_lets_others_run_and_an_interrupt_ends_it(name: str) -> None:
     if name == "Communicator.match_ahead":
         failure = waits.ranks[0].failure
         assert failure is not None and failure[1].cause == "Aborted"
+    elif name == "BounceBuffer.recv":
+        assert waits.pair.b.failure is not None and waits.pair.b.failure.cause == "Aborted"
     elif name == "Endpoint.wait_recv":
         waits.pair.a.post_send(waits.region)
         assert waits.pair.b.wait_recv(30).nbytes == 16
     elif name in ("MessageQueue.recv_now", "MessageQueue.recv_any_now"):
         waits.queues[0].send_now(b"later", 30)
         assert waits.queues[1].recv_now(bytearray(8), 30) == 5
+
+
+def test_a_wait_for_room_ends_at_its_timeout() -> None:
+    pair = Pair(config=doorbell.EndpointConfig(recv_depth=1, room_timeout=0.12))
+    region = pair.domain.alloc(8)
+    pair.a.post_recv(region)
+    begin = time.monotonic()
+    with pytest.raises(doorbell.TimeoutError) as caught:
+        pair.a.post_recv(region)
+    assert caught.value.timeout == 0.12 and time.monotonic() - begin >= 0.12
+    # Without a timeout the queue is full at once.
+    pair = Pair(config=doorbell.EndpointConfig(recv_depth=1))
+    pair.a.post_recv(pair.domain.alloc(8))
+    with pytest.raises(doorbell.QueueFullError):
+        pair.a.post_recv(pair.domain.alloc(8))
