@@ -26,16 +26,16 @@ enum AnyBounce {
 
 /// What is done with an array.
 #[derive(Clone, Copy)]
-enum BounceTransfer {
+enum ArrayTransfer {
     Write(RemoteSlice),
     Read(RemoteSlice),
     Send,
     Recv,
 }
 
-impl BounceTransfer {
+impl ArrayTransfer {
     fn writes_array(self) -> bool {
-        matches!(self, BounceTransfer::Read(_) | BounceTransfer::Recv)
+        matches!(self, ArrayTransfer::Read(_) | ArrayTransfer::Recv)
     }
 }
 
@@ -52,17 +52,17 @@ macro_rules! transfer {
     ($bounce:ident, $endpoint:ident, $transfer:ident, $start:ident, $len:ident, $timeout:ident) => {
         match $transfer {
             // SAFETY: the caller's promise.
-            BounceTransfer::Write(remote) => unsafe {
+            ArrayTransfer::Write(remote) => unsafe {
                 $bounce.write($endpoint, $start, $len, &region_of(remote), 0, $timeout)
             },
             // SAFETY: as above.
-            BounceTransfer::Read(remote) => unsafe {
+            ArrayTransfer::Read(remote) => unsafe {
                 $bounce.read($endpoint, &region_of(remote), 0, $start, $len, $timeout)
             },
             // SAFETY: as above.
-            BounceTransfer::Send => unsafe { $bounce.send($endpoint, $start, $len, $timeout) },
+            ArrayTransfer::Send => unsafe { $bounce.send($endpoint, $start, $len, $timeout) },
             // SAFETY: as above.
-            BounceTransfer::Recv => unsafe { $bounce.recv($endpoint, $start, $len, $timeout) },
+            ArrayTransfer::Recv => unsafe { $bounce.recv($endpoint, $start, $len, $timeout) },
         }
     };
 }
@@ -73,7 +73,7 @@ impl AnyBounce {
     unsafe fn transfer(
         &mut self,
         endpoint: &mut Endpoint,
-        transfer: BounceTransfer,
+        transfer: ArrayTransfer,
         (start, len_bytes): (u64, u64),
         timeout: Duration,
     ) -> doorbell::Result<()> {
@@ -105,7 +105,7 @@ impl PyBounceBuffer {
         &self,
         endpoint: &Bound<'_, PyEndpoint>,
         array: &Bound<'_, PyAny>,
-        transfer: BounceTransfer,
+        transfer: ArrayTransfer,
         seconds: Option<f64>,
     ) -> PyResult<()> {
         let py = array.py();
@@ -227,7 +227,7 @@ impl PyBounceBuffer {
         remote: RemotePart,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        self.transfer(endpoint, array, BounceTransfer::Write(remote.0), timeout)
+        self.transfer(endpoint, array, ArrayTransfer::Write(remote.0), timeout)
     }
 
     /// Reads memory of the peer into an array.
@@ -239,7 +239,7 @@ impl PyBounceBuffer {
         remote: RemotePart,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        self.transfer(endpoint, array, BounceTransfer::Read(remote.0), timeout)
+        self.transfer(endpoint, array, ArrayTransfer::Read(remote.0), timeout)
     }
 
     /// Sends an array to a peer that calls `recv` for as many bytes, with chunks of the same length.
@@ -250,7 +250,7 @@ impl PyBounceBuffer {
         array: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        self.transfer(endpoint, array, BounceTransfer::Send, timeout)
+        self.transfer(endpoint, array, ArrayTransfer::Send, timeout)
     }
 
     /// Receives into an array what the peer sends by `send`.
@@ -261,6 +261,6 @@ impl PyBounceBuffer {
         array: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        self.transfer(endpoint, array, BounceTransfer::Recv, timeout)
+        self.transfer(endpoint, array, ArrayTransfer::Recv, timeout)
     }
 }
