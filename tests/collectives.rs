@@ -61,7 +61,7 @@ fn communicators_of(device: &Device, count: u32, config: &MessageConfig) -> Vec<
         .collect()
 }
 
-/// More messages between two ranks than their queue holds, by queues that refuse what they have no room for.
+/// More messages between two ranks than their queue holds, by queues that refuse what they have no room for, at once or after a while.
 #[test]
 fn operations_of_more_messages_than_a_queue_holds_wait_for_room() {
     let test = "operations_of_more_messages_than_a_queue_holds";
@@ -71,10 +71,12 @@ fn operations_of_more_messages_than_a_queue_holds_wait_for_room() {
     if has_no_queue(&device, test) {
         return;
     }
-    for many in [60_u64, 65, 200] {
+    let a_while = Some(Duration::from_millis(1));
+    for (many, room_timeout) in [(60_u64, None), (65, None), (200, None), (200, a_while)] {
         limit.step(many, STEP);
         let domain = device.protection_domain();
-        let config = MessageConfig::default();
+        let mut config = MessageConfig::default();
+        config.endpoint.room_timeout = room_timeout;
         let mut pair = [(); 2].map(|()| MessageQueue::new(&domain, &config).unwrap());
         let addresses = pair.each_ref().map(MessageQueue::address);
         pair[0].connect(&addresses[1]).unwrap();
@@ -97,6 +99,10 @@ fn operations_of_more_messages_than_a_queue_holds_wait_for_room() {
                 (0..many).map(slice).collect()
             };
             let exchange = rank.exchange(&all(&from), &all(&into)).unwrap();
+            if room_timeout.is_some() {
+                let pause = Duration::from_millis(30);
+                stream.launch(move || thread::sleep(pause)).unwrap();
+            }
             let ticket = rank.launch(&stream, &exchange).unwrap();
             ticket.wait(SOON).unwrap();
             let mut came = vec![0_u64; many as usize];

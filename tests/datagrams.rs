@@ -412,6 +412,44 @@ fn one_endpoint_sends_to_several_and_work_holds_the_handles() {
     }
 }
 
+/// An endpoint is dropped with work that a stream has: it is executed, with the address handles that it names.
+#[test]
+fn work_on_a_stream_outlives_its_endpoint() {
+    let test = "work_on_a_stream_outlives_its_endpoint";
+    let _limit = Limit::new(test, STEP);
+    let device = device();
+    let domain = device.protection_domain();
+    let mut to = End::new(&domain, &config());
+    if to.endpoint.path().control == Control::Sync {
+        waived(test, "on the sync path no work waits in a stream");
+        return;
+    }
+    let stream = rig::stream(test);
+    for round in 0..4 {
+        let mut from = End::new(&domain, &config());
+        to.receive(round);
+        let (go, wait) = rig::gate();
+        stream.launch(wait).unwrap();
+        from.source.write(0, &pattern(round, 64)).unwrap();
+        let payload = [from.source.slice(0, 64).unwrap()];
+        let address = to.endpoint.address();
+        let handle = from.endpoint.address_handle(&address).unwrap();
+        let work = Work::send(&payload).to(&handle, address.qpn(), QKEY);
+        let sent = from.endpoint.stream_queue_send(&stream, &work).unwrap();
+        // So that the stream has the endpoint until the datagram is on its way.
+        let kind = QueueKind::Send;
+        from.endpoint.stream_wait_cq(&stream, kind).unwrap();
+        drop((from, handle));
+        go.store(true, Ordering::Release);
+        stream.synchronize(SOON).unwrap();
+        assert_eq!(sent.status(), Status::Complete);
+        let got = to.endpoint.wait_cq(QueueKind::Recv, SOON).unwrap();
+        assert_eq!(got.wr_id, round);
+        let received = to.received(round, GRH + 64);
+        assert_eq!(received[GRH..], pattern(round, 64));
+    }
+}
+
 /// A reset gives an endpoint that sends and receives again, and handles of its port stay valid.
 #[test]
 fn endpoint_works_after_a_reset() {

@@ -762,6 +762,64 @@ fn long_send_is_done_when_its_message_is_received() {
     assert!(target.is_filled_with(0, 1 << 16, 77).unwrap());
 }
 
+/// An abort is the cause of what it ends, and not the flushed completion by which a thread may learn of it first.
+#[test]
+fn an_abort_is_the_cause_in_every_call_and_ticket() {
+    let test = "an_abort_is_the_cause_in_every_call_and_ticket";
+    let limit = Limit::new(test, STEP);
+    // Its flush follows the abort at once, unlike that of `strict_device`: a thread that sleeps for a while finds both.
+    let device = rig::device();
+    if has_no_queue(&device, test) {
+        return;
+    }
+    let seed = from_env("DOORBELL_SEED", 1);
+    let mut random = Random(seed);
+    for round in 0..from_env("DOORBELL_MESSAGES", 800) / 4 {
+        limit.step(round, STEP);
+        let [mut a, _b] = pair(&device, &config().slots(1));
+        let memory = region(&a, 4096);
+        let eager = [memory.slice(0, 8).unwrap()];
+        let long = [memory.slice(0, 4096).unwrap()];
+        let stream = rig::stream("s");
+        let abort = a.abort_handle();
+        let pause = Duration::from_micros(random.below(1500));
+        let ended = thread::scope(|scope| {
+            let what = round % 7;
+            if what == 2 {
+                // It has the one slot of the peer.
+                a.send_now(&eager, SOON).unwrap();
+            }
+            let posted = (what == 3).then(|| a.start_send_now(&long, SOON).unwrap());
+            let ticket = match what {
+                5 => Some(a.send(&stream, &long).unwrap()),
+                6 => Some(a.recv(&stream, &eager).unwrap()),
+                _ => None,
+            };
+            scope.spawn(move || {
+                thread::sleep(pause);
+                abort.abort();
+            });
+            match what {
+                0 => a.recv_now(&eager, SOON).map(drop),
+                1 => MessageQueue::recv_any_now(&mut [&mut a], &eager, SOON).map(drop),
+                2 => a.send_now(&eager, SOON),
+                3 => a.wait_send_now(&posted.unwrap(), SOON),
+                4 => a.send_now(&long, SOON),
+                _ => ticket.unwrap().wait(SOON).map(drop),
+            }
+        });
+        let is_abort = match &ended {
+            Err(Error::Work(error)) => error.cause == Cause::Aborted,
+            // The stream had not come to it.
+            Err(Error::State { kind, .. }) => *kind == StateKind::Discarded,
+            _ => false,
+        };
+        assert!(is_abort, "DOORBELL_SEED={seed}, round {round}: {ended:?}");
+        let causes = a.failure().map(|failure| failure.cause);
+        assert_eq!(causes, Some(Cause::Aborted));
+    }
+}
+
 /// A wait for a peer that never comes ends at its deadline, or when the connection fails. Its error names the cause.
 #[test]
 fn every_wait_ends() {

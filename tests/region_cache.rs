@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    Access, CacheConfig, CacheCounters, CachedRegion, Endpoint, EndpointConfig, Error,
-    Invalidation, ProtectionDomain, QueueKind, RegionCache, RemoteSlice, Work,
+    Access, CacheConfig, CacheCounters, CachedRegion, Control, Endpoint, EndpointConfig, Error,
+    Executor, Invalidation, ProtectionDomain, QueueKind, RegionCache, RemoteSlice, Work,
 };
 use rig::{Limit, Random, SOON, device, from_env};
 use waived::waived;
@@ -125,6 +125,74 @@ fn a_part_of_a_registered_range_with_the_same_rights_is_a_hit() {
     assert_eq!(cache.invalidate(at.as_ptr(), u64::MAX), 0);
     assert_eq!(cache.size(), (0, 0));
     unmap(at, 8 * PAGE);
+}
+
+/// A mapping, which ends with this.
+struct Mapped(NonNull<u8>, Arc<AtomicBool>);
+
+// SAFETY: an address of a mapping that only this has.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        unmap(self.0, 4 * PAGE);
+        self.1.store(true, Ordering::SeqCst);
+    }
+}
+
+/// The owner of memory goes with the last handle of the region, which work on a stream has; the registration serves others until then.
+#[test]
+fn owner_of_memory_stays_while_work_has_its_region() {
+    let test = "owner_of_memory_stays_while_work_has_its_region";
+    let _alone = alone();
+    let _limit = Limit::new(test, Duration::from_secs(60));
+    let mut pair = rig::Pair::new(&device(), &EndpointConfig::default());
+    if pair.a.path().control == Control::Sync {
+        return waived(test, "on the sync path no work waits in a stream");
+    }
+    let cache = explicit(&pair.domain, 16, 1 << 30);
+    let at = anywhere(4 * PAGE);
+    let is_unmapped = Arc::new(AtomicBool::new(false));
+    let owner: Arc<Mapped> = Arc::new(Mapped(at, Arc::clone(&is_unmapped)));
+    let part = |offset: usize, len: u64| {
+        let owner = Box::new(Arc::clone(&owner));
+        // SAFETY: the owner keeps the mapping.
+        unsafe { cache.get_from_owner(behind(at, offset), len, Access::ALL, owner) }.unwrap()
+    };
+    let (whole, small) = (part(0, 4 * PAGE as u64), part(PAGE + 8, 8));
+    assert_eq!((cache.counters().hits, cache.counters().misses), (1, 1));
+    assert_eq!((whole.len_bytes(), small.len_bytes()), (4 * PAGE as u64, 8));
+    assert_eq!(small.as_ptr(), behind(at, PAGE + 8).as_ptr());
+    assert!(small.slice(0, 9).is_err());
+    whole.fill(PAGE as u64 + 8, 8, 7).unwrap();
+    assert!(small.is_filled_with(0, 8, 7).unwrap());
+    // It ends for itself alone.
+    assert!(small.deregister() && !small.is_registered() && whole.is_registered());
+    drop((small, owner));
+    let target = pair.region(64);
+    let stream = rig::stream(test);
+    let (go, wait) = rig::gate();
+    stream.launch(wait).unwrap();
+    let source = [whole.slice(PAGE as u64 + 8, 8).unwrap()];
+    let there = target.remote();
+    let work = Work::write(&source, RemoteSlice::at(there.addr, there.rkey));
+    pair.a.stream_queue_send(&stream, &work).unwrap();
+    pair.a.stream_wait_cq(&stream, QueueKind::Send).unwrap();
+    drop(whole);
+    assert!(!is_unmapped.load(Ordering::SeqCst));
+    go.store(true, Ordering::Release);
+    stream.synchronize(SOON).unwrap();
+    assert!(target.is_filled_with(0, 8, 7).unwrap());
+    // The next look at the queue gives the regions of completed work back.
+    let until = Instant::now() + Duration::from_secs(30);
+    while !is_unmapped.load(Ordering::SeqCst) {
+        assert!(Instant::now() < until);
+        pair.a.room(QueueKind::Send);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(cache.invalidate(at.as_ptr(), 1), 1);
 }
 
 #[test]

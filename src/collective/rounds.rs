@@ -99,7 +99,8 @@ impl Communicator {
         }
         let (device, timeout) = (queue.domain().device().clone(), queue.timeout());
         let look = || match call(to, queue) {
-            Err(Error::QueueFull { .. }) => Ok(None),
+            // A queue may wait for room itself, and for a shorter time.
+            Err(Error::QueueFull { .. } | Error::Timeout { .. }) => Ok(None),
             called => called.map(Some),
         };
         let operation = "the wait for room in a message queue";

@@ -9,8 +9,8 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+#[cfg(feature = "verbs")]
 use crate::Result;
-use crate::endpoint::{Address, Endpoint};
 use crate::mlx5::DatagramSegment;
 #[cfg(feature = "verbs")]
 use crate::nic::KeptAlive;
@@ -33,7 +33,7 @@ struct AddressHandleInner {
 }
 
 impl AddressHandle {
-    fn new(domain: &ProtectionDomain, nic: NicAddress) -> AddressHandle {
+    pub(super) fn new(domain: &ProtectionDomain, nic: NicAddress) -> AddressHandle {
         AddressHandle {
             inner: Arc::new(AddressHandleInner {
                 nic,
@@ -75,34 +75,5 @@ impl AddressHandle {
 
     pub(super) fn segment(&self, qpn: u32, qkey: u32) -> DatagramSegment {
         self.inner.nic.segment(qpn, qkey)
-    }
-}
-
-impl Endpoint {
-    /// The handle of the port of a peer's endpoint, for [`Work::to`](crate::Work::to). Datagrams to it have the traffic class and the service level of this
-    /// endpoint's configuration. The peer's endpoint may be reset meanwhile: the handle stays valid, because it is of the port.
-    ///
-    /// # Errors
-    /// [`Error::Foreign`](crate::Error::Foreign) for an address of another kind of device; [`Error::State`](crate::Error::State) if the peer's device is gone or on
-    /// another host; [`Error::System`](crate::Error::System) of `ibv_create_ah`.
-    pub fn address_handle(&self, peer: &Address) -> Result<AddressHandle> {
-        let domain = self.domain();
-        let attributes = self.config().attributes();
-        let nic = domain
-            .on_device()?
-            .address_of(&peer.queue_pair, &attributes)?;
-        Ok(AddressHandle::new(domain, nic))
-    }
-
-    /// The handle of the port of that LID and, with a global route, of that GID: for peers that do not use this library. On Ethernet the LID is 0, and a GID
-    /// is needed.
-    ///
-    /// # Errors
-    /// As [`Endpoint::address_handle`]; [`Error::State`](crate::Error::State) on a device that is not one of libibverbs.
-    pub fn address_handle_of_port(&self, lid: u16, gid: Option<[u8; 16]>) -> Result<AddressHandle> {
-        let domain = self.domain();
-        let attributes = self.config().attributes();
-        let nic = domain.on_device()?.address_of_port(lid, gid, &attributes)?;
-        Ok(AddressHandle::new(domain, nic))
     }
 }

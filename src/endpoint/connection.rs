@@ -60,7 +60,6 @@ impl Endpoint {
             #[cfg(feature = "cuda")]
             replay: None,
             shared: EndpointRef::new(shared),
-            handles: VecDeque::new(),
         })
     }
 
@@ -216,16 +215,19 @@ impl Endpoint {
             queue.check_ownership_over("reset")?;
         }
         let _closing = self.shared.close(QUIESCE)?;
-        // Until the queue pair is in INIT again. Otherwise the watchdog could set it to ERR between two steps, for an abort of the new generation.
-        let _generation = self.shared.hold_generation();
-        self.shared.start_over()?;
-        self.send.reset();
-        self.recv.reset();
-        self.send_commits.clear();
-        self.recv_commits.clear();
-        self.handles.clear();
-        self.shared.reset_records();
-        self.shared.qp.init(self.config.attributes())
+        let made = {
+            // Until the queue pair is in INIT again. Otherwise the watchdog could set it to ERR between two steps, for an abort of the new generation.
+            let _generation = self.shared.hold_generation();
+            self.shared.start_over()?;
+            self.send.reset();
+            self.recv.reset();
+            self.send_commits.clear();
+            self.recv_commits.clear();
+            self.shared.reset_records();
+            self.shared.qp.init(self.config.attributes())
+        };
+        self.shared.handles.clear();
+        made
     }
 
     /// The control path that doorbells take, and why no better one is available.

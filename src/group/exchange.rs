@@ -66,6 +66,8 @@ impl ExchangeWait<'_> {
 pub(super) struct LauncherExchange {
     store: Box<dyn ExchangeStore>,
     token: Token,
+    /// What rank 0 has chosen for the keys. Threads that exchange at the same time choose the same.
+    chosen: OnceLock<[u8; 8]>,
     /// What the keys of this group begin with.
     prefix: OnceLock<String>,
     count: AtomicU32,
@@ -76,6 +78,7 @@ impl LauncherExchange {
         LauncherExchange {
             store,
             token: token.clone(),
+            chosen: OnceLock::new(),
             prefix: OnceLock::new(),
             count: AtomicU32::new(0),
         }
@@ -94,7 +97,9 @@ impl LauncherExchange {
         }
         let (client, key) = (wait.client, KEY);
         if client.rank() == 0 {
-            let value = &nonce()?[..8];
+            let mut fresh = [0; 8];
+            fresh.copy_from_slice(&nonce()?[..8]);
+            let value = self.chosen.get_or_init(|| fresh);
             client.request(wait.deadline, |id| Message::Set { id, key, value })?;
         }
         let value = client.request(wait.deadline, |id| Message::Get { id, key })?;
@@ -206,7 +211,7 @@ fn signed(key: &str, value: &[u8]) -> Vec<u8> {
 #[cfg(all(test, feature = "softcx", not(loom)))]
 mod tests {
     use std::collections::BTreeMap;
-    use std::sync::{Condvar, LazyLock, Mutex};
+    use std::sync::{Barrier, Condvar, LazyLock, Mutex};
     use std::time::Duration;
 
     use super::*;
@@ -348,6 +353,31 @@ mod tests {
             store.leave(SOON).unwrap();
         });
         assert_eq!(JOB.0.lock().unwrap().came, 0);
+    }
+
+    /// The first exchanges of threads agree on what the keys begin with.
+    #[test]
+    fn threads_exchange_at_the_same_time() {
+        for _ in 0..20 {
+            let job: Job = LazyLock::new(Default::default);
+            let job: &'static Job = Box::leak(Box::new(job));
+            ranks(2, move |mut store| {
+                store.launcher = exchange(&store, job, Fault::None);
+                let start = Barrier::new(3);
+                std::thread::scope(|scope| {
+                    for name in ["a", "b", "c"] {
+                        let (store, start) = (&store, &start);
+                        scope.spawn(move || {
+                            start.wait();
+                            let theirs = store.exchange(name, &values(store), SOON).unwrap();
+                            check(store, &theirs.unwrap());
+                        });
+                    }
+                });
+                assert_eq!(store.launcher_exchanges(), 3);
+                store.leave(SOON).unwrap();
+            });
+        }
     }
 
     #[test]

@@ -208,19 +208,18 @@ impl TorchExchange {
         }
     }
 
-    /// With the connection, which ends after an error.
+    /// With the connection, which ends after an error, and what was put.
     fn exchange<T>(
         &self,
-        run: impl FnOnce(&TorchConnection, Vec<(String, Vec<u8>)>) -> Result<T>,
+        run: impl FnOnce(&TorchConnection, &mut Vec<(String, Vec<u8>)>) -> Result<T>,
     ) -> Result<T> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let put = std::mem::take(&mut state.put);
         let mut connection = match state.connection.take() {
             Some(connection) => connection,
             None => self.store.open()?,
         };
         connection.deadline = Deadline::new(EXCHANGE, PATIENCE);
-        let done = run(&connection, put)?;
+        let done = run(&connection, &mut state.put)?;
         state.connection = Some(connection);
         Ok(done)
     }
@@ -243,14 +242,17 @@ impl ExchangeStore for TorchExchange {
     fn commit(&self) -> Result<()> {
         self.exchange(|connection, put| {
             let mut bytes = Vec::new();
-            for (key, value) in &put {
+            for (key, value) in put.iter() {
                 let at = self.at(key);
                 bytes.extend(at.request(connection.dialect, TorchRequest::Set));
                 append(&mut bytes, value);
             }
             connection.write(&bytes)?;
             // As in `TorchStore::set`.
-            connection.check(&self.store).map(drop)
+            connection.check(&self.store)?;
+            // Only now: the exchange of another thread may have put some of it, and commits later.
+            put.clear();
+            Ok(())
         })
     }
 
@@ -408,6 +410,10 @@ mod tests {
                 for number in 0..3 {
                     let value = [b'a' + number; 200];
                     exchange.put(&format!("{round}.{number}"), &value).unwrap();
+                }
+                // A look of another thread's exchange takes nothing from this one.
+                if round > 0 {
+                    assert!(exchange.get(7, "0.0").unwrap().is_some());
                 }
                 exchange.commit().unwrap();
                 for number in 0..3 {

@@ -235,9 +235,7 @@ impl Matcher {
         slices: &[Slice<'_>],
         timeout: Option<Duration>,
     ) -> Result<Envelope> {
-        let capacity = self.check_receive(from, slices)?;
-        let state = Arc::new(ReceiveState::of_thread());
-        self.post(from, tag, slices, (capacity, None, &state));
+        let state = self.post_of_thread(from, tag, slices)?;
         let settled = || match state.settled() {
             None => Ok(None),
             Some(outcome) => outcome.clone().map(Some),
@@ -257,6 +255,36 @@ impl Matcher {
         }
         // It has a message, which is being stored or is there.
         poll_until(WAIT, None, progress, settled)
+    }
+
+    /// Posts a receive from this thread, and does not wait for its message: [`MatchTicket::wait`] does, and [`Matcher::cancel`] takes it back. A receive whose ticket is dropped
+    /// goes on, and takes its message.
+    ///
+    /// # Errors
+    /// As [`Matcher::recv`].
+    pub fn start_recv_now(
+        &self,
+        from: Source,
+        tag: TagSelector,
+        slices: &[Slice<'_>],
+    ) -> Result<MatchTicket> {
+        Ok(MatchTicket {
+            state: self.post_of_thread(from, tag, slices)?,
+            inbox: Arc::downgrade(&self.core.inbox),
+            turns: None,
+        })
+    }
+
+    fn post_of_thread(
+        &self,
+        from: Source,
+        tag: TagSelector,
+        slices: &[Slice<'_>],
+    ) -> Result<Arc<ReceiveState>> {
+        let capacity = self.check_receive(from, slices)?;
+        let state = Arc::new(ReceiveState::of_thread());
+        self.post(from, tag, slices, (capacity, None, &state));
+        Ok(state)
     }
 
     /// What is known of the earliest message that such a receive would take, if there is one. The message stays. Unless another receive takes it, the next such receive gets it.

@@ -71,7 +71,7 @@ impl MessageQueue {
     pub fn send_now(&mut self, slices: &[Slice<'_>], timeout: Option<Duration>) -> Result<()> {
         let limit = CallTime::new(timeout);
         self.send_until(slices, limit)
-            .map_err(|error| limit.name(error, "the send of a message"))
+            .map_err(|error| self.error_of(error, limit, "the send of a message"))
     }
 
     /// Sends a message from this thread, as [`MessageQueue::send_now`], and does not wait until its memory may be used again: so that a thread can send
@@ -86,7 +86,7 @@ impl MessageQueue {
     ) -> Result<PostedSend> {
         let limit = CallTime::new(timeout);
         self.start_until(slices, limit)
-            .map_err(|error| limit.name(error, "the send of a message"))
+            .map_err(|error| self.error_of(error, limit, "the send of a message"))
     }
 
     /// Waits in this thread until the memory of a message may be used again, for at most `timeout`; `None` waits for ever. Messages can be waited for in any
@@ -104,19 +104,19 @@ impl MessageQueue {
         }
         let limit = CallTime::new(timeout);
         self.await_sent(sent, limit)
-            .map_err(|error| limit.name(error, "the send of a message"))
+            .map_err(|error| self.error_of(error, limit, "the send of a message"))
     }
 
     /// Receives the next message in this thread, and returns its length in bytes. Waits for at most `timeout`; `None` waits for ever.
     ///
     /// # Errors
     /// As [`MessageQueue::recv`], on whatever path; [`Error::Truncated`]; [`Error::Malformed`]; [`Error::State`] as [`MessageQueue::send_now`];
-    /// [`Error::Timeout`] if no message came, after which the queue is as it was. If a message that has come cannot be taken within
+    /// [`Error::Timeout`] if no message came, after which the queue is as it was; [`Error::Work`] with [`MessageQueue::failure`] if the queue has failed. If a message that has come cannot be taken within
     /// [`EndpointConfig::wait_timeout`](crate::EndpointConfig::wait_timeout), the queue fails: [`Error::Work`].
     pub fn recv_now(&mut self, slices: &[Slice<'_>], timeout: Option<Duration>) -> Result<u64> {
         let limit = CallTime::new(timeout);
         self.receive_until(slices, limit)
-            .map_err(|error| limit.name(error, "the receive of a message"))
+            .map_err(|error| self.error_of(error, limit, "the receive of a message"))
     }
 
     /// Receives the next message of whichever queue has one, in this thread: from any peer, or of any tag. Returns the index of the queue and the length in bytes. Queues that have
@@ -144,7 +144,7 @@ impl MessageQueue {
     pub fn finish(&mut self, timeout: Option<Duration>) -> Result<()> {
         let limit = CallTime::new(timeout);
         self.finish_until(limit)
-            .map_err(|error| limit.name(error, "the end of a message queue"))
+            .map_err(|error| self.error_of(error, limit, "the end of a message queue"))
     }
 
     /// Waits in this thread until streams have executed all operations of the queue.
@@ -167,6 +167,19 @@ impl MessageQueue {
             poll_until(operation, limit.left(), || device.progress(), look)?;
         }
         Ok(())
+    }
+
+    /// The error of a whole call.
+    fn error_of(&self, error: Error, limit: CallTime, operation: &'static str) -> Error {
+        self.cause_of(limit.name(error, operation))
+    }
+
+    /// The failure of the queue in place of a completion in error. That may be one of many that the failure has flushed.
+    pub(super) fn cause_of(&self, error: Error) -> Error {
+        match error {
+            Error::Work(found) => Error::Work(self.failure().unwrap_or(found)),
+            error => error,
+        }
     }
 
     fn finish_until(&mut self, limit: CallTime) -> Result<()> {
@@ -258,11 +271,14 @@ impl MessageQueue {
                 // One that is not ready, for want of a completion of its own credits, holds up no other.
                 match queue.prepare_to_receive(slices, CallTime::new(Some(Duration::ZERO))) {
                     Err(Error::Timeout { .. }) => continue,
-                    prepared => prepared?,
+                    prepared => prepared.map_err(|error| queue.cause_of(error))?,
                 }
-                if queue.endpoint.poll_cq(QueueKind::Recv)?.is_some() {
+                let polled = queue.endpoint.poll_cq(QueueKind::Recv);
+                if polled.map_err(|error| queue.cause_of(error))?.is_some() {
                     queue.served = SERVED.fetch_add(1, Ordering::Relaxed);
-                    return Ok(Some((*at, queue.receive_arrived(slices)?)));
+                    let received = queue.receive_arrived(slices);
+                    let len = received.map_err(|error| queue.cause_of(error))?;
+                    return Ok(Some((*at, len)));
                 }
             }
             // With the first one, because a program may call this again and again without a timeout.

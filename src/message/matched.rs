@@ -240,7 +240,8 @@ impl MessageQueue {
         }
         self.release_read(&peer)?;
         while self.unwaited > 0 {
-            if self.endpoint.poll_cq(QueueKind::Send)?.is_none() {
+            let polled = self.endpoint.poll_cq(QueueKind::Send);
+            if polled.map_err(|error| self.cause_of(error))?.is_none() {
                 return Ok(false);
             }
             self.unwaited -= 1;

@@ -198,6 +198,20 @@ impl RegisteredMemory {
         }
     }
 
+    /// The keys of memory that another region has registered, and deregisters.
+    pub(crate) fn of_other(lkey: u32, rkey: u32) -> RegisteredMemory {
+        #[derive(Debug)]
+        struct OfOther;
+
+        impl Deregister for OfOther {
+            fn deregister(&self) -> bool {
+                true
+            }
+        }
+
+        RegisteredMemory::new(lkey, rkey, OfOther)
+    }
+
     /// For tests of code that waits for the deregistration.
     #[cfg(all(test, feature = "softcx"))]
     pub(crate) fn that_ends_by(end: fn() -> bool) -> RegisteredMemory {

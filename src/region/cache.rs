@@ -1,6 +1,7 @@
 //! Registrations that outlive their use, so that the next one of the same memory costs nothing.
 #![allow(unsafe_code)] // registers foreign memory
 
+use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
@@ -296,6 +297,27 @@ impl RegionCache {
         let (region, _) = unsafe { self.request(start, len_bytes, access, CacheRequest::Use) }?;
         let offset = start.as_ptr() as u64 - region.as_ptr() as u64;
         Ok(CachedRegion { region, offset })
+    }
+
+    /// As [`RegionCache::get`], for memory that dropping `owner` frees. The result is a region of just these bytes, which keeps the owner; `owner` is dropped when
+    /// its last handle is gone, those of work in flight and of streams included, by any thread. The registration stays in the cache, as long as the memory
+    /// stays mapped. [`Region::deregister`] of the result ends nothing at the device, because others may use the registration.
+    ///
+    /// # Safety
+    /// As [`Region::register_from_owner`].
+    ///
+    /// # Errors
+    /// As [`RegionCache::get`]. `owner` is dropped then.
+    pub unsafe fn get_from_owner(
+        &self,
+        start: NonNull<u8>,
+        len_bytes: u64,
+        access: Access,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Region> {
+        // SAFETY: the result keeps the owner, and with it the memory, for as long as it has a handle.
+        let CachedRegion { region, offset } = unsafe { self.get(start, len_bytes, access) }?;
+        region.part_with_owner(offset, len_bytes, owner)
     }
 
     /// Registers memory, or finds its registration, and relies on the caller's promise that it stays mapped as it is. Until the

@@ -223,6 +223,35 @@ impl Region {
         Region::new(domain, start, len_bytes, access, own)
     }
 
+    /// A part of this region as a region of its own, which keeps this one and `owner`. It uses the same keys: [`Region::deregister`] takes the part from new work
+    /// requests of this side, and nothing from the device.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], [`Error::Range`] for the length.
+    pub(super) fn part_with_owner(
+        &self,
+        offset: u64,
+        len_bytes: u64,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Region> {
+        check_len(len_bytes)?;
+        let start = self.host("offset", offset, len_bytes)?;
+        let start = NonNull::new(start).unwrap_or(self.inner.start);
+        let registration = &self.inner.registration;
+        Ok(Region::of(
+            &self.inner.domain,
+            RegisteredMemory::of_other(registration.lkey(), registration.rkey()),
+            start,
+            len_bytes,
+            self.inner.access,
+            RegionKind::Host,
+            // The registration goes before the memory.
+            OwnedMemory::Kept {
+                _owner: Box::new((self.clone(), owner)),
+            },
+        ))
+    }
+
     /// [`Region::register`] of memory that [`Region::look`] finds nothing wrong with.
     ///
     /// # Safety

@@ -146,7 +146,6 @@ pub unsafe trait Executor: SealedExecutor + Send + Sync {
     ///
     /// # Errors
     /// [`Error::State`] when only the caller could make room.
-    #[doc(hidden)]
     fn has_room(&self, entries: usize) -> Result<bool> {
         let _ = entries;
         Ok(true)

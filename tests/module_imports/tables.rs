@@ -202,15 +202,33 @@ const PYTHON: Package = Package {
         ("memory", &["arguments", "array", "region"]),
         ("ticket", &["arguments"]),
         ("endpoint", &["arguments", "parts", "ticket"]),
+        ("operations", &["endpoint", "parts"]),
         (
             "stream",
-            &["arguments", "endpoint", "exit", "region", "parts", "ticket"],
+            &[
+                "arguments",
+                "endpoint",
+                "exit",
+                "operations",
+                "region",
+                "parts",
+                "ticket",
+            ],
         ),
         ("message", &["arguments", "memory", "stream", "ticket"]),
         (
             "device",
             &["arguments", "endpoint", "memory", "message", "region"],
         ),
+        (
+            "bounce",
+            &["arguments", "array", "device", "endpoint", "parts"],
+        ),
+        (
+            "cache",
+            &["arguments", "array", "device", "memory", "region"],
+        ),
+        ("connection_manager", &["arguments", "endpoint"]),
         (
             "collective",
             &[
@@ -247,6 +265,7 @@ const PYTHON: Package = Package {
         (
             "graph",
             &[
+                "operations",
                 "arguments",
                 "collective",
                 "endpoint",

@@ -130,6 +130,14 @@ class PeerError(Error):
     work: WorkError
 
 
+class RefusedError(Error, ConnectionRefusedError):
+    """A peer has refused a connection by rdma_cm, or none listened. `private_data` is what came with the refusal."""
+
+    peer: str
+    reason: str
+    private_data: bytes
+
+
 class RankError(Error):
     """A process of the group has ended."""
 

@@ -113,3 +113,22 @@ class MatcherConfig:
     """Receives on streams that are not over."""
     messages: MessageConfig | None = None
     """Of the queues that the matcher opens."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BounceConfig:
+    """The configuration of a bounce buffer. `None` stands for the default of the library, which docs/python.md names. Both ends of a `send` have the same `chunk_bytes`."""
+
+    chunk_bytes: int | None = None
+    """Bytes of a chunk."""
+    slots: int | None = None
+    """Chunks under way at once."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The configuration of a registration cache. `None` stands for the default of the library, which docs/python.md names."""
+
+    max_entries: int | None = None
+    max_bytes: int | None = None
+    """Registered bytes of all entries together."""

@@ -4,8 +4,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use doorbell::{
-    Access, Algorithm, Condition, Condition64, DataType, EndpointConfig, MatcherConfig,
-    MessageConfig, ReduceOp, Region,
+    Access, Algorithm, BounceConfig, CacheConfig, Condition, Condition64, DataType, EndpointConfig,
+    MatcherConfig, MessageConfig, ReduceOp, Region,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -139,6 +139,34 @@ impl<'py> FromPyObject<'_, 'py> for MatcherConfiguration {
             config.messages = messages.0;
         }
         Ok(MatcherConfiguration(config))
+    }
+}
+
+/// A `BounceConfig` of Python's.
+#[derive(Default)]
+pub struct BounceConfiguration(pub BounceConfig);
+
+impl<'py> FromPyObject<'_, 'py> for BounceConfiguration {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<BounceConfiguration> {
+        let mut config = BounceConfig::default();
+        take!(object, config, chunk_bytes, slots);
+        Ok(BounceConfiguration(config))
+    }
+}
+
+/// A `CacheConfig` of Python's.
+#[derive(Default)]
+pub struct CacheConfiguration(pub CacheConfig);
+
+impl<'py> FromPyObject<'_, 'py> for CacheConfiguration {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<CacheConfiguration> {
+        let mut config = CacheConfig::default();
+        take!(object, config, max_entries, max_bytes);
+        Ok(CacheConfiguration(config))
     }
 }
 

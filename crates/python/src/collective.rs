@@ -1,23 +1,22 @@
 //! Collective operations, and their tickets.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use doorbell::{
-    AbortHandle, Access, Collective, CollectiveTicket, Communicator, Error, MessageQueue,
+    AbortHandle, Access, Collective, CollectiveTicket, Communicator, MessageQueue,
     ProtectionDomain, Reduction, Slice,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::arguments::{NamedAlgorithm, NamedOp, NamedType, timeout};
-use crate::detached::{Detached, call, lock, wait, wait_whole};
+use crate::detached::{Detached, Room, call, lock, queue, wait, wait_whole};
 use crate::device::PyDomain;
 use crate::error::{is_gone, work_exception};
 use crate::memory::ArrayMemory;
 use crate::message::{PyMessageQueue, is_taken};
 use crate::stream::PyStream;
-use crate::ticket::{awaited, notify};
+use crate::ticket::ticket_methods;
 
 /// Ranks that carry out collective operations on streams.
 #[pyclass(frozen, module = "doorbell", name = "Communicator")]
@@ -28,14 +27,17 @@ pub struct PyCommunicator {
     domain: Detached<ProtectionDomain>,
     rank: u32,
     size: u32,
+    /// The longest of its queues.
+    room: Room,
 }
 
 /// Two lists of messages: a rank, and memory.
 type ListedMemory<'py> = Vec<(u32, Bound<'py, PyAny>)>;
 
 impl PyCommunicator {
-    pub fn of(communicator: Communicator) -> PyCommunicator {
+    pub fn of(communicator: Communicator, room: Room) -> PyCommunicator {
         PyCommunicator {
+            room,
             rank: communicator.rank(),
             size: communicator.size(),
             aborts: Detached::new(communicator.abort_handles()),
@@ -144,20 +146,23 @@ impl PyCommunicator {
             shared.transpose()
         });
         let shared = shared.collect::<PyResult<Vec<_>>>()?;
+        let rooms = queues.iter().flatten().map(|queue| queue.get().room());
+        let room = rooms.fold(Room::NONE, Room::longer);
         let made = call(py, || {
             let taken = shared
                 .iter()
                 .map(|queue| queue.map(|queue| take(queue)).transpose());
             Communicator::new(rank, taken.collect::<doorbell::Result<_>>()?)
         })?;
-        Ok(PyCommunicator::of(made))
+        Ok(PyCommunicator::of(made, room))
     }
 
     /// A communicator of one rank.
     #[staticmethod]
     fn alone(domain: &Bound<'_, PyDomain>) -> PyResult<PyCommunicator> {
         let domain = domain.get().inner()?;
-        Ok(PyCommunicator::of(Communicator::alone(domain)))
+        let alone = Communicator::alone(domain);
+        Ok(PyCommunicator::of(alone, Room::NONE))
     }
 
     #[getter]
@@ -395,7 +400,9 @@ impl PyCommunicator {
     ) -> PyResult<PyCollectiveTicket> {
         let executor = stream.get().executor()?;
         let collective = collective.get().shared()?;
-        let ticket = self.with(stream.py(), |communicator| {
+        let communicator = self.shared()?;
+        let ticket = queue(stream.py(), self.room, Some(executor), || {
+            let mut communicator = lock(communicator);
             let collective = lock(collective).clone();
             communicator.launch(executor, &collective)
         })?;
@@ -517,38 +524,12 @@ impl PyCollectiveTicket {
 
 #[pymethods]
 impl PyCollectiveTicket {
-    /// Whether the operation is over on this rank, with success or not.
-    fn done(&self, py: Python<'_>) -> PyResult<bool> {
-        let ticket = self.inner()?;
-        Ok(py.detach(|| {
-            !matches!(
-                ticket.wait(Some(Duration::ZERO)),
-                Err(Error::Timeout { .. })
-            )
-        }))
-    }
-
-    /// Waits until the operation is over on this rank.
-    #[pyo3(signature = (timeout = None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let ticket = self.inner()?;
-        wait(py, self::timeout(timeout)?, |slice| ticket.wait(slice))
-    }
-
     /// The peer of the first message that has failed.
     #[getter]
     fn failed_peer(&self, py: Python<'_>) -> PyResult<Option<u32>> {
         let ticket = self.inner()?;
         Ok(py.detach(|| ticket.failed_peer()))
     }
-
-    /// Adds 1 to an eventfd when the operation is over on this rank, with success or not.
-    fn notify(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
-        let ticket = self.inner()?;
-        notify(py, descriptor, |descriptor| ticket.notify(descriptor))
-    }
-
-    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        awaited(slf)
-    }
 }
+
+ticket_methods!(PyCollectiveTicket, CollectiveTicket);

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use doorbell::Error;
+use doorbell::{EndpointConfig, Error, Executor};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -107,6 +107,78 @@ pub fn wait_apart<T: Send + 'static>(
                     "the thread of the call has panicked",
                 ));
             }
+        }
+    }
+}
+
+/// How long calls of an object wait for room in its queues. The library waits for a part of that, and the call is repeated.
+#[derive(Clone, Copy)]
+pub struct Room(Option<Duration>);
+
+impl Room {
+    pub const NONE: Room = Room(None);
+
+    /// Takes the time out of a configuration.
+    pub fn of(config: &mut EndpointConfig) -> Room {
+        let whole = config.room_timeout;
+        config.room_timeout = whole.map(|whole| whole.min(SLICE));
+        Room(whole)
+    }
+
+    pub fn longer(self, other: Room) -> Room {
+        Room(self.0.max(other.0))
+    }
+}
+
+/// What the library calls the waits that `room_timeout` ends. Nothing has changed after those.
+const ROOM: [&str; 2] = [
+    "the wait for room in a queue",
+    "the wait for room in the queue",
+];
+
+/// Entries of a stream that most calls need at most.
+const ENTRIES: usize = 8;
+
+/// Waits until a stream takes what a call queues. Another thread may be faster; then the call itself waits.
+pub fn await_room(py: Python<'_>, stream: &dyn Executor) -> PyResult<()> {
+    let look = |slice: Option<Duration>| {
+        let end = slice.and_then(|slice| Instant::now().checked_add(slice));
+        let mut pause = Duration::from_micros(20);
+        while !stream.has_room(ENTRIES)? {
+            if end.is_some_and(|end| Instant::now() >= end) {
+                let timeout = slice.unwrap_or_default();
+                let operation = "the wait for room in a stream";
+                return Err(Error::Timeout { operation, timeout });
+            }
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(Duration::from_millis(1));
+        }
+        Ok(())
+    };
+    wait(py, None, look)
+}
+
+/// Makes a call that queues something, once the stream has room, and again while the object's own queue has none.
+pub fn queue<T: Send>(
+    py: Python<'_>,
+    room: Room,
+    stream: Option<&dyn Executor>,
+    call: impl Fn() -> doorbell::Result<T> + Sync,
+) -> PyResult<T> {
+    let begin = Instant::now();
+    loop {
+        if let Some(stream) = stream {
+            await_room(py, stream)?;
+        }
+        match (py.detach(&call), room.0) {
+            (Err(Error::Timeout { operation, .. }), Some(whole)) if ROOM.contains(&operation) => {
+                if begin.elapsed() >= whole {
+                    let timeout = whole;
+                    return Err(to_exception(py, Error::Timeout { operation, timeout }));
+                }
+                py.check_signals()?;
+            }
+            (result, _) => return result.map_err(|error| to_exception(py, error)),
         }
     }
 }

@@ -4,7 +4,7 @@ use doorbell::{Access, Device, Endpoint, EndpointConfig, MessageQueue, Protectio
 use pyo3::prelude::*;
 
 use crate::arguments::{Configuration, MessageConfiguration, access};
-use crate::detached::{Detached, call};
+use crate::detached::{Detached, Room, call};
 use crate::endpoint::PyEndpoint;
 use crate::error::is_gone;
 use crate::memory::register;
@@ -85,9 +85,11 @@ impl PyDomain {
     /// A new endpoint, which is to be connected.
     #[pyo3(signature = (config = None))]
     fn endpoint(&self, py: Python<'_>, config: Option<Configuration>) -> PyResult<PyEndpoint> {
-        let config = config.map_or_else(EndpointConfig::default, |config| config.0);
+        let mut config = config.map_or_else(EndpointConfig::default, |config| config.0);
+        let room = Room::of(&mut config);
         let domain = self.inner()?;
-        call(py, || Endpoint::new(domain, &config)).map(PyEndpoint::new)
+        let endpoint = call(py, || Endpoint::new(domain, &config))?;
+        Ok(PyEndpoint::new(endpoint, room))
     }
 
     /// A new message queue, which is to be connected.
@@ -97,8 +99,10 @@ impl PyDomain {
         py: Python<'_>,
         config: Option<MessageConfiguration>,
     ) -> PyResult<PyMessageQueue> {
-        let config = config.unwrap_or_default().0;
+        let mut config = config.unwrap_or_default().0;
+        let room = Room::of(&mut config.endpoint);
         let domain = self.inner()?;
-        call(py, || MessageQueue::new(domain, &config)).map(PyMessageQueue::new)
+        let queue = call(py, || MessageQueue::new(domain, &config))?;
+        Ok(PyMessageQueue::new(queue, room))
     }
 }

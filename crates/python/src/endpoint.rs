@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use doorbell::{AbortHandle, Address, Endpoint, QueueKind, Ticket, Work};
+use doorbell::{AbortHandle, Address, Endpoint, Executor, QueueKind, Ticket, Work};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::arguments::timeout;
-use crate::detached::{Detached, call, lock, wait};
+use crate::detached::{Detached, Room, call, lock, queue, wait};
 use crate::error::{is_gone, work_exception};
 use crate::parts::{RegionParts, RemotePart};
 use crate::ticket::{PyCompletion, PyTicket};
@@ -18,6 +18,7 @@ pub struct PyEndpoint {
     /// Locked only without the interpreter's lock.
     inner: Detached<Arc<Mutex<Endpoint>>>,
     abort: Detached<AbortHandle>,
+    room: Room,
 }
 
 /// The options of a work request.
@@ -73,14 +74,14 @@ impl WorkKind {
 }
 
 impl PyEndpoint {
-    pub fn new(endpoint: Endpoint) -> PyEndpoint {
+    pub fn new(endpoint: Endpoint, room: Room) -> PyEndpoint {
         PyEndpoint {
+            room,
             abort: Detached::new(endpoint.abort_handle()),
             inner: Detached::new(Arc::new(Mutex::new(endpoint))),
         }
     }
 
-    #[cfg(feature = "cuda")]
     pub fn shared(&self) -> PyResult<&Arc<Mutex<Endpoint>>> {
         self.inner.get().ok_or_else(is_gone)
     }
@@ -91,8 +92,35 @@ impl PyEndpoint {
         py: Python<'_>,
         function: impl FnOnce(&mut Endpoint) -> doorbell::Result<T> + Send,
     ) -> PyResult<T> {
-        let endpoint = self.inner.get().ok_or_else(is_gone)?;
+        let endpoint = self.shared()?;
         call(py, || function(&mut lock(endpoint)))
+    }
+
+    pub fn abort_handle(&self) -> PyResult<&AbortHandle> {
+        self.abort.get().ok_or_else(is_gone)
+    }
+
+    /// Queues an operation on a stream.
+    pub fn queue<T: Send>(
+        &self,
+        py: Python<'_>,
+        stream: &dyn Executor,
+        function: impl Fn(&mut Endpoint) -> doorbell::Result<T> + Sync,
+    ) -> PyResult<T> {
+        let endpoint = self.shared()?;
+        queue(py, self.room, Some(stream), || {
+            function(&mut lock(endpoint))
+        })
+    }
+
+    /// Posts an operation.
+    fn post<T: Send>(
+        &self,
+        py: Python<'_>,
+        function: impl Fn(&mut Endpoint) -> doorbell::Result<T> + Sync,
+    ) -> PyResult<T> {
+        let endpoint = self.shared()?;
+        queue(py, self.room, None, || function(&mut lock(endpoint)))
     }
 
     fn look<T: Send>(
@@ -110,7 +138,7 @@ impl PyEndpoint {
         kind: QueueKind,
         seconds: Option<f64>,
     ) -> PyResult<PyCompletion> {
-        let endpoint = self.inner.get().ok_or_else(is_gone)?;
+        let endpoint = self.shared()?;
         let completion = wait(py, timeout(seconds)?, |slice| {
             lock(endpoint).wait_cq(kind, slice)
         });
@@ -133,7 +161,7 @@ fn post(
     work_kind: WorkKind,
     options: Options,
 ) -> PyResult<PyTicket> {
-    let ticket: Ticket = endpoint.get().with(endpoint.py(), |inner| {
+    let ticket: Ticket = endpoint.get().post(endpoint.py(), |inner| {
         slices.with(|slices| inner.post_send(&options.of(work_kind.work(slices))))
     })?;
     Ok(PyTicket::new(ticket, Some(endpoint.as_any())))
@@ -193,7 +221,7 @@ impl PyEndpoint {
 
     /// Fails the endpoint and releases every wait. Another thread may be waiting for it.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        let abort = self.abort.get().ok_or_else(is_gone)?;
+        let abort = self.abort_handle()?;
         py.detach(|| abort.abort());
         Ok(())
     }
@@ -235,7 +263,7 @@ impl PyEndpoint {
 
     #[pyo3(signature = (slices, *, wr_id = 0))]
     fn post_recv(slf: &Bound<'_, Self>, slices: RegionParts, wr_id: u64) -> PyResult<PyTicket> {
-        let ticket = slf.get().with(slf.py(), |inner| {
+        let ticket = slf.get().post(slf.py(), |inner| {
             slices.with(|slices| inner.post_recv(wr_id, slices))
         })?;
         Ok(PyTicket::new(ticket, Some(slf.as_any())))

@@ -3,7 +3,7 @@
 use doorbell::{Cause, Error, StateKind, WorkError};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::types::PyType;
+use pyo3::types::{PyBytes, PyType};
 
 /// A class of the package's modules in Python.
 pub fn class<'py>(py: Python<'py>, module: &str, name: &str) -> PyResult<Bound<'py, PyType>> {
@@ -164,7 +164,15 @@ fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Exception<'py>> {
         Error::Rank { rank, reason } => {
             new("RankError")?.with("rank", rank)?.with("reason", reason)
         }
-        // Of calls that this package does not have: addresses over sockets, rdma_cm.
+        Error::Refused {
+            peer,
+            reason,
+            private_data,
+        } => new("RefusedError")?
+            .with("peer", peer)?
+            .with("reason", reason)?
+            .with("private_data", PyBytes::new(py, private_data)),
+        // Of calls that this package does not have: addresses over sockets.
         _ => new("Error"),
     }
 }

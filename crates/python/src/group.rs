@@ -10,7 +10,7 @@ use pyo3::types::PyBytes;
 
 use crate::arguments::{Configuration, MatcherConfiguration, MessageConfiguration, timeout};
 use crate::collective::PyCommunicator;
-use crate::detached::{Detached, call, lock, wait_apart};
+use crate::detached::{Detached, Room, call, lock, wait_apart};
 use crate::device::PyDomain;
 use crate::endpoint::PyEndpoint;
 use crate::error::{is_gone, state_exception};
@@ -28,6 +28,8 @@ pub struct PyGroup {
     rank: u32,
     size: u32,
     timeout: Duration,
+    /// Of its endpoints.
+    room: Room,
 }
 
 impl PyGroup {
@@ -77,9 +79,9 @@ impl PyGroup {
         timeout: f64,
     ) -> PyResult<PyGroup> {
         let timeout = self::timeout(Some(timeout))?.unwrap_or(Duration::MAX);
-        let config = GroupConfig::default()
-            .endpoint(config.map_or_else(EndpointConfig::default, |config| config.0))
-            .timeout(timeout);
+        let mut config = config.map_or_else(EndpointConfig::default, |config| config.0);
+        let room = Room::of(&mut config);
+        let config = GroupConfig::default().endpoint(config).timeout(timeout);
         let device = device.map(str::to_owned);
         let group = wait_apart(py, move || {
             let named = std::env::var("DOORBELL_DEVICE")
@@ -96,6 +98,7 @@ impl PyGroup {
             rank: group.rank(),
             size: group.size(),
             timeout,
+            room,
             inner: Detached::new(Mutex::new(Some(Arc::new(group)))),
             endpoints: Mutex::default(),
         })
@@ -129,7 +132,7 @@ impl PyGroup {
         }
         match self.wait(py, move |group| group.take_endpoint(peer)) {
             Ok(endpoint) => {
-                let endpoint = Py::new(py, PyEndpoint::new(endpoint))?;
+                let endpoint = Py::new(py, PyEndpoint::new(endpoint, self.room))?;
                 lock(&self.endpoints).insert(peer, endpoint.clone_ref(py));
                 Ok(endpoint)
             }
@@ -185,9 +188,11 @@ impl PyGroup {
         peers: Vec<(u32, u64)>,
         config: Option<MessageConfiguration>,
     ) -> PyResult<Vec<PyMessageQueue>> {
-        let config = config.unwrap_or_default().0;
+        let mut config = config.unwrap_or_default().0;
+        let room = Room::of(&mut config.endpoint);
         let queues = self.wait(py, move |group| group.message_queues(&peers, &config))?;
-        Ok(queues.into_iter().map(PyMessageQueue::new).collect())
+        let all = queues.into_iter();
+        Ok(all.map(|queue| PyMessageQueue::new(queue, room)).collect())
     }
 
     /// A communicator of these ranks, or of all. Each of them makes it, with the same arguments.
@@ -199,11 +204,12 @@ impl PyGroup {
         tag: u64,
         config: Option<MessageConfiguration>,
     ) -> PyResult<PyCommunicator> {
-        let config = config.unwrap_or_default().0;
+        let mut config = config.unwrap_or_default().0;
+        let room = Room::of(&mut config.endpoint);
         let made = self.wait(py, move |group| {
             group.communicator(ranks.as_deref(), tag, &config)
         })?;
-        Ok(PyCommunicator::of(made))
+        Ok(PyCommunicator::of(made, room))
     }
 
     /// A matcher for messages between these ranks, or all. Each of them makes it, with the same ranks and tag.
@@ -215,11 +221,13 @@ impl PyGroup {
         tag: u64,
         config: Option<MatcherConfiguration>,
     ) -> PyResult<PyMatcher> {
-        let config = config.unwrap_or_default().0;
+        let mut config = config.unwrap_or_default().0;
+        let room = Room::of(&mut config.messages.endpoint);
         let made = self.wait(py, move |group| {
             group.matcher(ranks.as_deref(), tag, &config)
         })?;
-        Ok(PyMatcher::of(made))
+        let peers = made.peer_count();
+        Ok(PyMatcher::of(made, vec![room; peers], room))
     }
 
     /// Fails if a rank has ended.

@@ -7,7 +7,10 @@
 
 mod arguments;
 mod array;
+mod bounce;
+mod cache;
 mod collective;
+mod connection_manager;
 mod detached;
 mod device;
 mod endpoint;
@@ -19,6 +22,7 @@ mod matcher;
 mod memory;
 mod message;
 mod notice;
+mod operations;
 mod parts;
 mod region;
 mod stream;
@@ -68,6 +72,11 @@ fn _doorbell(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<matcher::PyMatcher>()?;
     module.add_class::<matcher::PyMatchTicket>()?;
     module.add_class::<matcher::PyEnvelope>()?;
+    module.add_class::<bounce::PyBounceBuffer>()?;
+    module.add_class::<cache::PyRegionCache>()?;
+    module.add_class::<connection_manager::PyCmListener>()?;
+    module.add_class::<connection_manager::PyCmRequest>()?;
+    module.add_class::<connection_manager::PyCmConnection>()?;
     module.add_class::<graph::PyGraphBuilder>()?;
     module.add_class::<graph::PyGraphExec>()?;
     module.add_class::<notice::PyNotices>()?;

@@ -1,30 +1,33 @@
 //! Messages with tags, from any peer.
 
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use doorbell::{
-    Access, Envelope, Error, MatchTicket, Matcher, MessageQueue, ProtectionDomain, Source,
+    Access, Envelope, Executor, MatchTicket, Matcher, MessageQueue, ProtectionDomain, Source,
     TagSelector,
 };
 use pyo3::prelude::*;
 
 use crate::arguments::{MatcherConfiguration, timeout};
-use crate::detached::{Detached, call, lock, wait};
+use crate::detached::{Detached, Room, call, lock, queue, wait};
 use crate::device::PyDomain;
-use crate::error::{is_gone, work_exception};
+use crate::error::{class, is_gone, work_exception};
 use crate::memory::{ArrayMemory, slices};
 use crate::message::{
     PyMessageQueue, PyMessageTicket, PyPendingSend, PyPostedSend, is_taken, taken_pending,
 };
 use crate::stream::PyStream;
-use crate::ticket::{awaited, notify};
+use crate::ticket::{AnyTicket, any_ticket, ticket_methods};
 
 /// Messages with tags, received from any peer or a named one.
 #[pyclass(frozen, module = "doorbell", name = "Matcher")]
 pub struct PyMatcher {
     inner: Detached<Matcher>,
     domain: Detached<ProtectionDomain>,
+    /// Of the queues, by peer.
+    sends: Vec<Room>,
+    receives: Room,
 }
 
 fn source(peer: Option<usize>) -> Source {
@@ -36,8 +39,10 @@ fn tags(tag: Option<u32>, ignored: u32) -> TagSelector {
 }
 
 impl PyMatcher {
-    pub fn of(matcher: Matcher) -> PyMatcher {
+    pub fn of(matcher: Matcher, sends: Vec<Room>, receives: Room) -> PyMatcher {
         PyMatcher {
+            sends,
+            receives,
             domain: Detached::new(matcher.domain().clone()),
             inner: Detached::new(matcher),
         }
@@ -45,6 +50,23 @@ impl PyMatcher {
 
     fn inner(&self) -> PyResult<&Matcher> {
         self.inner.get().ok_or_else(is_gone)
+    }
+
+    fn room(&self, peer: usize) -> Room {
+        self.sends.get(peer).copied().unwrap_or(Room::NONE)
+    }
+
+    /// Queues something on a stream.
+    fn queue<T: Send>(
+        &self,
+        stream: &Bound<'_, PyStream>,
+        room: Room,
+        function: impl Fn(&Matcher, &dyn Executor) -> doorbell::Result<T> + Sync,
+    ) -> PyResult<T> {
+        let (matcher, executor) = (self.inner()?, stream.get().executor()?);
+        queue(stream.py(), room, Some(executor), || {
+            function(matcher, executor)
+        })
     }
 
     fn memory(&self, memory: &Bound<'_, PyAny>, rights: Access) -> PyResult<Vec<ArrayMemory>> {
@@ -64,7 +86,12 @@ impl PyMatcher {
         queues: Vec<Option<Bound<'_, PyMessageQueue>>>,
         config: Option<MatcherConfiguration>,
     ) -> PyResult<PyMatcher> {
-        let config = config.unwrap_or_default().0;
+        let mut config = config.unwrap_or_default().0;
+        let receives = Room::of(&mut config.messages.endpoint);
+        let room_of = |queue: &Option<Bound<'_, PyMessageQueue>>| {
+            queue.as_ref().map_or(receives, |queue| queue.get().room())
+        };
+        let sends = queues.iter().map(room_of).collect();
         let domain = domain.get().inner()?;
         let shared = queues.iter().map(|queue| {
             let shared = queue.as_ref().map(|queue| queue.get().shared());
@@ -78,7 +105,7 @@ impl PyMatcher {
                 .map(|queue| queue.map(|queue| take(queue)).transpose());
             Matcher::new(domain, taken.collect::<doorbell::Result<_>>()?, &config)
         })?;
-        Ok(PyMatcher::of(made))
+        Ok(PyMatcher::of(made, sends, receives))
     }
 
     /// The number of peers, this process included if it is one.
@@ -103,8 +130,7 @@ impl PyMatcher {
         tag: u32,
     ) -> PyResult<PyMessageTicket> {
         let memory = self.memory(memory, Access::REMOTE_READ)?;
-        let (matcher, executor) = (self.inner()?, stream.get().executor()?);
-        let ticket = call(stream.py(), || {
+        let ticket = self.queue(stream, self.room(peer), |matcher, executor| {
             matcher.send(executor, peer, tag, &slices(&memory)?)
         })?;
         Ok(PyMessageTicket::new(ticket))
@@ -120,8 +146,7 @@ impl PyMatcher {
         tag: u32,
     ) -> PyResult<PyPendingSend> {
         let memory = self.memory(memory, Access::REMOTE_READ)?;
-        let (matcher, executor) = (self.inner()?, stream.get().executor()?);
-        let pending = call(stream.py(), || {
+        let pending = self.queue(stream, self.room(peer), |matcher, executor| {
             matcher.start_send(executor, peer, tag, &slices(&memory)?)
         })?;
         Ok(PyPendingSend::of(pending))
@@ -133,9 +158,8 @@ impl PyMatcher {
         stream: &Bound<'_, PyStream>,
         pending: &Bound<'_, PyPendingSend>,
     ) -> PyResult<PyMessageTicket> {
-        let (matcher, executor) = (self.inner()?, stream.get().executor()?);
         let pending = pending.get().inner()?;
-        let ticket = call(stream.py(), || {
+        let ticket = self.queue(stream, Room::NONE, |matcher, executor| {
             matcher.wait_send(executor, taken_pending(pending)?)
         })?;
         Ok(PyMessageTicket::new(ticket))
@@ -195,15 +219,14 @@ impl PyMatcher {
         ignored: u32,
     ) -> PyResult<PyMatchTicket> {
         let memory = self.memory(memory, Access::LOCAL_WRITE)?;
-        let (matcher, executor) = (self.inner()?, stream.get().executor()?);
-        let ticket = call(stream.py(), || {
+        let ticket = self.queue(stream, self.receives, |matcher, executor| {
             let slices = slices(&memory)?;
             matcher.recv(executor, source(peer), tags(tag, ignored), &slices)
         })?;
         Ok(PyMatchTicket(Detached::new(ticket)))
     }
 
-    /// Receives a message that matches in this thread. While it waits, the receive is posted anew every 50 ms, behind others.
+    /// Receives a message that matches in this thread.
     #[pyo3(signature = (memory, peer = None, tag = None, timeout = None, *, ignored = 0))]
     fn recv_now(
         &self,
@@ -214,13 +237,27 @@ impl PyMatcher {
         ignored: u32,
     ) -> PyResult<PyEnvelope> {
         let py = memory.py();
+        let timeout = self::timeout(timeout)?;
         let memory = self.memory(memory, Access::LOCAL_WRITE)?;
         let matcher = self.inner()?;
-        let envelope = wait(py, self::timeout(timeout)?, |slice| {
+        let ticket = call(py, || {
             let slices = slices(&memory)?;
-            matcher.recv_now(source(peer), tags(tag, ignored), &slices, slice)
+            matcher.start_recv_now(source(peer), tags(tag, ignored), &slices)
         })?;
-        Ok(PyEnvelope(envelope))
+        // The last handle may be that of the array.
+        let ticket = Detached::new(ticket);
+        let receive = ticket.get().ok_or_else(is_gone)?;
+        let error = match wait(py, timeout, |slice| AnyTicket::wait(receive, slice)) {
+            Ok(envelope) => return Ok(envelope),
+            Err(error) => error,
+        };
+        let is_cancelled = call(py, || matcher.cancel(receive))?;
+        let late = class(py, "doorbell._errors", "TimeoutError")?;
+        if is_cancelled || !error.is_instance(py, &late) {
+            return Err(error);
+        }
+        // It has a message, which is being stored or is there.
+        wait(py, None, |slice| AnyTicket::wait(receive, slice))
     }
 
     /// What is known of the earliest message that such a receive would take. The message stays.
@@ -322,34 +359,5 @@ impl PyMatchTicket {
     }
 }
 
-#[pymethods]
-impl PyMatchTicket {
-    /// Whether the receive is over, with success or not.
-    fn done(&self, py: Python<'_>) -> PyResult<bool> {
-        let ticket = self.inner()?;
-        Ok(py.detach(|| {
-            !matches!(
-                ticket.wait(Some(Duration::ZERO)),
-                Err(Error::Timeout { .. })
-            )
-        }))
-    }
-
-    /// Waits until the message is there, and returns what is known of it.
-    #[pyo3(signature = (timeout = None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<PyEnvelope> {
-        let ticket = self.inner()?;
-        let envelope = wait(py, self::timeout(timeout)?, |slice| ticket.wait(slice))?;
-        Ok(PyEnvelope(envelope))
-    }
-
-    /// Adds 1 to an eventfd when the receive is over, with success or not.
-    fn notify(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
-        let ticket = self.inner()?;
-        notify(py, descriptor, |descriptor| ticket.notify(descriptor))
-    }
-
-    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        awaited(slf)
-    }
-}
+any_ticket!(MatchTicket: PyEnvelope, PyEnvelope);
+ticket_methods!(PyMatchTicket, MatchTicket);

@@ -13,6 +13,24 @@ use crate::detached::call;
 use crate::error::state_exception;
 use crate::region::{Items, PyRegion, PySlice};
 
+/// What a device may do with an array if nothing else is asked for.
+pub fn default_access(array: &Array) -> Access {
+    match array.is_readonly {
+        true => Access::LOCAL_READ,
+        false => Access::LOCAL_WRITE,
+    }
+}
+
+/// Fails for rights to write a read-only array.
+pub fn check_writable(py: Python<'_>, array: &Array, rights: Access) -> PyResult<()> {
+    let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    if !array.is_readonly || rights.bits() & writes.bits() == 0 {
+        return Ok(());
+    }
+    let reason = "the array is read-only, and these access rights let a device write it";
+    Err(state_exception(py, StateKind::NoAccess, "register", reason))
+}
+
 /// Registers the memory of an array where it is. The region keeps the array.
 pub fn register(
     domain: &ProtectionDomain,
@@ -21,17 +39,8 @@ pub fn register(
 ) -> PyResult<PyRegion> {
     let py = array.py();
     let found = Array::of(array)?;
-    let default = if found.is_readonly {
-        Access::LOCAL_READ
-    } else {
-        Access::LOCAL_WRITE
-    };
-    let rights = self::access(access, default)?;
-    let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-    if found.is_readonly && rights.bits() & writes.bits() != 0 {
-        let reason = "the array is read-only, and these access rights let a device write it";
-        return Err(state_exception(py, StateKind::NoAccess, "register", reason));
-    }
+    let rights = self::access(access, default_access(&found))?;
+    check_writable(py, &found, rights)?;
     let Array {
         start,
         len_bytes,

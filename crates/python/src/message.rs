@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    AbortHandle, Access, Error, MessageAddress, MessageQueue, MessageTicket, PendingSend,
+    AbortHandle, Access, Error, Executor, MessageAddress, MessageQueue, MessageTicket, PendingSend,
     PostedSend, ProtectionDomain, StateKind,
 };
 use pyo3::exceptions::PyValueError;
@@ -12,11 +12,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::arguments::timeout;
-use crate::detached::{Detached, call, lock, wait};
+use crate::detached::{Detached, Room, call, lock, queue, wait};
 use crate::error::{is_gone, work_exception};
 use crate::memory::{ArrayMemory, slices};
 use crate::stream::PyStream;
-use crate::ticket::{awaited, notify};
+use crate::ticket::ticket_methods;
 
 /// The queue, until a communicator or a matcher takes it.
 pub type PySharedQueue = Arc<Mutex<Option<MessageQueue>>>;
@@ -28,6 +28,7 @@ pub struct PyMessageQueue {
     inner: Detached<PySharedQueue>,
     abort: Detached<AbortHandle>,
     domain: Detached<ProtectionDomain>,
+    room: Room,
 }
 
 /// Of memory that is sent: longer messages are read.
@@ -46,8 +47,9 @@ pub fn taken(queue: &mut Option<MessageQueue>) -> doorbell::Result<&mut MessageQ
 }
 
 impl PyMessageQueue {
-    pub fn new(queue: MessageQueue) -> PyMessageQueue {
+    pub fn new(queue: MessageQueue, room: Room) -> PyMessageQueue {
         PyMessageQueue {
+            room,
             abort: Detached::new(queue.abort_handle()),
             domain: Detached::new(queue.domain().clone()),
             inner: Detached::new(Arc::new(Mutex::new(Some(queue)))),
@@ -70,6 +72,22 @@ impl PyMessageQueue {
     ) -> PyResult<T> {
         let queue = self.shared()?;
         call(py, || function(taken(&mut lock(queue))?))
+    }
+
+    pub fn room(&self) -> Room {
+        self.room
+    }
+
+    /// Queues something on a stream.
+    fn queue<T: Send>(
+        &self,
+        stream: &Bound<'_, PyStream>,
+        function: impl Fn(&mut MessageQueue, &dyn Executor) -> doorbell::Result<T> + Sync,
+    ) -> PyResult<T> {
+        let (shared, executor) = (self.shared()?, stream.get().executor()?);
+        queue(stream.py(), self.room, Some(executor), || {
+            function(taken(&mut lock(shared))?, executor)
+        })
     }
 
     /// Waits without holding the queue's lock all the time.
@@ -132,8 +150,9 @@ impl PyMessageQueue {
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<PyMessageTicket> {
         let memory = self.sent(memory)?;
-        let executor = stream.get().executor()?;
-        let ticket = self.with(stream.py(), |queue| queue.send(executor, &slices(&memory)?))?;
+        let ticket = self.queue(stream, |queue, executor| {
+            queue.send(executor, &slices(&memory)?)
+        })?;
         Ok(PyMessageTicket::new(ticket))
     }
 
@@ -144,8 +163,7 @@ impl PyMessageQueue {
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<PyPendingSend> {
         let memory = self.sent(memory)?;
-        let executor = stream.get().executor()?;
-        let pending = self.with(stream.py(), |queue| {
+        let pending = self.queue(stream, |queue, executor| {
             queue.start_send(executor, &slices(&memory)?)
         })?;
         Ok(PyPendingSend::of(pending))
@@ -157,9 +175,8 @@ impl PyMessageQueue {
         stream: &Bound<'_, PyStream>,
         pending: &Bound<'_, PyPendingSend>,
     ) -> PyResult<PyMessageTicket> {
-        let executor = stream.get().executor()?;
         let pending = pending.get().inner()?;
-        let ticket = self.with(stream.py(), |queue| {
+        let ticket = self.queue(stream, |queue, executor| {
             queue.wait_send(executor, taken_pending(pending)?)
         })?;
         Ok(PyMessageTicket::new(ticket))
@@ -172,8 +189,9 @@ impl PyMessageQueue {
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<PyMessageTicket> {
         let memory = self.received(memory)?;
-        let executor = stream.get().executor()?;
-        let ticket = self.with(stream.py(), |queue| queue.recv(executor, &slices(&memory)?))?;
+        let ticket = self.queue(stream, |queue, executor| {
+            queue.recv(executor, &slices(&memory)?)
+        })?;
         Ok(PyMessageTicket::new(ticket))
     }
 
@@ -346,32 +364,6 @@ impl PyMessageTicket {
         let ticket = self.inner()?;
         Ok(py.detach(|| ticket.check()).unwrap_or(None))
     }
-
-    /// Whether the message is over, with success or not.
-    fn done(&self, py: Python<'_>) -> PyResult<bool> {
-        let ticket = self.inner()?;
-        Ok(py.detach(|| {
-            !matches!(
-                ticket.wait(Some(Duration::ZERO)),
-                Err(Error::Timeout { .. })
-            )
-        }))
-    }
-
-    /// Waits until the message is sent or received, and returns its length in bytes.
-    #[pyo3(signature = (timeout = None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<u64> {
-        let ticket = self.inner()?;
-        wait(py, self::timeout(timeout)?, |slice| ticket.wait(slice))
-    }
-
-    /// Adds 1 to an eventfd when the message is over, with success or not.
-    fn notify(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
-        let ticket = self.inner()?;
-        notify(py, descriptor, |descriptor| ticket.notify(descriptor))
-    }
-
-    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        awaited(slf)
-    }
 }
+
+ticket_methods!(PyMessageTicket, MessageTicket);

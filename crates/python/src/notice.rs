@@ -5,24 +5,21 @@
 #![allow(unsafe_code)] // takes a descriptor of Python's
 
 use std::fs::File;
-use std::future::Future;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Wake, Waker};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::{PyClass, pyclass::boolean_struct::True};
 
 use crate::collective::PyCollectiveTicket;
 use crate::detached::{Detached, call, lock};
 use crate::matcher::PyMatchTicket;
 use crate::message::PyMessageTicket;
 use crate::stream::PyEvent;
-use crate::ticket::PyTicket;
-
-type Over = Pin<Box<dyn Future<Output = doorbell::Result<()>> + Send>>;
+use crate::ticket::{AnyTicket, Over, PyTicket, TicketClass};
 
 struct NoticeQueue {
     /// `None` once it is closed.
@@ -111,19 +108,23 @@ impl PyNotices {
     }
 }
 
+/// That of a ticket, if the subject is one of that class.
+fn ticket_over<C>(subject: &Bound<'_, PyAny>) -> Option<PyResult<Over>>
+where
+    C: PyClass<Frozen = True> + TicketClass + Sync,
+{
+    let ticket = subject.cast::<C>().ok()?;
+    Some(ticket.get().ticket().map(AnyTicket::over))
+}
+
 /// The future that is ready when the subject of a wait is over.
 fn over(subject: &Bound<'_, PyAny>) -> PyResult<Over> {
-    if let Ok(ticket) = subject.cast::<PyTicket>() {
-        return Ok(Box::pin(ticket.get().inner()?.into_future()));
-    }
-    if let Ok(ticket) = subject.cast::<PyMessageTicket>() {
-        return Ok(Box::pin(ticket.get().inner()?.into_future()));
-    }
-    if let Ok(ticket) = subject.cast::<PyCollectiveTicket>() {
-        return Ok(Box::pin(ticket.get().inner()?.into_future()));
-    }
-    if let Ok(ticket) = subject.cast::<PyMatchTicket>() {
-        return Ok(Box::pin(ticket.get().inner()?.into_future()));
+    let of_ticket = ticket_over::<PyTicket>(subject)
+        .or_else(|| ticket_over::<PyMessageTicket>(subject))
+        .or_else(|| ticket_over::<PyCollectiveTicket>(subject))
+        .or_else(|| ticket_over::<PyMatchTicket>(subject));
+    if let Some(over) = of_ticket {
+        return over;
     }
     if let Ok(event) = subject.cast::<PyEvent>() {
         let event = event.get().inner()?.clone();

@@ -13,12 +13,13 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::arguments::{Comparison, deadline, timeout};
-use crate::detached::{Detached, call, wait};
+use crate::detached::{Detached, Room, await_room, call, queue, wait};
 use crate::endpoint::{Options, PyEndpoint, WorkKind};
 #[cfg(not(feature = "cuda"))]
 use crate::error::state_exception;
 use crate::error::{is_gone, to_exception};
 use crate::exit;
+use crate::operations::{TakesOperations, operation_methods};
 use crate::parts::{RegionParts, RemotePart};
 use crate::region::PyRegion;
 use crate::ticket::{PyTicket, awaited, notify};
@@ -72,37 +73,74 @@ impl PyStream {
         }
     }
 
+    /// Queues with the endpoint's lock, once the stream has room.
     fn queue(
+        &self,
+        endpoint: &Bound<'_, PyEndpoint>,
+        function: impl Fn(&mut Endpoint, &dyn Executor) -> doorbell::Result<Ticket> + Sync,
+    ) -> PyResult<PyTicket> {
+        let executor = self.executor()?;
+        let ticket = endpoint
+            .get()
+            .queue(endpoint.py(), executor, |inner| function(inner, executor))?;
+        Ok(PyTicket::new(ticket, Some(endpoint.as_any())))
+    }
+
+    /// Queues something that is of no endpoint, once the stream has room.
+    fn queue_value(
+        &self,
+        py: Python<'_>,
+        function: impl Fn(&dyn Executor) -> doorbell::Result<Ticket> + Sync,
+    ) -> PyResult<PyTicket> {
+        let executor = self.executor()?;
+        let ticket = queue(py, Room::NONE, Some(executor), || function(executor))?;
+        Ok(PyTicket::new(ticket, None))
+    }
+}
+
+impl TakesOperations for PyStream {
+    type Taken = PyTicket;
+
+    fn take_work(
         &self,
         endpoint: &Bound<'_, PyEndpoint>,
         slices: &RegionParts,
         work_kind: WorkKind,
         options: Options,
     ) -> PyResult<PyTicket> {
-        let stream = self.inner()?;
-        let ticket = endpoint.get().with(endpoint.py(), |inner| {
+        self.queue(endpoint, |inner, executor| {
             slices.with(|slices| {
-                inner.stream_queue_send(stream.executor(), &options.of(work_kind.work(slices)))
+                inner.stream_queue_send(executor, &options.of(work_kind.work(slices)))
             })
-        })?;
-        Ok(PyTicket::new(ticket, Some(endpoint.as_any())))
+        })
     }
 
-    fn wait_cq(
+    fn take_recv(
+        &self,
+        endpoint: &Bound<'_, PyEndpoint>,
+        slices: &RegionParts,
+        wr_id: u64,
+    ) -> PyResult<PyTicket> {
+        self.queue(endpoint, |inner, executor| {
+            slices.with(|slices| inner.stream_queue_recv(executor, wr_id, slices))
+        })
+    }
+
+    fn take_wait(
         &self,
         endpoint: &Bound<'_, PyEndpoint>,
         kind: QueueKind,
         seconds: Option<f64>,
     ) -> PyResult<PyTicket> {
-        let stream = self.inner()?;
         let deadline = deadline(seconds)?;
-        let ticket = endpoint.get().with(endpoint.py(), |inner| match deadline {
-            Some(deadline) => inner.stream_wait_cq_for(stream.executor(), kind, deadline),
-            None => inner.stream_wait_cq(stream.executor(), kind),
-        })?;
-        Ok(PyTicket::new(ticket, Some(endpoint.as_any())))
+        self.queue(endpoint, |inner, executor| match deadline {
+            Some(deadline) => inner.stream_wait_cq_for(executor, kind, deadline),
+            None => inner.stream_wait_cq(executor, kind),
+        })
     }
 }
+
+operation_methods!(PyStream, PyTicket: queue_send, queue_recv, queue_write, queue_read, queue_fetch_add, queue_compare_swap);
 
 /// Pages for the peer, as those of the library.
 struct PushedPages<'a> {
@@ -168,117 +206,6 @@ impl PyStream {
         Ok(self.inner()?.executor().name())
     }
 
-    #[pyo3(signature = (endpoint, slices, *, wr_id = 0, immediate = None, signaled = true))]
-    fn queue_send(
-        &self,
-        endpoint: &Bound<'_, PyEndpoint>,
-        slices: RegionParts,
-        wr_id: u64,
-        immediate: Option<u32>,
-        signaled: bool,
-    ) -> PyResult<PyTicket> {
-        self.queue(
-            endpoint,
-            &slices,
-            WorkKind::Send,
-            Options {
-                wr_id,
-                immediate,
-                signaled,
-            },
-        )
-    }
-
-    #[pyo3(signature = (endpoint, slices, *, wr_id = 0))]
-    fn queue_recv(
-        &self,
-        endpoint: &Bound<'_, PyEndpoint>,
-        slices: RegionParts,
-        wr_id: u64,
-    ) -> PyResult<PyTicket> {
-        let stream = self.inner()?;
-        let ticket = endpoint.get().with(endpoint.py(), |inner| {
-            slices.with(|slices| inner.stream_queue_recv(stream.executor(), wr_id, slices))
-        })?;
-        Ok(PyTicket::new(ticket, Some(endpoint.as_any())))
-    }
-
-    #[pyo3(signature = (endpoint, slices, remote, *, wr_id = 0, immediate = None, signaled = true))]
-    fn queue_write(
-        &self,
-        endpoint: &Bound<'_, PyEndpoint>,
-        slices: RegionParts,
-        remote: RemotePart,
-        wr_id: u64,
-        immediate: Option<u32>,
-        signaled: bool,
-    ) -> PyResult<PyTicket> {
-        self.queue(
-            endpoint,
-            &slices,
-            WorkKind::Write(remote.0),
-            Options {
-                wr_id,
-                immediate,
-                signaled,
-            },
-        )
-    }
-
-    #[pyo3(signature = (endpoint, slices, remote, *, wr_id = 0, signaled = true))]
-    fn queue_read(
-        &self,
-        endpoint: &Bound<'_, PyEndpoint>,
-        slices: RegionParts,
-        remote: RemotePart,
-        wr_id: u64,
-        signaled: bool,
-    ) -> PyResult<PyTicket> {
-        let immediate = None;
-        self.queue(
-            endpoint,
-            &slices,
-            WorkKind::Read(remote.0),
-            Options {
-                wr_id,
-                immediate,
-                signaled,
-            },
-        )
-    }
-
-    #[pyo3(signature = (endpoint, result, remote, add, *, wr_id = 0, signaled = true))]
-    fn queue_fetch_add(
-        &self,
-        endpoint: &Bound<'_, PyEndpoint>,
-        result: RegionParts,
-        remote: RemotePart,
-        add: u64,
-        wr_id: u64,
-        signaled: bool,
-    ) -> PyResult<PyTicket> {
-        let options = Options::without_immediate(wr_id, signaled);
-        let work_kind = WorkKind::FetchAdd(remote.0, add);
-        self.queue(endpoint, &result, work_kind, options)
-    }
-
-    #[pyo3(signature = (endpoint, result, remote, compare, swap, *, wr_id = 0, signaled = true))]
-    #[expect(clippy::too_many_arguments, reason = "an operation has them")]
-    fn queue_compare_swap(
-        &self,
-        endpoint: &Bound<'_, PyEndpoint>,
-        result: RegionParts,
-        remote: RemotePart,
-        compare: u64,
-        swap: u64,
-        wr_id: u64,
-        signaled: bool,
-    ) -> PyResult<PyTicket> {
-        let options = Options::without_immediate(wr_id, signaled);
-        let work_kind = WorkKind::CompareSwap(remote.0, compare, swap);
-        self.queue(endpoint, &result, work_kind, options)
-    }
-
     /// Has a kernel of a CUDA stream write the pages that a table in memory names to the peer, and then a signal.
     #[pyo3(signature = (endpoint, page_bytes, local, remote, table, count, signal))]
     #[expect(clippy::too_many_arguments, reason = "an operation has them")]
@@ -292,9 +219,8 @@ impl PyStream {
         count: (Bound<'_, PyRegion>, u64),
         signal: RemotePart,
     ) -> PyResult<PyTicket> {
-        let executor = self.executor()?;
         let (count_region, count_offset) = (count.0.get().inner()?, count.1);
-        let ticket = endpoint.get().with(endpoint.py(), |inner| {
+        self.queue(endpoint, |inner, executor| {
             let push = PushedPages {
                 page_bytes,
                 local: local.one("local")?,
@@ -304,28 +230,7 @@ impl PyStream {
                 signal: signal.0,
             };
             push.queue(inner, executor)
-        })?;
-        Ok(PyTicket::new(ticket, Some(endpoint.as_any())))
-    }
-
-    /// Makes work that is queued later wait for the next completion of the send queue.
-    #[pyo3(signature = (endpoint, timeout = None))]
-    fn wait_send(
-        &self,
-        endpoint: &Bound<'_, PyEndpoint>,
-        timeout: Option<f64>,
-    ) -> PyResult<PyTicket> {
-        self.wait_cq(endpoint, QueueKind::Send, timeout)
-    }
-
-    /// Makes work that is queued later wait for the next completion of the receive queue.
-    #[pyo3(signature = (endpoint, timeout = None))]
-    fn wait_recv(
-        &self,
-        endpoint: &Bound<'_, PyEndpoint>,
-        timeout: Option<f64>,
-    ) -> PyResult<PyTicket> {
-        self.wait_cq(endpoint, QueueKind::Recv, timeout)
+        })
     }
 
     /// Stores a 32-bit number into a region.
@@ -336,11 +241,10 @@ impl PyStream {
         offset: u64,
         value: u32,
     ) -> PyResult<PyTicket> {
-        let (stream, region) = (self.inner()?, region.get().inner()?);
-        let ticket = call(py, || {
-            stream_write_value32(stream.executor(), region, offset, value)
-        })?;
-        Ok(PyTicket::new(ticket, None))
+        let region = region.get().inner()?;
+        self.queue_value(py, |stream| {
+            stream_write_value32(stream, region, offset, value)
+        })
     }
 
     /// The same of a 64-bit number.
@@ -351,11 +255,10 @@ impl PyStream {
         offset: u64,
         value: u64,
     ) -> PyResult<PyTicket> {
-        let (stream, region) = (self.inner()?, region.get().inner()?);
-        let ticket = call(py, || {
-            stream_write_value64(stream.executor(), region, offset, value)
-        })?;
-        Ok(PyTicket::new(ticket, None))
+        let region = region.get().inner()?;
+        self.queue_value(py, |stream| {
+            stream_write_value64(stream, region, offset, value)
+        })
     }
 
     /// The same of a 64-bit number.
@@ -369,15 +272,14 @@ impl PyStream {
         timeout: Option<f64>,
         condition: &str,
     ) -> PyResult<PyTicket> {
-        let (stream, region) = (self.inner()?, region.get().inner()?);
+        let region = region.get().inner()?;
         let (deadline, condition) = (
             self::timeout(timeout)?,
             Comparison::of_name(condition)?.of64(value),
         );
-        let ticket = call(py, || {
-            stream_wait_value64(stream.executor(), region, offset, condition, deadline)
-        })?;
-        Ok(PyTicket::new(ticket, None))
+        self.queue_value(py, |stream| {
+            stream_wait_value64(stream, region, offset, condition, deadline)
+        })
     }
 
     /// Makes work that is queued later wait until a 64-bit count has reached `first`, and `step` more with each further launch of a captured graph.
@@ -391,12 +293,11 @@ impl PyStream {
         step: u64,
         timeout: Option<f64>,
     ) -> PyResult<PyTicket> {
-        let (stream, region) = (self.inner()?, region.get().inner()?);
+        let region = region.get().inner()?;
         let deadline = self::timeout(timeout)?;
-        let ticket = call(py, || {
-            stream_wait_count64(stream.executor(), region, offset, (first, step), deadline)
-        })?;
-        Ok(PyTicket::new(ticket, None))
+        self.queue_value(py, |stream| {
+            stream_wait_count64(stream, region, offset, (first, step), deadline)
+        })
     }
 
     /// Makes work that is queued later wait until a 32-bit number in a region is not below `value`, or another condition holds.
@@ -410,15 +311,14 @@ impl PyStream {
         timeout: Option<f64>,
         condition: &str,
     ) -> PyResult<PyTicket> {
-        let (stream, region) = (self.inner()?, region.get().inner()?);
+        let region = region.get().inner()?;
         let (deadline, condition) = (
             self::timeout(timeout)?,
             Comparison::of_name(condition)?.of32(value),
         );
-        let ticket = call(py, || {
-            stream_wait_value32(stream.executor(), region, offset, condition, deadline)
-        })?;
-        Ok(PyTicket::new(ticket, None))
+        self.queue_value(py, |stream| {
+            stream_wait_value32(stream, region, offset, condition, deadline)
+        })
     }
 
     /// Calls a function in the stream's turn, from another thread. Its exception is a fault of the stream.
@@ -428,6 +328,7 @@ impl PyStream {
         }
         let stream = self.inner()?;
         let kept = function.clone().unbind();
+        await_room(function.py(), stream.executor())?;
         call(function.py(), || stream.launch(move || call_function(kept)))
     }
 
@@ -435,6 +336,7 @@ impl PyStream {
     fn record(&self, py: Python<'_>) -> PyResult<PyEvent> {
         let stream = self.inner()?;
         let event = Event::blocking();
+        await_room(py, stream.executor())?;
         call(py, || stream.executor().record(&event))?;
         Ok(PyEvent(Detached::new(event)))
     }
@@ -442,6 +344,7 @@ impl PyStream {
     /// Makes work that is queued later wait for an event.
     fn wait_event(&self, py: Python<'_>, event: &Bound<'_, PyEvent>) -> PyResult<()> {
         let (stream, event) = (self.inner()?, event.get().inner()?);
+        await_room(py, stream.executor())?;
         call(py, || stream.executor().wait_event(event))
     }
 

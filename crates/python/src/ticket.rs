@@ -2,14 +2,129 @@
 #![allow(unsafe_code)] // borrows descriptors of Python's
 
 use std::os::fd::BorrowedFd;
+use std::pin::Pin;
 use std::time::Duration;
 
-use doorbell::{Completion, StateKind, Status, Ticket};
+use doorbell::{CollectiveTicket, Completion, Error, MessageTicket, StateKind, Status, Ticket};
 use pyo3::prelude::*;
 
 use crate::arguments::timeout;
 use crate::detached::{Detached, call, wait};
 use crate::error::{class, is_gone, state_exception};
+
+/// The future that is ready when something is over.
+pub type Over = Pin<Box<dyn Future<Output = doorbell::Result<()>> + Send>>;
+
+/// What the tickets of the library have in common.
+pub trait AnyTicket: Send + Sync {
+    /// What a wait returns.
+    type Outcome: Send;
+
+    fn wait(&self, timeout: Option<Duration>) -> doorbell::Result<Self::Outcome>;
+
+    fn notify(&self, descriptor: BorrowedFd<'_>) -> doorbell::Result<()>;
+
+    fn over(&self) -> Over;
+
+    /// Whether the operation is over, with success or not. A wait without time lets the device work in this thread.
+    fn is_over(&self) -> bool {
+        !matches!(self.wait(Some(Duration::ZERO)), Err(Error::Timeout { .. }))
+    }
+}
+
+macro_rules! any_ticket {
+    ($ticket:ty: $outcome:ty, $of:expr) => {
+        impl $crate::ticket::AnyTicket for $ticket {
+            type Outcome = $outcome;
+
+            fn wait(&self, timeout: Option<std::time::Duration>) -> doorbell::Result<$outcome> {
+                <$ticket>::wait(self, timeout).map($of)
+            }
+
+            fn notify(&self, descriptor: std::os::fd::BorrowedFd<'_>) -> doorbell::Result<()> {
+                <$ticket>::notify(self, descriptor)
+            }
+
+            fn over(&self) -> $crate::ticket::Over {
+                Box::pin(self.into_future())
+            }
+        }
+    };
+}
+pub(crate) use any_ticket;
+
+any_ticket!(Ticket: (), |()| ());
+any_ticket!(MessageTicket: u64, |len_bytes| len_bytes);
+any_ticket!(CollectiveTicket: (), |()| ());
+
+/// A class of tickets.
+pub trait TicketClass {
+    type Ticket: AnyTicket;
+
+    fn ticket(&self) -> PyResult<&Self::Ticket>;
+
+    fn is_done(&self, py: Python<'_>) -> PyResult<bool> {
+        let ticket = self.ticket()?;
+        Ok(py.detach(|| ticket.is_over()))
+    }
+
+    fn await_end(
+        &self,
+        py: Python<'_>,
+        seconds: Option<f64>,
+    ) -> PyResult<<Self::Ticket as AnyTicket>::Outcome> {
+        let ticket = self.ticket()?;
+        wait(py, timeout(seconds)?, |slice| ticket.wait(slice))
+    }
+
+    fn notify_end(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
+        let ticket = self.ticket()?;
+        notify(py, descriptor, |descriptor| ticket.notify(descriptor))
+    }
+}
+
+/// The methods that all classes of tickets have, for one whose `inner` is a ticket.
+macro_rules! ticket_methods {
+    ($class:ident, $ticket:ty) => {
+        impl $crate::ticket::TicketClass for $class {
+            type Ticket = $ticket;
+
+            fn ticket(&self) -> PyResult<&$ticket> {
+                self.inner()
+            }
+        }
+
+        #[pymethods]
+        impl $class {
+            /// Whether the operation is over, with success or not.
+            fn done(&self, py: Python<'_>) -> PyResult<bool> {
+                $crate::ticket::TicketClass::is_done(self, py)
+            }
+
+            /// Waits until the operation is over, and returns what it has brought.
+            #[pyo3(signature = (timeout = None))]
+            fn wait(
+                &self,
+                py: Python<'_>,
+                timeout: Option<f64>,
+            ) -> PyResult<<$ticket as $crate::ticket::AnyTicket>::Outcome> {
+                $crate::ticket::TicketClass::await_end(self, py, timeout)
+            }
+
+            /// Adds 1 to an eventfd when the operation is over, with success or not.
+            fn notify(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
+                $crate::ticket::TicketClass::notify_end(self, py, descriptor)
+            }
+
+            fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+                $crate::ticket::awaited(slf)
+            }
+        }
+    };
+}
+pub(crate) use ticket_methods;
+
+ticket_methods!(PyTicket, Ticket);
 
 /// What `await` of an object does.
 pub fn awaited<'py, T: pyo3::PyClass>(subject: &Bound<'py, T>) -> PyResult<Bound<'py, PyAny>> {
@@ -119,31 +234,5 @@ impl PyTicket {
     #[getter]
     fn immediate(&self, py: Python<'_>) -> PyResult<Option<u32>> {
         Ok(self.details(py)?.and_then(|(_, immediate)| immediate))
-    }
-
-    /// Whether the operation is over, with success or not.
-    fn done(&self, py: Python<'_>) -> PyResult<bool> {
-        let ticket = self.inner()?;
-        Ok(py.detach(|| {
-            // A wait without time lets the device work in this thread.
-            ticket.wait(Some(Duration::ZERO)).is_ok() || ticket.is_over()
-        }))
-    }
-
-    /// Waits until the operation is complete.
-    #[pyo3(signature = (timeout = None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let ticket = self.inner()?;
-        wait(py, self::timeout(timeout)?, |slice| ticket.wait(slice))
-    }
-
-    /// Adds 1 to an eventfd when the operation is over, with success or not.
-    fn notify(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
-        let ticket = self.inner()?;
-        notify(py, descriptor, |descriptor| ticket.notify(descriptor))
-    }
-
-    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        awaited(slf)
     }
 }

@@ -28,6 +28,7 @@ def test_every_class_is_below_error_and_a_built_in_one_where_there_is_one() -> N
         doorbell.CudaError: Exception,
         doorbell.PeerError: Exception,
         doorbell.RankError: Exception,
+        doorbell.RefusedError: ConnectionRefusedError,
     }
     names = {name for name in doorbell.__all__ if name.endswith("Error") and name != "Error"}
     assert {kind.__name__ for kind in nearest} == names

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import doorbell
 import pytest
@@ -63,6 +64,28 @@ def test_threads_receive_and_probe() -> None:
     # The receive waits while another Python thread sends.
     threading.Timer(0.1, lambda: peers.first.send_now(b"late", 1, 5)).start()
     assert peers.second.recv_now(into, timeout=30).tag == 5
+
+
+def test_a_receive_of_a_thread_keeps_its_place(stream: doorbell.HostStream) -> None:
+    peers = Peers()
+    into, later = bytearray(8), bytearray(8)
+    found: list[doorbell.Envelope] = []
+    thread = threading.Thread(target=lambda: found.append(peers.second.recv_now(into, timeout=30)))
+    thread.start()
+    # Longer than the call waits between two looks at signals.
+    time.sleep(0.2)
+    behind = peers.second.recv(stream, later)
+    time.sleep(0.2)
+    peers.first.send_now(b"first", 1, 1, 30)
+    thread.join()
+    assert [it.nbytes for it in found] == [5] and into[:5] == b"first" and not behind.done()
+    peers.first.send_now(b"second", 1, 2, 30)
+    assert behind.wait(30).tag == 2 and later[:6] == b"second"
+    # A receive that has timed out takes no message.
+    with pytest.raises(doorbell.TimeoutError):
+        peers.second.recv_now(into, timeout=0.12)
+    peers.first.send_now(b"third", 1, 3, 30)
+    assert peers.second.recv_now(later, timeout=30).tag == 3
 
 
 def test_a_receive_is_cancelled_or_awaited(stream: doorbell.HostStream) -> None:

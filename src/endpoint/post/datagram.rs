@@ -1,8 +1,8 @@
-//! Sends of UD endpoints: each names its receiver.
+//! Sends of UD endpoints, each of which names its receiver, and the handles of receivers.
 
 use super::Endpoint;
-use crate::endpoint::Work;
 use crate::endpoint::work::{Data, Receiver};
+use crate::endpoint::{Address, AddressHandle, Work};
 use crate::mlx5::{Opcode, Posted, SendRequest};
 use crate::nic::Transport;
 use crate::{Error, Result, StateKind};
@@ -101,19 +101,55 @@ impl Endpoint {
     /// Holds the address handle of the work request of that running count until it has completed.
     #[cold]
     pub(super) fn hold_handle(&mut self, count: u32, receiver: Receiver<'_>) {
-        let done = self.shared.queues[0].outstanding.done();
         // Sends to the same port one after the other need one place: `count` is that of the last of them.
-        if let Some((last, held)) = self.handles.back_mut()
+        if let Some((last, held)) = self.shared.handles.back_mut()
             && held.is(receiver.handle)
         {
             *last = count;
             return;
         }
-        while (self.handles.front())
+        self.release_handles();
+        let held = (count, receiver.handle.clone());
+        self.shared.handles.push_back(held);
+    }
+
+    /// Gives back the address handles of work requests that have completed.
+    #[cold]
+    pub(super) fn release_handles(&mut self) {
+        let done = self.shared.queues[0].outstanding.done();
+        while (self.shared.handles.front())
             .is_some_and(|(last, _)| done.wrapping_sub(*last).cast_signed() > 0)
         {
-            self.handles.pop_front();
+            self.shared.handles.pop_front();
         }
-        self.handles.push_back((count, receiver.handle.clone()));
+    }
+}
+
+impl Endpoint {
+    /// The handle of the port of a peer's endpoint, for [`Work::to`](crate::Work::to). Datagrams to it have the traffic class and the service level of this
+    /// endpoint's configuration. The peer's endpoint may be reset meanwhile: the handle stays valid, because it is of the port.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`](crate::Error::Foreign) for an address of another kind of device; [`Error::State`](crate::Error::State) if the peer's device is gone or on
+    /// another host; [`Error::System`](crate::Error::System) of `ibv_create_ah`.
+    pub fn address_handle(&self, peer: &Address) -> Result<AddressHandle> {
+        let domain = self.domain();
+        let attributes = self.config().attributes();
+        let nic = domain
+            .on_device()?
+            .address_of(&peer.queue_pair, &attributes)?;
+        Ok(AddressHandle::new(domain, nic))
+    }
+
+    /// The handle of the port of that LID and, with a global route, of that GID: for peers that do not use this library. On Ethernet the LID is 0, and a GID
+    /// is needed.
+    ///
+    /// # Errors
+    /// As [`Endpoint::address_handle`]; [`Error::State`](crate::Error::State) on a device that is not one of libibverbs.
+    pub fn address_handle_of_port(&self, lid: u16, gid: Option<[u8; 16]>) -> Result<AddressHandle> {
+        let domain = self.domain();
+        let attributes = self.config().attributes();
+        let nic = domain.on_device()?.address_of_port(lid, gid, &attributes)?;
+        Ok(AddressHandle::new(domain, nic))
     }
 }

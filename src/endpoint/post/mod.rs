@@ -14,7 +14,7 @@ use crate::endpoint::prepared::{Prepared, PreparedOperation, PreparedRef};
 #[cfg(feature = "cuda")]
 use crate::endpoint::replay::queues::ReplayQueues;
 use crate::endpoint::shared::EndpointRef;
-use crate::endpoint::{AddressHandle, Completion, EndpointConfig, QueueKind, Ticket, Work};
+use crate::endpoint::{Completion, EndpointConfig, QueueKind, Ticket, Work};
 use crate::mlx5::{Commit, RecvCommit, RecvQueue, SendQueue};
 use crate::region::{RemoteSlice, Slice};
 use crate::stream::{Backoff, Executor, execute, look_at_own_streams};
@@ -52,9 +52,6 @@ pub struct Endpoint {
     pub(super) replay: Option<Box<ReplayQueues>>,
     /// Behind the queues, which point into its memory.
     pub(super) shared: EndpointRef,
-    /// Of a UD endpoint: the address handles of work in flight, each with the running count of the last work request that names it. Last: they must exist
-    /// as long as the queue pair.
-    pub(super) handles: VecDeque<(u32, AddressHandle)>,
 }
 
 impl Endpoint {
@@ -216,6 +213,9 @@ impl Endpoint {
             if taken.is_none() {
                 return Err(failure);
             }
+        }
+        if is_datagram {
+            self.release_handles();
         }
         let Some(Err(found)) = taken else {
             return Ok(taken.and_then(std::result::Result::ok));

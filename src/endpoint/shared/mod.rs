@@ -14,14 +14,14 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use crate::bytecode::{Dword, Role, Target, Targets};
 use crate::endpoint::queue::QueueState;
 use crate::endpoint::watchdog::{Watched, watchdog};
 use crate::endpoint::words::{ProgressPage, WordPair};
-use crate::endpoint::{EndpointConfig, PathReport, QueueKind};
+use crate::endpoint::{AddressHandle, EndpointConfig, PathReport, QueueKind};
 use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
 use crate::nic::{NicQueuePair, Queues, Transport};
 use crate::proxy::{PollMembership, ProgressThread, execute_elsewhere};
@@ -43,6 +43,8 @@ pub(super) struct EndpointShared {
     _doorbell_probe: proxy_doorbells::DoorbellProbe,
     /// Before the rest, so that the queue pair is destroyed before the regions that its work names are released.
     pub(super) qp: Box<dyn NicQueuePair>,
+    /// Of a UD endpoint that was dropped while others had it: the address handles of its last work. Behind the queue pair.
+    last_handles: Mutex<VecDeque<(u32, AddressHandle)>>,
     pub(super) domain: ProtectionDomain,
     targets: Targets,
     bases: Vec<NonNull<u8>>,
@@ -109,11 +111,19 @@ impl fmt::Debug for EndpointShared {
 /// The endpoint's own handle. When it is dropped, the queue pair fails, as soon as no stream has a program of it. When no ticket or operation
 /// has another handle, the queue pair is destroyed: the progress threads hold no permanent reference.
 #[derive(Debug)]
-pub(super) struct EndpointRef(ManuallyDrop<Arc<EndpointShared>>);
+pub(super) struct EndpointRef {
+    shared: ManuallyDrop<Arc<EndpointShared>>,
+    /// Of a UD endpoint: the address handles of work in flight, each with the running count of the last work request that names it. They must exist as long as
+    /// the queue pair: what streams have goes on when this is dropped.
+    pub(super) handles: VecDeque<(u32, AddressHandle)>,
+}
 
 impl EndpointRef {
     pub(super) fn new(shared: Arc<EndpointShared>) -> EndpointRef {
-        EndpointRef(ManuallyDrop::new(shared))
+        EndpointRef {
+            shared: ManuallyDrop::new(shared),
+            handles: VecDeque::new(),
+        }
     }
 }
 
@@ -121,15 +131,20 @@ impl Deref for EndpointRef {
     type Target = Arc<EndpointShared>;
 
     fn deref(&self) -> &Arc<EndpointShared> {
-        &self.0
+        &self.shared
     }
 }
 
 impl Drop for EndpointRef {
     fn drop(&mut self) {
         // SAFETY: taken once, in here, and not used after it.
-        let shared = unsafe { ManuallyDrop::take(&mut self.0) };
+        let shared = unsafe { ManuallyDrop::take(&mut self.shared) };
         if Arc::strong_count(&shared) > 1 {
+            if !self.handles.is_empty() {
+                let last_handles = shared.last_handles.lock();
+                let mut last_handles = last_handles.unwrap_or_else(PoisonError::into_inner);
+                last_handles.append(&mut self.handles);
+            }
             shared.end_endpoint();
         }
         if shared.has_failed.load(Ordering::Acquire) {
@@ -266,6 +281,7 @@ impl EndpointShared {
             attachments: Attachments::default(),
             _doorbell_probe: doorbell_probe,
             qp,
+            last_handles: Mutex::default(),
             domain: domain.clone(),
             targets,
             bases,

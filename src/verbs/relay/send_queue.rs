@@ -200,6 +200,8 @@ impl RelaySendQueue {
                 self.batch.requests[end].flags |= SIGNALED;
             }
             let posted = provider.post_send(&self.batch.requests, &self.batch.sges);
+            // Those of requests in flight are the endpoint's.
+            self.handles.clear();
             if !self.enter_posted(posted) {
                 break;
             }

@@ -4,7 +4,6 @@
 use std::cell::{RefCell, RefMut};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
-use std::time::Duration;
 
 use doorbell::{
     Access, Communicator, Endpoint, GraphBuilder, GraphExec, GraphMember, MessageQueue, QueueKind,
@@ -20,6 +19,7 @@ use crate::endpoint::{Options, PyEndpoint, WorkKind};
 use crate::error::{is_gone, state_exception};
 use crate::memory::{ArrayMemory, slices};
 use crate::message::{PyMessageQueue, PyMessageTicket, PySharedQueue, taken};
+use crate::operations::{TakesOperations, operation_methods};
 use crate::parts::{RegionParts, RemotePart};
 use crate::region::PyRegion;
 use crate::stream::{PyCudaStream, PyStream};
@@ -150,31 +150,6 @@ impl PyGraphBuilder {
         })
     }
 
-    fn post(
-        &self,
-        endpoint: &Bound<'_, PyEndpoint>,
-        slices: &RegionParts,
-        work_kind: WorkKind,
-        options: Options,
-    ) -> PyResult<()> {
-        self.of_endpoint(endpoint, |builder, endpoint| {
-            slices.with(|slices| builder.send(endpoint, &options.of(work_kind.work(slices))))
-        })
-    }
-
-    fn wait(
-        &self,
-        endpoint: &Bound<'_, PyEndpoint>,
-        kind: QueueKind,
-        seconds: Option<f64>,
-    ) -> PyResult<()> {
-        let deadline: Option<Option<Duration>> = deadline(seconds)?;
-        self.of_endpoint(endpoint, |builder, endpoint| match deadline {
-            Some(deadline) => builder.wait_cq_for(endpoint, kind, deadline),
-            None => builder.wait_cq(endpoint, kind),
-        })
-    }
-
     fn of_queue(
         &self,
         queue: &Bound<'_, PyMessageQueue>,
@@ -188,6 +163,48 @@ impl PyGraphBuilder {
         })
     }
 }
+
+impl TakesOperations for PyGraphBuilder {
+    type Taken = ();
+
+    fn take_work(
+        &self,
+        endpoint: &Bound<'_, PyEndpoint>,
+        slices: &RegionParts,
+        work_kind: WorkKind,
+        options: Options,
+    ) -> PyResult<()> {
+        self.of_endpoint(endpoint, |builder, endpoint| {
+            slices.with(|slices| builder.send(endpoint, &options.of(work_kind.work(slices))))
+        })
+    }
+
+    fn take_recv(
+        &self,
+        endpoint: &Bound<'_, PyEndpoint>,
+        slices: &RegionParts,
+        wr_id: u64,
+    ) -> PyResult<()> {
+        self.of_endpoint(endpoint, |builder, endpoint| {
+            slices.with(|slices| builder.recv(endpoint, wr_id, slices))
+        })
+    }
+
+    fn take_wait(
+        &self,
+        endpoint: &Bound<'_, PyEndpoint>,
+        kind: QueueKind,
+        seconds: Option<f64>,
+    ) -> PyResult<()> {
+        let deadline = deadline(seconds)?;
+        self.of_endpoint(endpoint, |builder, endpoint| match deadline {
+            Some(deadline) => builder.wait_cq_for(endpoint, kind, deadline),
+            None => builder.wait_cq(endpoint, kind),
+        })
+    }
+}
+
+operation_methods!(PyGraphBuilder, (): send, recv, write, read, fetch_add, compare_swap);
 
 #[pymethods]
 impl PyGraphBuilder {
@@ -204,108 +221,6 @@ impl PyGraphBuilder {
             thread: thread::current().id(),
             recorder: SameThread(RefCell::new(Some(recorder))),
         })
-    }
-
-    #[pyo3(signature = (endpoint, slices, *, wr_id = 0, immediate = None, signaled = true))]
-    fn send(
-        &self,
-        endpoint: &Bound<'_, PyEndpoint>,
-        slices: RegionParts,
-        wr_id: u64,
-        immediate: Option<u32>,
-        signaled: bool,
-    ) -> PyResult<()> {
-        let options = Options {
-            wr_id,
-            immediate,
-            signaled,
-        };
-        self.post(endpoint, &slices, WorkKind::Send, options)
-    }
-
-    #[pyo3(signature = (endpoint, slices, *, wr_id = 0))]
-    fn recv(
-        &self,
-        endpoint: &Bound<'_, PyEndpoint>,
-        slices: RegionParts,
-        wr_id: u64,
-    ) -> PyResult<()> {
-        self.of_endpoint(endpoint, |builder, endpoint| {
-            slices.with(|slices| builder.recv(endpoint, wr_id, slices))
-        })
-    }
-
-    #[pyo3(signature = (endpoint, slices, remote, *, wr_id = 0, immediate = None, signaled = true))]
-    fn write(
-        &self,
-        endpoint: &Bound<'_, PyEndpoint>,
-        slices: RegionParts,
-        remote: RemotePart,
-        wr_id: u64,
-        immediate: Option<u32>,
-        signaled: bool,
-    ) -> PyResult<()> {
-        let options = Options {
-            wr_id,
-            immediate,
-            signaled,
-        };
-        self.post(endpoint, &slices, WorkKind::Write(remote.0), options)
-    }
-
-    #[pyo3(signature = (endpoint, slices, remote, *, wr_id = 0, signaled = true))]
-    fn read(
-        &self,
-        endpoint: &Bound<'_, PyEndpoint>,
-        slices: RegionParts,
-        remote: RemotePart,
-        wr_id: u64,
-        signaled: bool,
-    ) -> PyResult<()> {
-        let options = Options::without_immediate(wr_id, signaled);
-        self.post(endpoint, &slices, WorkKind::Read(remote.0), options)
-    }
-
-    #[pyo3(signature = (endpoint, result, remote, add, *, wr_id = 0, signaled = true))]
-    fn fetch_add(
-        &self,
-        endpoint: &Bound<'_, PyEndpoint>,
-        result: RegionParts,
-        remote: RemotePart,
-        add: u64,
-        wr_id: u64,
-        signaled: bool,
-    ) -> PyResult<()> {
-        let options = Options::without_immediate(wr_id, signaled);
-        let work_kind = WorkKind::FetchAdd(remote.0, add);
-        self.post(endpoint, &result, work_kind, options)
-    }
-
-    #[pyo3(signature = (endpoint, result, remote, compare, swap, *, wr_id = 0, signaled = true))]
-    #[expect(clippy::too_many_arguments, reason = "an operation has them")]
-    fn compare_swap(
-        &self,
-        endpoint: &Bound<'_, PyEndpoint>,
-        result: RegionParts,
-        remote: RemotePart,
-        compare: u64,
-        swap: u64,
-        wr_id: u64,
-        signaled: bool,
-    ) -> PyResult<()> {
-        let options = Options::without_immediate(wr_id, signaled);
-        let work_kind = WorkKind::CompareSwap(remote.0, compare, swap);
-        self.post(endpoint, &result, work_kind, options)
-    }
-
-    #[pyo3(signature = (endpoint, timeout = None))]
-    fn wait_send(&self, endpoint: &Bound<'_, PyEndpoint>, timeout: Option<f64>) -> PyResult<()> {
-        self.wait(endpoint, QueueKind::Send, timeout)
-    }
-
-    #[pyo3(signature = (endpoint, timeout = None))]
-    fn wait_recv(&self, endpoint: &Bound<'_, PyEndpoint>, timeout: Option<f64>) -> PyResult<()> {
-        self.wait(endpoint, QueueKind::Recv, timeout)
     }
 
     /// The value is the same with each launch.

@@ -1,0 +1,199 @@
+//! Pages of a table, layer by layer.
+
+use std::time::Duration;
+
+use cudarc::driver::sys::CUstreamCaptureMode as Mode;
+use doorbell::{Access, Executor, PagePush, QueueKind, Region, stream_wait_count64};
+
+use crate::rig::gpu::alone;
+use crate::rig::{Pair, Random, SOON, from_env};
+use crate::standin::is_standin;
+use crate::waived::waived;
+use crate::{Bench, config, gpu_region, is_failed, lacks_gpu_memory};
+
+/// Layers, each with a kernel, a push of the pages of its table, and a signal; the peer waits for the signals by counts. One launch a step on each side, and no other call.
+#[test]
+fn a_step_of_layers_is_one_launch() {
+    const LAYERS: u64 = 5;
+    const PAGE: u64 = 256;
+    const PAGES: u64 = 24;
+    /// Entries of a table.
+    const ROOM: u64 = 20;
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("a_step_of_layers", &config()) else {
+        return;
+    };
+    let context = bench.a.stream.context().clone();
+    let pages = bench.pair.region(LAYERS * PAGES * PAGE);
+    let cache = bench.pair.region(LAYERS * PAGES * PAGE);
+    let words = bench.pair.region(4096);
+    let tables = context.alloc(LAYERS * 256).unwrap();
+    let Some(table) = gpu_region("a_step_of_layers", bench.from.domain(), &tables) else {
+        return;
+    };
+    let nothing = context.alloc(64).unwrap();
+    nothing.copy_from_host(0, &[0; 64]).unwrap();
+    let nothing = Region::register_device(bench.from.domain(), &nothing, Access::ALL).unwrap();
+    words.fill(0, 4096, 0).unwrap();
+    let signal = |at: u64| words.remote().slice(at * 8, 8).unwrap();
+    let layer_bytes = PAGES * PAGE;
+    let mut tickets = Vec::new();
+    let Pair { a, b, .. } = &mut bench.pair;
+    let mode = Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    let sender = bench.a.capture(mode, |stream| {
+        // The peer has used the pages of the step before.
+        stream_wait_count64(stream, &words, 8 * LAYERS, (0, 1), SOON).unwrap();
+        for layer in 0..LAYERS {
+            stream.spin(Duration::from_micros(5)).unwrap();
+            let push = PagePush {
+                page_bytes: PAGE as u32,
+                local: pages.slice(layer * layer_bytes, layer_bytes).unwrap(),
+                remote: cache
+                    .remote()
+                    .slice(layer * layer_bytes, layer_bytes)
+                    .unwrap(),
+                table: table.slice(layer * 256, ROOM * 8).unwrap(),
+                count: (&table, layer * 256 + ROOM * 8),
+                signal: signal(layer),
+            };
+            tickets.push(a.stream_push_pages(stream, &push).unwrap());
+        }
+        for _ in 0..LAYERS {
+            a.stream_wait_cq(stream, QueueKind::Send).unwrap();
+        }
+    });
+    let receiver = bench.b.capture(mode, |stream| {
+        for layer in 0..LAYERS {
+            stream_wait_count64(stream, &words, layer * 8, (1, 1), SOON).unwrap();
+            stream.spin(Duration::from_micros(5)).unwrap();
+        }
+        let acknowledge = PagePush {
+            page_bytes: 1,
+            local: pages.slice(0, 1).unwrap(),
+            remote: signal(LAYERS),
+            table: nothing.slice(0, 8).unwrap(),
+            count: (&nothing, 8),
+            signal: signal(LAYERS),
+        };
+        b.stream_push_pages(stream, &acknowledge).unwrap();
+        b.stream_wait_cq(stream, QueueKind::Send).unwrap();
+    });
+    let mut random = Random(from_env("DOORBELL_SEED", 1));
+    let fill_tables = |random: &mut Random| {
+        let mut all = Vec::new();
+        for layer in 0..LAYERS {
+            let mut from: Vec<u64> = (0..PAGES).collect();
+            let mut to = from.clone();
+            random.shuffle(&mut from);
+            random.shuffle(&mut to);
+            let count = random.below(ROOM + 1);
+            let entries: Vec<(u64, u64)> = from.into_iter().zip(to).take(count as usize).collect();
+            let mut bytes: Vec<u8> = entries
+                .iter()
+                .flat_map(|(from, to)| (from | to << 32).to_ne_bytes())
+                .collect();
+            bytes.resize(ROOM as usize * 8, 0xff);
+            bytes.extend((count as u32).to_ne_bytes());
+            tables.copy_from_host(layer * 256, &bytes).unwrap();
+            all.push(entries);
+        }
+        all
+    };
+    for step in 1..=50u64 {
+        let entries = fill_tables(&mut random);
+        for layer in 0..LAYERS {
+            for page in 0..PAGES {
+                let value = (step * 7 + layer * 31 + page) as u8;
+                let at = layer * layer_bytes + page * PAGE;
+                pages.fill(at, PAGE, value).unwrap();
+                cache.fill(at, PAGE, !value).unwrap();
+            }
+        }
+        let before = calls_here();
+        bench.b.launch(&receiver);
+        bench.a.launch(&sender);
+        if let (Some(before), Some(after)) = (before, calls_here()) {
+            assert_eq!(
+                after - before,
+                2,
+                "calls of the driver in a step of both sides"
+            );
+        }
+        bench.b.wait();
+        for (layer, entries) in entries.iter().enumerate() {
+            for (from, to) in entries {
+                let value = (step * 7 + layer as u64 * 31 + from) as u8;
+                let at = layer as u64 * layer_bytes + to * PAGE;
+                assert!(
+                    cache.is_filled_with(at, PAGE, value).unwrap(),
+                    "step {step}"
+                );
+            }
+            for page in (0..PAGES).filter(|page| entries.iter().all(|(_, to)| to != page)) {
+                let value = !((step * 7 + layer as u64 * 31 + page) as u8);
+                let at = layer as u64 * layer_bytes + page * PAGE;
+                assert!(
+                    cache.is_filled_with(at, PAGE, value).unwrap(),
+                    "step {step}"
+                );
+            }
+        }
+        bench.a.wait();
+        assert!(tickets.iter().all(|ticket| ticket.launches() == Some(step)));
+    }
+    // Steps behind each other: the signals keep them apart.
+    fill_tables(&mut random);
+    for _ in 0..50 {
+        bench.a.launch(&sender);
+        bench.b.launch(&receiver);
+    }
+    bench.a.wait();
+    bench.b.wait();
+    assert_eq!(tickets[0].launches(), Some(100));
+    // A page that there is not: nothing of that layer is written, and all behind it is not executed.
+    tables
+        .copy_from_host(
+            256,
+            &[PAGES, 0]
+                .map(|word| word as u32)
+                .map(u32::to_ne_bytes)
+                .concat(),
+        )
+        .unwrap();
+    tables
+        .copy_from_host(256 + ROOM * 8, &1u32.to_ne_bytes())
+        .unwrap();
+    bench.a.launch(&sender);
+    bench.a.wait();
+    assert_eq!(tickets[0].launches(), Some(101));
+    assert!(is_failed(&tickets[1]) && is_failed(&tickets[4]));
+    let fault = bench.a.stream.synchronize(SOON).unwrap_err();
+    assert!(fault.to_string().contains("table of pages"), "{fault}");
+    assert!(bench.pair.a.failure().is_some());
+    assert_eq!(words.load_u64(8), Ok(100));
+}
+
+/// How many calls of the driver this thread has made, by the stand-in.
+fn calls_here() -> Option<u64> {
+    is_standin().then(crate::standin::calls_here)
+}
+
+/// The example pushes the pages of each step, on both kinds of streams; it checks them itself.
+#[test]
+fn the_example_pushes_layers() {
+    let _alone = alone();
+    if Bench::new("the_example_pushes_layers", &config()).is_none() {
+        return;
+    }
+    let name = std::env::var("DOORBELL_TEST_DEVICE");
+    let device = name.as_deref().unwrap_or("softcx");
+    for streams in ["host", "cuda"] {
+        let arguments = [streams, "--device", device, "--steps", "5", "--layers", "6"];
+        match crate::kv_push::run(&arguments.map(String::from)) {
+            Err(error) if lacks_gpu_memory(&format!("{error:#}")) => {
+                waived("the_example_pushes_layers", &format!("{error:#}"));
+            }
+            pushed => pushed.unwrap(),
+        }
+    }
+}

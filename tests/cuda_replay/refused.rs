@@ -1,0 +1,118 @@
+//! What cannot be captured.
+
+use std::time::Duration;
+
+use cudarc::driver::sys::CUstreamCaptureMode as Mode;
+use doorbell::{
+    Condition64, Error, Executor, QueueKind, StateKind, Status, Ticket, Work, stream_wait_value64,
+};
+
+use crate::rig::gpu::alone;
+use crate::rig::{Pair, SOON};
+use crate::{Bench, config, exchange};
+
+/// What cannot be executed again without this process is refused when it is captured, with the reason, and the capture goes on.
+#[test]
+fn what_cannot_be_replayed_is_refused_at_capture() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("what_cannot_be_replayed", &config()) else {
+        return;
+    };
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    let Pair { a, b, .. } = &mut bench.pair;
+    let received = b.post_recv(7, &[to.slice(0, 8).unwrap()]).unwrap();
+    let refusal = |result: doorbell::Result<Ticket>| result.unwrap_err().to_string();
+    let graph = bench
+        .a
+        .capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL, |stream| {
+            // Receives in flight: their completions would be taken for those of the graph.
+            let said = refusal(b.stream_wait_cq(stream, QueueKind::Recv));
+            assert!(
+                said.contains("1 work requests are prepared or in flight"),
+                "{said}"
+            );
+            let said = refusal(a.stream_wait_cq(stream, QueueKind::Send));
+            assert!(said.contains("nothing to wait for"), "{said}");
+            let bytes = [0; 60];
+            let remote = to.remote().slice(0, 60).unwrap();
+            let said = refusal(a.stream_queue_send(stream, &Work::write_inline(&bytes, remote)));
+            assert!(said.contains("60 inline bytes"), "{said}");
+            let slices: Vec<_> = (0..4).map(|at| from.slice(at * 8, 8).unwrap()).collect();
+            let said = refusal(a.stream_queue_send(stream, &Work::send(&slices)));
+            assert!(said.contains("4 slices"), "{said}");
+            let slices: Vec<_> = (0..5).map(|at| from.slice(at * 8, 8).unwrap()).collect();
+            let said = refusal(a.stream_queue_recv(stream, 0, &slices));
+            assert!(said.contains("at most 4 slices"), "{said}");
+            // Bad input has its own error.
+            let error = a
+                .stream_queue_send(
+                    stream,
+                    &Work::write(&slices, to.remote().slice(0, 8).unwrap()),
+                )
+                .unwrap_err();
+            assert!(matches!(error, Error::OutOfBounds { .. }), "{error}");
+            for refused in [
+                stream.record(&doorbell::Event::new()),
+                stream.launch_host(|| unreachable!()),
+                stream.query().map(drop),
+            ] {
+                let error = refused.unwrap_err();
+                assert!(
+                    matches!(&error, Error::State { kind, .. } if *kind == StateKind::Captured),
+                    "{error}"
+                );
+            }
+            let one = [from.slice(0, 8).unwrap()];
+            a.stream_queue_send(stream, &Work::send(&one)).unwrap();
+        });
+    from.fill(0, 8, 9).unwrap();
+    bench.a.launch(&graph);
+    bench.a.wait();
+    received.wait(SOON).unwrap();
+    assert!(to.is_filled_with(0, 8, 9).unwrap());
+}
+
+/// The builder would not know of the node, and its ticket would be that of an operation that is executed once.
+#[test]
+fn what_kernels_wait_for_is_refused_in_a_builders_capture() {
+    let _alone = alone();
+    let Some(bench) = Bench::new("what_kernels_wait_for", &config()) else {
+        return;
+    };
+    let words = bench.pair.region(4096);
+    let stream = &bench.a.stream;
+    let builder = doorbell::GraphBuilder::capture(stream).unwrap();
+    let equal = Condition64::Equal(0);
+    let refused = stream_wait_value64(stream, &words, 0, equal, SOON).unwrap_err();
+    assert!(
+        matches!(&refused, Error::State { kind, .. } if *kind == StateKind::Captured),
+        "{refused}"
+    );
+    drop(builder.instantiate().unwrap());
+    stream_wait_value64(stream, &words, 0, equal, SOON).unwrap();
+    stream.synchronize(SOON).unwrap();
+}
+
+#[test]
+fn a_wait_that_is_refused_leaves_the_send_to_the_next() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("a_wait_that_is_refused", &config()) else {
+        return;
+    };
+    let words = bench.pair.region(4096);
+    words.fill(0, 4096, 0).unwrap();
+    let _both = exchange(&mut bench, Mode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    let slices = [from.slice(0, 8).unwrap()];
+    let work = Work::write(&slices, to.remote().slice(0, 8).unwrap());
+    let (stream, a) = (&bench.a.stream, &mut bench.pair.a);
+    a.stream_queue_send(stream, &work).unwrap();
+    let short = Some(Duration::from_millis(20));
+    stream_wait_value64(stream, &words, 0, Condition64::GreaterOrEqual(1), short).unwrap();
+    stream.synchronize(SOON).unwrap_err();
+    a.stream_wait_cq(stream, QueueKind::Send).unwrap_err();
+    stream.take_fault().unwrap();
+    let waited = a.stream_wait_cq(stream, QueueKind::Send).unwrap();
+    stream.synchronize(SOON).unwrap();
+    assert_eq!(waited.status(), Status::Complete);
+}
