@@ -9,7 +9,7 @@ use crate::device::core::DeviceCore;
 use crate::device::engine::{Engine, EngineCore};
 use crate::device::fabric::{Fabric, gid_of};
 use crate::device::faults::{FAULT, Faults};
-use crate::device::inbox::{InboxAddress, PortAddress};
+use crate::device::inbox::{InboxAddress, WireAddress};
 use crate::device::keys::Access;
 use crate::device::options::{DeviceOptions, Function, LinkLayer, WireKind};
 use crate::device::pace::EnginePace;
@@ -24,7 +24,7 @@ use crate::{Error, Result, StateKind};
 
 /// Where a device can be reached by other devices. Opaque; [`PortId::BYTES`] long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PortId(pub(crate) PortAddress);
+pub struct PortId(pub(crate) WireAddress);
 
 /// Stands where a port of this host has the number of the host's boot.
 const BY_UDP: u64 = u64::from_le_bytes(*b"roce-udp");
@@ -37,11 +37,11 @@ impl PortId {
     pub fn to_bytes(&self) -> [u8; PortId::BYTES] {
         let mut bytes = [0; PortId::BYTES];
         match &self.0 {
-            PortAddress::Host(gid) => {
+            WireAddress::Host(gid) => {
                 bytes[..8].copy_from_slice(&BY_UDP.to_le_bytes());
                 bytes[8..].copy_from_slice(gid);
             }
-            PortAddress::Inbox(inbox) => {
+            WireAddress::Inbox(inbox) => {
                 bytes[..8].copy_from_slice(&inbox.host.to_le_bytes());
                 bytes[8..12].copy_from_slice(&inbox.pid.to_le_bytes());
                 bytes[12..16].copy_from_slice(&inbox.fd.to_le_bytes());
@@ -65,9 +65,9 @@ impl PortId {
         };
         if long(0) == BY_UDP {
             let gid = bytes.last_chunk().copied().unwrap_or_default();
-            return PortId(PortAddress::Host(gid));
+            return PortId(WireAddress::Host(gid));
         }
-        PortId(PortAddress::Inbox(InboxAddress {
+        PortId(WireAddress::Inbox(InboxAddress {
             host: long(0),
             pid: word(8),
             fd: word(12),
@@ -361,8 +361,8 @@ impl Device {
     pub fn port(&self) -> PortId {
         let core = self.lock();
         PortId(match core.parts.host_gid {
-            Some(gid) => PortAddress::Host(gid),
-            None => PortAddress::Inbox(core.inbox().address()),
+            Some(gid) => WireAddress::Host(gid),
+            None => WireAddress::Inbox(core.inbox().address()),
         })
     }
 

@@ -18,7 +18,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 
-pub(crate) use self::inbound::{Arrival, Arrivals};
+pub(crate) use self::inbound::{Arrivals, UdpArrival};
 pub(crate) use self::interface::UdpInterface;
 pub(crate) use self::outbound::Departures;
 use self::socket::{bind, duplicate};
