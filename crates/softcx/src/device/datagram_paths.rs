@@ -1,7 +1,7 @@
 //! Where the datagrams of a device without a fabric go. Ports have no LIDs there, so the device gives each one that it is asked about a number,
 //! which stands in the place of the LID.
 
-use super::inbox::PortAddress;
+use super::inbox::WireAddress;
 use super::wire::Destination;
 
 /// The numbered ports. A number is used again when nobody has it.
@@ -10,7 +10,7 @@ pub(crate) struct DatagramPaths(Vec<Option<NumberedPort>>);
 
 #[derive(Debug)]
 struct NumberedPort {
-    port: PortAddress,
+    port: WireAddress,
     to: Destination,
     users: usize,
 }
@@ -23,7 +23,7 @@ impl DatagramPaths {
     }
 
     /// The number that a port has already, for a further user.
-    pub(crate) fn enter_known(&mut self, port: &PortAddress) -> Option<u16> {
+    pub(crate) fn enter_known(&mut self, port: &WireAddress) -> Option<u16> {
         let has_it = |path: &Option<NumberedPort>| path.as_ref().is_some_and(|it| it.port == *port);
         let number = self.0.iter().position(has_it)?;
         self.0.get_mut(number)?.as_mut()?.users += 1;
@@ -31,7 +31,7 @@ impl DatagramPaths {
     }
 
     /// A number for a port that has none. `None` if there is no number left.
-    pub(crate) fn enter_new(&mut self, port: PortAddress, to: Destination) -> Option<u16> {
+    pub(crate) fn enter_new(&mut self, port: WireAddress, to: Destination) -> Option<u16> {
         let free = self.0.iter().position(Option::is_none);
         let at = free.unwrap_or(self.0.len());
         let number = u16::try_from(at).ok()?;
@@ -60,8 +60,8 @@ impl DatagramPaths {
 mod tests {
     use super::*;
 
-    fn port(number: u8) -> PortAddress {
-        PortAddress::Host([number; 16])
+    fn port(number: u8) -> WireAddress {
+        WireAddress::Host([number; 16])
     }
 
     #[test]

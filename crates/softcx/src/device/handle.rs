@@ -9,11 +9,12 @@ use crate::device::core::DeviceCore;
 use crate::device::engine::{Engine, EngineCore};
 use crate::device::fabric::{Fabric, gid_of};
 use crate::device::faults::{FAULT, Faults};
-use crate::device::inbox::{InboxAddress, PortAddress};
+use crate::device::inbox::WireAddress;
 use crate::device::keys::Access;
 use crate::device::management::{MadBytes, MadQueue};
 use crate::device::options::{DeviceOptions, Function, LinkLayer, WireKind};
 use crate::device::pace::EnginePace;
+use crate::device::port_id::PortId;
 use crate::device::qp::{Counters, QpStatus};
 use crate::device::udp::UdpInterface;
 use crate::device::udp::watcher::UdpWatcher;
@@ -22,60 +23,6 @@ use crate::device::{
     space::{Space, SpaceAddress},
 };
 use crate::{Error, Result, StateKind};
-
-/// Where a device can be reached by other devices. Opaque; [`PortId::BYTES`] long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PortId(pub(crate) PortAddress);
-
-/// Stands where a port of this host has the number of the host's boot.
-const BY_UDP: u64 = u64::from_le_bytes(*b"roce-udp");
-
-impl PortId {
-    /// Length of [`PortId::to_bytes`].
-    pub const BYTES: usize = 24;
-
-    /// The bytes to give to a peer, little-endian.
-    pub fn to_bytes(&self) -> [u8; PortId::BYTES] {
-        let mut bytes = [0; PortId::BYTES];
-        match &self.0 {
-            PortAddress::Host(gid) => {
-                bytes[..8].copy_from_slice(&BY_UDP.to_le_bytes());
-                bytes[8..].copy_from_slice(gid);
-            }
-            PortAddress::Inbox(inbox) => {
-                bytes[..8].copy_from_slice(&inbox.host.to_le_bytes());
-                bytes[8..12].copy_from_slice(&inbox.pid.to_le_bytes());
-                bytes[12..16].copy_from_slice(&inbox.fd.to_le_bytes());
-                bytes[16..].copy_from_slice(&inbox.port.to_le_bytes());
-            }
-        }
-        bytes
-    }
-
-    /// Reads what [`PortId::to_bytes`] wrote. Any bytes are accepted. Connecting fails if no such port exists.
-    pub fn from_bytes(bytes: &[u8; PortId::BYTES]) -> PortId {
-        let long = |at: usize| {
-            bytes[at..]
-                .first_chunk()
-                .map_or(0, |b| u64::from_le_bytes(*b))
-        };
-        let word = |at: usize| {
-            bytes[at..]
-                .first_chunk()
-                .map_or(0, |b| u32::from_le_bytes(*b))
-        };
-        if long(0) == BY_UDP {
-            let gid = bytes.last_chunk().copied().unwrap_or_default();
-            return PortId(PortAddress::Host(gid));
-        }
-        PortId(PortAddress::Inbox(InboxAddress {
-            host: long(0),
-            pid: word(8),
-            fd: word(12),
-            port: long(16),
-        }))
-    }
-}
 
 #[cold]
 fn table_is_full() -> Error {
@@ -373,8 +320,8 @@ impl Device {
     pub fn port(&self) -> PortId {
         let core = self.lock();
         PortId(match core.parts.host_gid {
-            Some(gid) => PortAddress::Host(gid),
-            None => PortAddress::Inbox(core.inbox().address()),
+            Some(gid) => WireAddress::Host(gid),
+            None => WireAddress::Inbox(core.inbox().address()),
         })
     }
 

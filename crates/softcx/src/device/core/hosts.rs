@@ -13,7 +13,7 @@ use crate::device::packet::{Header, MAX_PAYLOAD_BYTES, Packet, PacketKind, Servi
 use crate::device::roce::{
     MAX_HEADER_BYTES, RoceFrame, UdpFlow, notice_bytes, read_frame, seal_frame, write_headers,
 };
-use crate::device::udp::{Arrival, UdpWire};
+use crate::device::udp::{UdpArrival, UdpWire};
 use doorbell_wire::mlx5::Datagram;
 
 /// System calls for what has arrived, before others have their turn.
@@ -49,7 +49,7 @@ impl DeviceCore {
         worked
     }
 
-    fn take_datagram(&mut self, now_ns: u64, own: [u8; 16], arrival: &Arrival<'_>) {
+    fn take_datagram(&mut self, now_ns: u64, own: [u8; 16], arrival: &UdpArrival<'_>) {
         let flow = UdpFlow {
             from: arrival.from,
             to: own,

@@ -8,7 +8,7 @@ use crate::device::client::AddressVector;
 use crate::device::copies::Copies;
 use crate::device::fabric::{NODES, node_of};
 use crate::device::gather::GatherSource;
-use crate::device::inbox::{Arrival, LaneWriter, PortAddress};
+use crate::device::inbox::{Arrival, LaneWriter, WireAddress};
 use crate::device::keys::Keys;
 use crate::device::options::LinkLayer;
 use crate::device::packet::{MAX_PAYLOAD_BYTES, Packet, PacketKind, PacketPayload};
@@ -25,10 +25,10 @@ const GIVE_BACK: u64 = 32;
 const GROUP: usize = 16;
 
 impl DeviceCore {
-    pub(super) fn destination(&mut self, port: &PortAddress) -> Result<Destination> {
+    pub(super) fn destination(&mut self, port: &WireAddress) -> Result<Destination> {
         let port = match (port, self.parts.host_gid) {
-            (PortAddress::Inbox(port), None) => port,
-            (PortAddress::Host(gid), Some(_)) => return Ok(self.parts.route_to_host(gid)),
+            (WireAddress::Inbox(port), None) => port,
+            (WireAddress::Host(gid), Some(_)) => return Ok(self.parts.route_to_host(gid)),
             _ => {
                 return Err(Error::state(
                     StateKind::Unsupported,
@@ -44,7 +44,7 @@ impl DeviceCore {
     }
 
     /// The number of a port for datagrams, until as many calls of [`DeviceCore::close_datagram_path`] were made.
-    pub(crate) fn open_datagram_path(&mut self, port: &PortAddress) -> Result<u16> {
+    pub(crate) fn open_datagram_path(&mut self, port: &WireAddress) -> Result<u16> {
         if let Some(number) = self.parts.datagram_paths.enter_known(port) {
             return Ok(number);
         }

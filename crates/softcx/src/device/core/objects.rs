@@ -3,7 +3,7 @@
 use super::DeviceCore;
 use super::doorbells::ring;
 use crate::device::cq::Cq;
-use crate::device::inbox::PortAddress;
+use crate::device::inbox::WireAddress;
 use crate::device::qp::{Attributes, Qp, QpSetup, RemoteEnd, State};
 use crate::{Error, Result, StateKind};
 
@@ -127,7 +127,7 @@ impl DeviceCore {
     pub(crate) fn ready_to_receive(
         &mut self,
         slot: usize,
-        port: &PortAddress,
+        port: &WireAddress,
         qpn: u32,
         own: (u32, u32),
         remote: (u32, u32),

@@ -110,7 +110,7 @@ pub(crate) struct InboxAddress {
 
 /// How another device is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PortAddress {
+pub(crate) enum WireAddress {
     /// By its inbox, on this host.
     Inbox(InboxAddress),
     /// By UDP, at the address of this GID.

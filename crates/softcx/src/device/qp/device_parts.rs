@@ -77,6 +77,16 @@ impl DeviceParts {
         }
     }
 
+    /// Whether packets lie there that a living process of this host has not read: nothing is lost, its device has not had its turn.
+    #[cold]
+    pub(crate) fn is_behind(&mut self, to: Destination) -> bool {
+        let now_ns = self.now_ns;
+        match (to, &mut self.udp) {
+            (Destination::Host(gid), Some(udp)) => udp.backlog.is_unread(&gid, now_ns),
+            _ => self.links.is_behind(to, now_ns),
+        }
+    }
+
     pub(super) fn complete(&mut self, cq: usize, cqe: &Cqe) -> bool {
         let lost = self.wire.fault_code(Counted::Completion).is_some();
         let queue = self.cqs.get_mut(cq).and_then(Option::as_mut);

@@ -227,7 +227,7 @@ impl Qp {
             .requester
             .unread_peer_until_ns
             .insert(until.unwrap_or(now_ns + UNREAD_PEER_WAIT_NS));
-        now_ns < until && context.links.is_behind(remote.to, now_ns)
+        now_ns < until && context.is_behind(remote.to)
     }
 
     /// A response to a read or an atomic.

@@ -104,9 +104,9 @@ impl RoceFrame {
 }
 
 /// Takes fields off the front of headers whose length was looked at.
-struct Fields<'a>(&'a [u8]);
+struct HeaderFields<'a>(&'a [u8]);
 
-impl Fields<'_> {
+impl HeaderFields<'_> {
     fn take<const N: usize>(&mut self) -> [u8; N] {
         let Some((field, rest)) = self.0.split_first_chunk() else {
             return [0; N];
@@ -129,7 +129,7 @@ fn read_extensions(
     meaning: OpcodeMeaning,
     bytes: &[u8],
 ) -> Result<(), BadFrame> {
-    let mut fields = Fields(bytes);
+    let mut fields = HeaderFields(bytes);
     if meaning.has_datagram_header() {
         header.qkey = fields.word();
         header.source_qpn = fields.word() & 0xff_ffff;

@@ -2,12 +2,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 
+use crate::device::client::Transport;
 use crate::device::packet::{Header, PacketKind, flag, psn_add};
 use crate::device::roce::{
     MAX_FRAME_BYTES, ROCE_PORT, UdpFlow, gid_of_address, notice_bytes, seal_frame, write_headers,
 };
+use crate::device::tests::driver::{Driver, Process};
 use crate::device::tests::harness::{End, Shape, World, pattern};
-use crate::device::{Device, Faults, WireKind};
+use crate::device::{Device, DeviceOptions, Faults, LinkLayer, WireKind};
 use crate::{Error, StateKind};
 use doorbell_wire::mlx5::SendRequest;
 
@@ -124,6 +126,32 @@ fn congestion_is_told_to_the_sender_which_slows_down() {
     is_written(&mut a, &b, 2);
     assert!(world.devices[0].counters().congestion_notices > 0);
     assert_eq!(world.devices[1].counters().congestion_notices, 0);
+}
+
+#[test]
+fn multicast_is_refused() {
+    let wire = WireKind::Udp(None);
+    let options = DeviceOptions {
+        fabric: format!("multicast-{}", std::process::id()),
+        link: LinkLayer::Ethernet,
+        wire,
+        ..DeviceOptions::default()
+    };
+    let device = Device::on_fabric_without_engine(&options).unwrap();
+    assert!(device.gid().starts_with(&[0; 10]));
+    let mut driver = Driver::new(&device, Process::local(1 << 20));
+    let cq = driver.cq(16, 64);
+    let qp = driver.qp(Transport::Ud, [&cq, &cq]);
+    let mut gid = [0; 16];
+    gid[0] = 0xff;
+    let refused = driver.client.attach_multicast(qp.qpn, gid, 0);
+    assert_eq!(refused, Err(libc::EOPNOTSUPP));
+    let no_ethernet = DeviceOptions {
+        link: LinkLayer::InfiniBand,
+        ..options
+    };
+    let refused = Device::on_fabric_without_engine(&no_ethernet);
+    assert!(matches!(refused, Err(Error::State { .. })), "{refused:?}");
 }
 
 /// Bits that are the same in each run.

@@ -16,7 +16,7 @@ const CONTROL_BYTES: usize = 64;
 
 /// A datagram.
 #[derive(Debug)]
-pub(crate) struct Arrival<'a> {
+pub(crate) struct UdpArrival<'a> {
     /// The address that it comes from, as a GID.
     pub(crate) from: [u8; 16],
     pub(crate) source_port: u16,
@@ -42,7 +42,7 @@ pub(crate) struct Arrivals {
 
 #[repr(align(8))]
 #[derive(Clone, Copy)]
-struct Control(#[expect(dead_code, reason = "the kernel fills it")] [u8; CONTROL_BYTES]);
+struct ControlBuffer(#[expect(dead_code, reason = "the kernel fills it")] [u8; CONTROL_BYTES]);
 
 impl Arrivals {
     pub(super) fn new() -> Arrivals {
@@ -54,7 +54,7 @@ impl Arrivals {
 
     pub(super) fn receive(&mut self, socket: &OwnedFd) -> (usize, bool) {
         let mut names = [SocketAddress::zero(); BATCH];
-        let mut controls = [Control([0; CONTROL_BYTES]); BATCH];
+        let mut controls = [ControlBuffer([0; CONTROL_BYTES]); BATCH];
         let mut buffers = [libc::iovec {
             iov_base: std::ptr::null_mut(),
             iov_len: STRIDE,
@@ -98,10 +98,10 @@ impl Arrivals {
     }
 
     /// A datagram of the last call; `None` if it was longer than any frame.
-    pub(crate) fn get(&self, at: usize) -> Option<Arrival<'_>> {
+    pub(crate) fn get(&self, at: usize) -> Option<UdpArrival<'_>> {
         let note = self.notes.get(at)?;
         let (from, source_port) = note.from?;
-        Some(Arrival {
+        Some(UdpArrival {
             from,
             source_port,
             traffic_class: note.traffic_class,

@@ -5,9 +5,11 @@
 //! | `mod.rs` | the sockets of a device: one for what arrives, some for what leaves |
 //! | `socket.rs` | system calls on sockets |
 //! | `inbound.rs`, `outbound.rs` | datagrams that have arrived and that are to leave, many with one system call |
+//! | `backlog.rs` | what a device of this host has not read |
 //! | `interface.rs` | the network interface of the address |
 //! | `watcher.rs` | the thread that waits for datagrams |
 
+mod backlog;
 mod inbound;
 mod interface;
 mod outbound;
@@ -18,7 +20,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 
-pub(crate) use self::inbound::{Arrival, Arrivals};
+use self::backlog::PeerBacklog;
+pub(crate) use self::inbound::{Arrivals, UdpArrival};
 pub(crate) use self::interface::UdpInterface;
 pub(crate) use self::outbound::Departures;
 use self::socket::{bind, duplicate};
@@ -41,6 +44,7 @@ pub(crate) struct UdpWire {
     pub(crate) interface: UdpInterface,
     pub(crate) arrivals: Arrivals,
     pub(crate) departures: Departures,
+    pub(crate) backlog: PeerBacklog,
 }
 
 /// The loopback addresses of a device with this number, the one of its number first.
@@ -66,6 +70,7 @@ impl UdpWire {
             interface: UdpInterface::of(address),
             arrivals: Arrivals::new(),
             departures: Departures::new(flows.collect::<Result<_>>()?),
+            backlog: PeerBacklog::default(),
         })
     }
 
