@@ -9,7 +9,7 @@ use crate::device::core::DeviceCore;
 use crate::device::inbox::EngineWake;
 #[cfg(test)]
 use crate::device::pace::REPORTED_SLEEP;
-use crate::device::pace::{EnginePace, Rest};
+use crate::device::pace::{DRIVEN_FOR, EnginePace, Rest};
 use crate::{Error, Result};
 use doorbell_wire::memory::NumberSet;
 
@@ -130,6 +130,7 @@ impl EngineCore {
     fn run(&self) {
         let mut pace = self.pace.begun();
         let mut seen = 0;
+        let mut driven_at: Option<Instant> = None;
         let mut idle_since: Option<Instant> = None;
         let mut nap = NAP;
         let mut napped = false;
@@ -140,6 +141,7 @@ impl EngineCore {
             let driven = self.driven.load(Ordering::Relaxed);
             if driven != seen {
                 (seen, idle_since, napped) = (driven, None, true);
+                driven_at = Some(Instant::now());
                 if !self.nap(&pace, nap) {
                     if !pace.expects_unreported() {
                         nap = (nap * 2).min(LONGEST_NAP);
@@ -164,7 +166,8 @@ impl EngineCore {
                 continue;
             }
             let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
-            let mut rest = pace.rest(idle, driven != 0, core.pages_that_may_be_rung());
+            let is_driven = driven_at.is_some_and(|at| at.elapsed() < DRIVEN_FOR);
+            let mut rest = pace.rest(idle, is_driven, core.pages_that_may_be_rung());
             if rest != Rest::Spin {
                 let now_ns = self.now_ns();
                 let due = core.next_due_ns(now_ns);

@@ -36,6 +36,8 @@ const SHORTEST: Duration = Duration::from_micros(2);
 /// The same where a client's polls do the device's work: they take doorbells, too, and packets wake the engine. What is left is a program that
 /// posts and then reads only its own memory; and it needs the core.
 const SHORTEST_DRIVEN: Duration = Duration::from_micros(50);
+/// For how long a client counts as one whose polls do that. Its other queues may be ones that it polls and rings itself.
+pub(super) const DRIVEN_FOR: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_micros(500);
 /// Added for each page that has to be read after the sleep: some fifty times what the read takes.
 const LONGER_A_PAGE: Duration = Duration::from_micros(1);
@@ -146,7 +148,7 @@ impl EnginePace {
         matches!(self, EnginePace::Reported { last_unreported: Some(at) } if at.elapsed() < UNREPORTED_FOR)
     }
 
-    /// `idle`: how long there has been nothing to do; `driven`: whether a client's polls do the device's work at times;
+    /// `idle`: how long there has been nothing to do; `driven`: whether a client's polls did the device's work within [`DRIVEN_FOR`];
     /// `pages`: how many a client could ring.
     pub(super) fn rest(&self, idle: Duration, driven: bool, pages: usize) -> Rest {
         match self {
@@ -175,8 +177,9 @@ impl PolledPace {
             start.elapsed()
         };
         let least = (0..NAPS).map(nap).min().unwrap_or_default();
-        // Somewhat more than the half of it that comes before the sleep.
-        let shortest = (least * 3 / 5).clamp(SHORTEST, SHORTEST_DRIVEN);
+        // Longer than that, so that the thread is off its core when the timer is due. With the half of it, which comes before the sleep, a client
+        // that writes its own work requests got no further in one of four messages until the sleeps had grown.
+        let shortest = (least * 6 / 5).clamp(SHORTEST, SHORTEST_DRIVEN);
         PolledPace { shortest, ..self }
     }
 
