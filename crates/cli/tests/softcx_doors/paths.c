@@ -161,11 +161,11 @@ int main(void)
 {
 	static const char *const paths[] = {
 		"/dev/infiniband/uverbs0", "/dev/./infiniband/../infiniband//uverbs0", "dev/infiniband/uverbs0", "/dev/infiniband",
-		"/dev/infiniband/", "/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0/x", "/sys/class/infiniband", "sys/class/infiniband",
+		"/dev/infiniband/", "/dev/infiniband/rdma_cm", "/dev/infiniband/umad0", "/dev/infiniband/uverbs0/x", "/sys/class/infiniband", "sys/class/infiniband",
 		"/sys/class/infiniband/mlx5_0", "/sys/class/infiniband/mlx5_0/node_type", "/sys/class/infiniband/mlx5_0/device",
 		"/sys/class/infiniband/mlx5_0/device/../node_guid", "/sys/class/infiniband/mlx5_0/ports/1/gids/0",
 		"/sys/class/infiniband/mlx5_1", "/sys/class/infiniband_verbs", "/sys/class/infiniband_verbs/uverbs0/ibdev",
-		"/sys/class/infiniband_mad", "/sys/class/infiniband/mlx5_0/node_type/x", "/nowhere/infiniband", "/proc/version", "",
+		"/sys/class/misc/rdma_cm", "/sys/class/misc/rdma_cm/abi_version", "/sys/class/infiniband_mad", "/sys/class/infiniband/mlx5_0/node_type/x", "/nowhere/infiniband", "/proc/version", "",
 	};
 	if (chdir("/")) return 1;
 	for (unsigned i = 0; i < sizeof paths / sizeof *paths; i++) ask(paths[i]);

@@ -73,6 +73,8 @@ pub(super) struct Exchange {
     /// The last message, which may have to be repeated.
     pub(super) sent: Option<Box<MadBytes>>,
     pub(super) repetitions: u8,
+    /// How often the peer has asked for time.
+    pub(super) delays: u8,
     pub(super) due: Option<Instant>,
     pub(super) local_qpn: u32,
     pub(super) remote_qpn: u32,
@@ -147,6 +149,7 @@ impl ConnectionId {
                 transaction: 0,
                 sent: None,
                 repetitions: 0,
+                delays: 0,
                 due: None,
                 local_qpn: 0,
                 remote_qpn: 0,
