@@ -419,6 +419,6 @@ impl<'a> Command<'a> {
         if is_early || !id.has_device {
             return Err(libc::EINVAL);
         }
-        Err(libc::ENOSYS)
+        Err(libc::EOPNOTSUPP)
     }
 }
