@@ -385,7 +385,8 @@ impl CmTable {
             | Exchange::ReplyReceivedThere
             | Exchange::Established
             | Exchange::DisconnectSent => {}
-            Exchange::TimeWait => return answer(self),
+            // Over on this side, and the answer was lost.
+            Exchange::TimeWait | Exchange::Idle => return answer(self),
             _ => return,
         }
         self.set_timer(handle, None);
