@@ -161,7 +161,7 @@ int main(void)
 {
 	static const char *const paths[] = {
 		"/dev/infiniband/uverbs0", "/dev/./infiniband/../infiniband//uverbs0", "dev/infiniband/uverbs0", "/dev/infiniband",
-		"/dev/infiniband/", "/dev/infiniband/rdma_cm", "/dev/infiniband/umad0", "/dev/infiniband/uverbs0/x", "/sys/class/infiniband", "sys/class/infiniband",
+		"/dev/infiniband/", "/dev/infiniband/umad0", "/dev/infiniband/uverbs0/x", "/sys/class/infiniband", "sys/class/infiniband",
 		"/sys/class/infiniband/mlx5_0", "/sys/class/infiniband/mlx5_0/node_type", "/sys/class/infiniband/mlx5_0/device",
 		"/sys/class/infiniband/mlx5_0/device/../node_guid", "/sys/class/infiniband/mlx5_0/ports/1/gids/0",
 		"/sys/class/infiniband/mlx5_1", "/sys/class/infiniband_verbs", "/sys/class/infiniband_verbs/uverbs0/ibdev",

@@ -58,7 +58,7 @@ pub(super) enum ExchangeState {
 
 /// The exchange with the peer.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(super) struct CmExchange {
     pub(super) state: ExchangeState,
     /// It was begun once (`id_priv->cm_id.ib`).
     pub(super) exists: bool,
@@ -115,7 +115,7 @@ pub(super) struct ConnectionId {
     pub(super) events_read: u32,
     /// The request that it sends, for any of the devices that its address may stand for.
     pub(super) request: Option<CmMessage>,
-    pub(super) exchange: Exchange,
+    pub(super) exchange: CmExchange,
 }
 
 impl ConnectionId {
@@ -138,7 +138,7 @@ impl ConnectionId {
             backlog: 0,
             events_read: 0,
             request: None,
-            exchange: Exchange {
+            exchange: CmExchange {
                 state: ExchangeState::Idle,
                 exists: false,
                 node: 0,
