@@ -422,9 +422,10 @@ fn both_doors_answer_path_calls_alike() {
         format!("getxattr {node}: EOPNOTSUPP"),
         "llistxattr /sys/class/infiniband/mlx5_1: ENOENT".into(),
         format!("lstat {node}: ok mode 20666 links 1 rdev 231:192"),
-        "opendir /dev/infiniband: ok . .. uverbs0".into(),
+        "opendir /dev/infiniband: ok . .. rdma_cm uverbs0".into(),
         "stat dev/infiniband/uverbs0: ok mode 20666 links 1 rdev 231:192".into(),
-        "access(F) /dev/infiniband/rdma_cm: ENOENT".into(),
+        "access(F) /dev/infiniband/umad0: ENOENT".into(),
+        "fopen(r) /sys/class/misc/rdma_cm/abi_version: ok 4".into(),
         "opendir sys/class/infiniband: ok . .. mlx5_0".into(),
         "scandir /sys/class/infiniband: ok 3".into(),
         format!("access(W) {folder}/node_type: EACCES"),
@@ -521,7 +522,7 @@ fn a_folder_of_another_user_in_shared_memory_is_refused_by_name() {
 fn shell_scripts_see_the_device_through_both_doors() {
     for door in doors() {
         for (script, expected) in [
-            ("ls /dev/infiniband", "uverbs0\n"),
+            ("ls /dev/infiniband", "rdma_cm\nuverbs0\n"),
             ("ls -l /dev/infiniband/uverbs0 | cut -c 1", "c\n"),
             (
                 "ls /sys/class/infiniband /sys/class/infiniband_verbs | sort",

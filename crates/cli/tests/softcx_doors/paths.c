@@ -161,10 +161,11 @@ int main(void)
 {
 	static const char *const paths[] = {
 		"/dev/infiniband/uverbs0", "/dev/./infiniband/../infiniband//uverbs0", "dev/infiniband/uverbs0", "/dev/infiniband",
-		"/dev/infiniband/", "/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0/x", "/sys/class/infiniband", "sys/class/infiniband",
+		"/dev/infiniband/", "/dev/infiniband/umad0", "/dev/infiniband/uverbs0/x", "/sys/class/infiniband", "sys/class/infiniband",
 		"/sys/class/infiniband/mlx5_0", "/sys/class/infiniband/mlx5_0/node_type", "/sys/class/infiniband/mlx5_0/device",
 		"/sys/class/infiniband/mlx5_0/device/../node_guid", "/sys/class/infiniband/mlx5_0/ports/1/gids/0",
 		"/sys/class/infiniband/mlx5_1", "/sys/class/infiniband_verbs", "/sys/class/infiniband_verbs/uverbs0/ibdev",
+		"/sys/class/misc/rdma_cm", "/sys/class/misc/rdma_cm/abi_version",
 		"/sys/class/infiniband_mad", "/sys/class/infiniband/mlx5_0/node_type/x", "/nowhere/infiniband",
 		"/sys/class/infiniband/mlx5_0/device/../../pci5c0f:00/5c0f:00:00.0/irq", "/sys/bus/pci/devices",
 		"/sys/bus/pci/devices/5c0f:00:00.0", "/sys/bus/pci/devices/5c0f:00:00.0/vendor", "/proc/version", "",

@@ -144,7 +144,13 @@ macro_rules! streams {
                 let real: OpenStream = next!($symbol, OpenStream, std::ptr::null_mut());
                 let flags = || flags_of(CStr::from_ptr(mode).to_bytes());
                 match &lead(libc::AT_FDCWD, path) {
-                    PathClass::Node(node) => stream_of(open_node(*node, flags()), mode),
+                    PathClass::Node(DeviceNode::Verbs) => {
+                        stream_of(open_node(DeviceNode::Verbs, flags()), mode)
+                    }
+                    // The end of a pipe, which can only be read.
+                    PathClass::Node(node) => {
+                        stream_of(open_node(*node, flags()), c"r".as_ptr())
+                    }
                     PathClass::File(file) => match Local::flags_for_file(as_path(file), flags()) {
                         Ok(_) => real(file.as_ptr(), mode),
                         Err(errno) => {

@@ -189,12 +189,12 @@ impl Local {
     /// Those of the kernel.
     pub fn open_connections(&self, flags: i32) -> io::Result<OwnedFd> {
         let opened = self.connections.open()?;
-        let fd = opened.descriptor.as_raw_fd();
-        // SAFETY: an open descriptor, and a flag of its description.
-        if flags & libc::O_NONBLOCK != 0
-            && unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) } < 0
-        {
-            return Err(io::Error::last_os_error());
+        if flags & libc::O_NONBLOCK != 0 {
+            let fd = opened.descriptor.as_raw_fd();
+            // SAFETY: an open descriptor, and a flag of its description.
+            if unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
+                return Err(io::Error::last_os_error());
+            }
         }
         self.descriptor_watch
             .watch(opened.descriptor.as_fd(), opened.file, opened.inode)?;

@@ -24,7 +24,7 @@ layouts! {
         packet_life_time_selector: u8, packet_life_time: u8, preference: u8,
     }
     CmQueryRouteResp = "struct rdma_ucm_query_route_resp" {
-        node_guid: u64, ib_route: [u8; 136], src_addr: [u8; 28], dst_addr: [u8; 28], num_paths: u32, port_num: u8,
+        node_guid: u64, ib_route: [u8; 128], src_addr: [u8; 28], dst_addr: [u8; 28], num_paths: u32, port_num: u8,
         reserved: [u8; 3], ibdev_index: u32, reserved1: u32,
     }
     CmQueryAddrResp = "struct rdma_ucm_query_addr_resp" {

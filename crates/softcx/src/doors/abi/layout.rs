@@ -113,7 +113,7 @@ macro_rules! layouts {
                 $c,
                 size_of::<$name>(),
                 vec![$((
-                    stringify!($field),
+                    stringify!($field).trim_start_matches("r#"),
                     std::mem::offset_of!($name, $field),
                     $crate::doors::abi::layout::size_of_field(|it: &$name| it.$field),
                 )),*],

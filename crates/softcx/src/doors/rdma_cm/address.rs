@@ -149,6 +149,14 @@ impl SocketAddress {
         }
     }
 
+    /// Whether it is zero (`cma_zero_addr`).
+    pub(super) fn is_zero(&self) -> bool {
+        match self.ip() {
+            Some(ip) => ip.is_unspecified(),
+            None => self.gid() == [0; 16],
+        }
+    }
+
     /// Whether it names no host in particular: zero or a loopback address (`cma_any_addr`).
     pub(super) fn is_any(&self) -> bool {
         match self.ip() {

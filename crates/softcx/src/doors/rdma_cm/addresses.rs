@@ -46,8 +46,7 @@ impl CmTable {
         if id.state != IdState::Idle || address.lacks_scope() {
             return Err(libc::EINVAL);
         }
-        let has_device = !address.is_any();
-        if has_device {
+        if !address.is_any() {
             match address.target(self.port.link) {
                 AddressTarget::Host => {}
                 AddressTarget::Node(node) if node == self.node => {}
@@ -62,7 +61,8 @@ impl CmTable {
         let id = self.id_mut(file, handle)?;
         id.source = source;
         id.bound = Some(bound);
-        id.has_device = has_device;
+        // For the kernel, a loopback address is of no device. Here there is only one that it can be of.
+        id.has_device = !address.is_zero();
         id.state = IdState::AddressBound;
         Ok(())
     }

@@ -204,7 +204,7 @@ impl CmTable {
 
     /// A path record of the subnet administration (IBTA 15.2.5.16).
     fn path_record(&self, id: &ConnectionId) -> [u8; 64] {
-        let path = self.user_path(id);
+        let route = self.user_path(id);
         let mut record = [0; 64];
         let mut put = |at: usize, bytes: &[u8]| {
             for (to, from) in record.iter_mut().skip(at).zip(bytes) {
@@ -212,13 +212,13 @@ impl CmTable {
             }
         };
         put(0, &id.service_of(&id.destination).to_be_bytes());
-        put(8, &path.dgid);
-        put(24, &path.sgid);
+        put(8, &route.dgid);
+        put(24, &route.sgid);
         // In the order of the wire already.
-        put(40, &path.dlid.to_ne_bytes());
-        put(42, &path.slid.to_ne_bytes());
-        put(47, &[path.hop_limit, path.traffic_class, 1 << 7 | 1]);
-        put(50, &path.pkey.to_ne_bytes());
+        put(40, &route.dlid.to_ne_bytes());
+        put(42, &route.slid.to_ne_bytes());
+        put(47, &[route.hop_limit, route.traffic_class, 1 << 7 | 1]);
+        put(50, &route.pkey.to_ne_bytes());
         put(54, &[EXACTLY << 6 | PATH_MTU, EXACTLY << 6 | RATE]);
         put(56, &[EXACTLY << 6 | PACKET_LIFE_TIME]);
         record

@@ -73,7 +73,7 @@ pub(in crate::doors) enum CmAnswer {
 }
 
 /// One command.
-pub(super) struct Command<'a> {
+pub(super) struct CmCommand<'a> {
     pub(super) table: &'a mut CmTable,
     pub(super) file: FileKey,
     pub(super) caller: &'a dyn CmCaller,
@@ -82,7 +82,7 @@ pub(super) struct Command<'a> {
     room_bytes: usize,
 }
 
-impl<'a> Command<'a> {
+impl<'a> CmCommand<'a> {
     /// Executes what a process has written.
     pub(super) fn execute(
         table: &'a mut CmTable,
@@ -104,7 +104,7 @@ impl<'a> Command<'a> {
         if u64::from(header.r#in) + CmHeader::BYTES as u64 > len_bytes {
             return Err(libc::EINVAL);
         }
-        let mut command = Command {
+        let mut command = CmCommand {
             table,
             file,
             caller,
@@ -419,6 +419,6 @@ impl<'a> Command<'a> {
         if is_early || !id.has_device {
             return Err(libc::EINVAL);
         }
-        Err(libc::ENOSYS)
+        Err(libc::EOPNOTSUPP)
     }
 }

@@ -426,7 +426,7 @@ impl CmTable {
             .partition(|event| event.owner == handle);
         file.events = kept;
         file.settle();
-        let gone: std::collections::VecDeque<super::event_file::CmEvent> = gone;
+        let gone: std::collections::VecDeque<super::event_file::QueuedCmEvent> = gone;
         gone.iter().filter_map(|event| event.request).collect()
     }
 

@@ -14,7 +14,7 @@ use crate::doors::event_pipe::{inode, reopen};
 
 /// An event that has not been read.
 #[derive(Debug)]
-pub(super) struct CmEvent {
+pub(super) struct QueuedCmEvent {
     /// The identifier that it is about: for a request, the one that listens.
     pub(super) owner: u32,
     /// The identifier of a request's connection.
@@ -42,7 +42,7 @@ pub(super) struct EventFile {
     read: OwnedFd,
     /// Bytes in the pipe, if nobody else has read any.
     bytes: usize,
-    pub(super) events: VecDeque<CmEvent>,
+    pub(super) events: VecDeque<QueuedCmEvent>,
     pub(super) waiters: VecDeque<Box<dyn EventWaiter>>,
 }
 
@@ -114,7 +114,7 @@ mod tests {
         let readable =
             || crate::doors::poll::wait([(theirs.as_fd(), libc::POLLIN)], 0).unwrap() != [0];
         for _ in 0..2 {
-            file.events.push_back(CmEvent {
+            file.events.push_back(QueuedCmEvent {
                 owner: 1,
                 request: None,
                 response: CmEventResp::read(&[]),

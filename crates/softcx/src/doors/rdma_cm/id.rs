@@ -58,7 +58,7 @@ pub(super) enum ExchangeState {
 
 /// The exchange with the peer.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(super) struct CmExchange {
     pub(super) state: ExchangeState,
     /// It was begun once (`id_priv->cm_id.ib`).
     pub(super) exists: bool,
@@ -73,6 +73,8 @@ pub(super) struct Exchange {
     /// The last message, which may have to be repeated.
     pub(super) sent: Option<Box<MadBytes>>,
     pub(super) repetitions: u8,
+    /// How often the peer has asked for time.
+    pub(super) delays: u8,
     pub(super) due: Option<Instant>,
     pub(super) local_qpn: u32,
     pub(super) remote_qpn: u32,
@@ -113,7 +115,7 @@ pub(super) struct ConnectionId {
     pub(super) events_read: u32,
     /// The request that it sends, for any of the devices that its address may stand for.
     pub(super) request: Option<CmMessage>,
-    pub(super) exchange: Exchange,
+    pub(super) exchange: CmExchange,
 }
 
 impl ConnectionId {
@@ -136,7 +138,7 @@ impl ConnectionId {
             backlog: 0,
             events_read: 0,
             request: None,
-            exchange: Exchange {
+            exchange: CmExchange {
                 state: ExchangeState::Idle,
                 exists: false,
                 node: 0,
@@ -147,6 +149,7 @@ impl ConnectionId {
                 transaction: 0,
                 sent: None,
                 repetitions: 0,
+                delays: 0,
                 due: None,
                 local_qpn: 0,
                 remote_qpn: 0,

@@ -155,7 +155,7 @@ impl CmMessage {
     /// The datagram with this message. `transaction` is the same in a request, in its repetitions and in its answers.
     pub(super) fn encode(&self, transaction: u64) -> MadBytes {
         let mut mad = [0; MAD_BYTES];
-        let attribute = self.write(&mut Fields(&mut mad));
+        let attribute = self.write(&mut MadFields(&mut mad));
         mad[0] = 1;
         mad[1..3].copy_from_slice(&CLASS);
         mad[3] = METHOD;
@@ -164,7 +164,7 @@ impl CmMessage {
         mad
     }
 
-    fn write(&self, to: &mut Fields<'_>) -> u16 {
+    fn write(&self, to: &mut MadFields<'_>) -> u16 {
         match self {
             CmMessage::Request(it) => {
                 to.word(0, it.local_id);
@@ -368,10 +368,10 @@ pub(super) const CM_RETRIES: u8 = 15;
 /// `IB_RATE_200_GBPS`.
 pub(super) const RATE: u8 = 17;
 
-/// Fields of a message, at offsets behind the header.
-struct Fields<'a>(&'a mut MadBytes);
+/// MadFields of a message, at offsets behind the header.
+struct MadFields<'a>(&'a mut MadBytes);
 
-impl Fields<'_> {
+impl MadFields<'_> {
     fn bytes(&mut self, at: usize, value: &[u8]) {
         let to = self.0.iter_mut().skip(HEADER_BYTES + at);
         for (to, from) in to.zip(value) {

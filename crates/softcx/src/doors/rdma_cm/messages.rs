@@ -1,6 +1,7 @@
 //! Messages that arrive from peers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use super::address::{IB, SocketAddress};
 use super::id::{ExchangeState as Exchange, IdState, qp_type, time};
@@ -17,6 +18,9 @@ use crate::doors::abi::{CmConnParam, CmUdParam};
 pub(super) const IP_HEADER_BYTES: usize = 36;
 /// How long a peer's repetitions are stopped while a process thinks about its answer: 69 s, as the kernel's manager.
 const SERVICE_TIMEOUT: u8 = 24;
+
+/// After this time a reply is repeated whose receipt the peer has acknowledged.
+const REPLY_WAIT: Duration = Duration::from_secs(1);
 
 /// The status of an answer to a request for a service.
 pub(super) mod service_status {
@@ -217,7 +221,16 @@ impl CmTable {
             _ => return,
         };
         self.set_exchange(handle, next);
-        self.set_timer(handle, Some(time(service_timeout)));
+        let wait = match (next, self.ids.get_mut(&handle)) {
+            // The message that ends this wait is sent only once. If it is lost, the reply has to be repeated for it.
+            (Exchange::ReplyReceivedThere, Some(id)) => {
+                id.exchange.repetitions = 0;
+                id.exchange.delays = id.exchange.delays.saturating_add(1);
+                REPLY_WAIT
+            }
+            _ => time(service_timeout),
+        };
+        self.set_timer(handle, Some(wait));
     }
 
     fn on_reply(&mut self, from: u16, transaction: u64, reply: &ConnectionReply) {
@@ -372,7 +385,8 @@ impl CmTable {
             | Exchange::ReplyReceivedThere
             | Exchange::Established
             | Exchange::DisconnectSent => {}
-            Exchange::TimeWait => return answer(self),
+            // Over on this side, and the answer was lost.
+            Exchange::TimeWait | Exchange::Idle => return answer(self),
             _ => return,
         }
         self.set_timer(handle, None);

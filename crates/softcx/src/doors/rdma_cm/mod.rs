@@ -28,7 +28,7 @@ use std::time::Instant;
 pub(in crate::doors) use self::commands::{COMMAND_BYTES, CmAnswer, CmCaller};
 pub(in crate::doors) use self::event_file::EventWaiter;
 
-use self::commands::Command;
+use self::commands::CmCommand;
 use self::event_file::EventFile;
 use self::mad::CmMessage;
 use self::table::CmTable;
@@ -49,11 +49,11 @@ pub(in crate::doors) struct OpenedFile {
 /// The connection manager of a device, with a thread for what arrives from peers.
 #[derive(Debug)]
 pub(in crate::doors) struct ConnectionManager {
-    shared: Arc<SharedTable>,
+    shared: Arc<SharedCmTable>,
 }
 
 #[derive(Debug)]
-struct SharedTable {
+struct SharedCmTable {
     table: Mutex<CmTable>,
     mads: Arc<MadQueue>,
     /// A file was opened once.
@@ -61,7 +61,7 @@ struct SharedTable {
     stop: AtomicBool,
 }
 
-impl SharedTable {
+impl SharedCmTable {
     fn lock(&self) -> MutexGuard<'_, CmTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -90,7 +90,7 @@ impl ConnectionManager {
         let mads = device.mads();
         // Numbers that are not random are still numbers.
         let seed = random().unwrap_or_else(|_| std::process::id().into());
-        let shared = Arc::new(SharedTable {
+        let shared = Arc::new(SharedCmTable {
             table: Mutex::new(CmTable::new(device.clone(), seed)),
             mads: Arc::clone(&mads),
             is_used: AtomicBool::new(false),
@@ -143,7 +143,7 @@ impl ConnectionManager {
     ) -> Result<CmAnswer, Errno> {
         let mut table = self.shared.lock();
         let first = table.timers.first().copied();
-        let answer = Command::execute(&mut table, file, caller, at, len_bytes);
+        let answer = CmCommand::execute(&mut table, file, caller, at, len_bytes);
         let has_new_timer = table.timers.first().copied() != first;
         drop(table);
         if has_new_timer {

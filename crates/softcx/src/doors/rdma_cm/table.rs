@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use super::address::SocketAddress;
-use super::event_file::{CmEvent, EventFile};
+use super::event_file::{EventFile, QueuedCmEvent};
 use super::id::{ConnectionId, ExchangeState, FileKey, IdState};
 use super::mad::CmMessage;
 use super::ports::Ports;
@@ -253,7 +253,7 @@ impl CmTable {
             param: param.bytes(),
             ..CmEventResp::default()
         };
-        let event = CmEvent {
+        let event = QueuedCmEvent {
             owner: handle,
             request: None,
             response,
@@ -277,7 +277,7 @@ impl CmTable {
             param: param.bytes(),
             ..CmEventResp::default()
         };
-        let event = CmEvent {
+        let event = QueuedCmEvent {
             owner: listener,
             request: Some(request),
             response,
@@ -286,7 +286,7 @@ impl CmTable {
         true
     }
 
-    fn deliver(&mut self, key: FileKey, event: CmEvent) {
+    fn deliver(&mut self, key: FileKey, event: QueuedCmEvent) {
         if let Some(file) = self.files.get_mut(&key) {
             file.events.push_back(event);
         }

@@ -10,6 +10,8 @@ use crate::doors::abi::CmConnParam;
 
 /// How often the table looks whether the devices of its peers are still there.
 const PEER_LOOK: Duration = Duration::from_millis(250);
+/// How often a peer may say that its answer to a reply takes time: some two minutes, as with the kernel's manager.
+const MOST_DELAYS: u8 = 128;
 /// What a peer that does not answer gives.
 const TIMED_OUT: i32 = -libc::ETIMEDOUT;
 
@@ -38,7 +40,7 @@ impl CmTable {
         let Some(id) = self.ids.get(&handle) else {
             return;
         };
-        let is_over = id.exchange.repetitions >= CM_RETRIES;
+        let is_over = id.exchange.repetitions >= CM_RETRIES || id.exchange.delays >= MOST_DELAYS;
         match id.exchange.state {
             RequestSent | RequestReceivedThere | ReplySent | ReplyReceivedThere
             | DisconnectSent | ServiceRequestSent
