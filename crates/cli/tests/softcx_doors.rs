@@ -438,7 +438,7 @@ fn both_doors_answer_path_calls_alike() {
         format!("realpath {folder}: ok/sys/{function}/infiniband/mlx5_0"),
         format!("realpath /sys/bus/pci/devices/5c0f:00:00.0: ok/sys/{function}"),
         "realpath /sys/bus/pci/devices: ok/sys/bus/pci/devices".into(),
-        format!("fopen(r) /sys/bus/pci/devices/5c0f:00:00.0/vendor: ok 0x15b3"),
+        "fopen(r) /sys/bus/pci/devices/5c0f:00:00.0/vendor: ok 0x15b3".to_string(),
         format!(
             "canonicalize_file_name {folder}/device/../../pci5c0f:00/5c0f:00:00.0/irq: ok/sys/{function}/irq"
         ),
