@@ -107,7 +107,7 @@ const PRELOAD: Package = Package {
         ("state", &[]),
         ("paths", &["state"]),
         ("calls", &["state"]),
-        ("access", &["calls", "paths"]),
+        ("access", &["calls", "paths", "state"]),
         ("attributes", &["paths", "state"]),
         ("opens", &["calls", "paths", "state"]),
         ("verbs", &["calls", "state"]),

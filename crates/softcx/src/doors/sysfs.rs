@@ -39,7 +39,7 @@ const PAGE_BYTES: usize = 4096;
 
 /// Something in the tree.
 #[derive(Debug)]
-enum Entry {
+enum SysfsEntry {
     File(Vec<u8>),
     Link(PathBuf),
 }
@@ -64,15 +64,15 @@ pub(super) fn show(device: &Device) -> Result<Scratch> {
 }
 
 /// Writes the tree as it would lie under `/sys`, and the node as it would lie in the root. Files that are there are replaced.
-fn write(root: &Path, entries: &[(PathBuf, Entry)]) -> io::Result<()> {
+fn write(root: &Path, entries: &[(PathBuf, SysfsEntry)]) -> io::Result<()> {
     for (name, entry) in entries {
         let path = root.join(name);
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
         match entry {
-            Entry::File(content) => fs::write(path, content)?,
-            Entry::Link(target) => match symlink(target, path) {
+            SysfsEntry::File(content) => fs::write(path, content)?,
+            SysfsEntry::Link(target) => match symlink(target, path) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
                 _ => {}
             },
@@ -115,12 +115,12 @@ fn relative(link: &Path, target: &Path) -> PathBuf {
 }
 
 /// All of the tree. `sysfs` is the kernel's: the other PCI functions of the machine are shown beside the device's.
-fn entries(port: &PortIdentity, sysfs: &Path) -> Vec<(PathBuf, Entry)> {
+fn entries(port: &PortIdentity, sysfs: &Path) -> Vec<(PathBuf, SysfsEntry)> {
     let function = Path::new(FOLDER);
     let nodes = [NODE_IN_TREE, CM_NODE_IN_TREE].map(PathBuf::from);
-    let mut entries = Vec::from(nodes.map(|node| (node, Entry::File(Vec::new()))));
+    let mut entries = Vec::from(nodes.map(|node| (node, SysfsEntry::File(Vec::new()))));
     let mut add = |path: PathBuf, value: &str| {
-        entries.push((path, Entry::File(format!("{value}\n").into_bytes())));
+        entries.push((path, SysfsEntry::File(format!("{value}\n").into_bytes())));
     };
     add("class/infiniband_verbs/abi_version".into(), "6");
     add("class/misc/rdma_cm/abi_version".into(), "4");
@@ -143,17 +143,17 @@ fn entries(port: &PortIdentity, sysfs: &Path) -> Vec<(PathBuf, Entry)> {
     for (name, value) in device_files(port) {
         add(function.join(DEVICE).join(name), &value);
     }
-    let space = Entry::File(pci_function::configuration(port));
+    let space = SysfsEntry::File(pci_function::configuration(port));
     entries.push((function.join("config"), space));
     for (link, target) in links() {
         let text = relative(&link, &target);
-        entries.push((link, Entry::Link(text)));
+        entries.push((link, SysfsEntry::Link(text)));
     }
     // By their names under /sys, which are the kernel's: a program that goes there leaves the tree.
     let others = fs::read_dir(sysfs.join(ALL)).into_iter().flatten();
     for other in others.flatten().filter(|it| it.file_name() != ADDRESS) {
         let link = Path::new(ALL).join(other.file_name());
-        entries.push((link, Entry::Link(other.path())));
+        entries.push((link, SysfsEntry::Link(other.path())));
     }
     entries
 }

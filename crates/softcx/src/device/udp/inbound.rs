@@ -4,7 +4,7 @@
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use super::socket::SocketAddress;
+use super::socket::UdpSocketAddress;
 use crate::device::roce::MAX_FRAME_BYTES;
 
 /// Datagrams that one system call takes.
@@ -53,7 +53,7 @@ impl Arrivals {
     }
 
     pub(super) fn receive(&mut self, socket: &OwnedFd) -> (usize, bool) {
-        let mut names = [SocketAddress::zero(); BATCH];
+        let mut names = [UdpSocketAddress::zero(); BATCH];
         let mut controls = [ControlBuffer([0; CONTROL_BYTES]); BATCH];
         let mut buffers = [libc::iovec {
             iov_base: std::ptr::null_mut(),
@@ -66,7 +66,7 @@ impl Arrivals {
             buffers[at].iov_base = slot.as_mut_ptr().cast();
             let message = &mut messages[at].msg_hdr;
             message.msg_name = (&raw mut names[at]).cast();
-            message.msg_namelen = size_of::<SocketAddress>() as libc::socklen_t;
+            message.msg_namelen = size_of::<UdpSocketAddress>() as libc::socklen_t;
             message.msg_iov = &raw mut buffers[at];
             message.msg_iovlen = 1;
             message.msg_control = (&raw mut controls[at]).cast();

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::mem::zeroed;
 use std::net::IpAddr;
 
-use super::socket::SocketAddress;
+use super::socket::UdpSocketAddress;
 use crate::device::roce::gid_of_address;
 
 /// What a RoCE packet of RC has beside its payload at most: IP, UDP, BTH and AtomicETH or RETH with an immediate, and the CRC.
@@ -55,7 +55,7 @@ fn name_of(address: IpAddr) -> Option<Box<CStr>> {
         if !it.ifa_addr.is_null() {
             // SAFETY: the address has a family, and as much as that family needs.
             let family = i32::from(unsafe { (*it.ifa_addr).sa_family });
-            let mut at = SocketAddress::zero();
+            let mut at = UdpSocketAddress::zero();
             let bytes = match family {
                 libc::AF_INET => size_of::<libc::sockaddr_in>(),
                 libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),

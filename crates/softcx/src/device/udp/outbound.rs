@@ -5,7 +5,7 @@ use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use super::socket::SocketAddress;
+use super::socket::UdpSocketAddress;
 use crate::device::roce::{MAX_FRAME_BYTES, ROCE_PORT};
 
 /// Frames that one system call sends.
@@ -118,7 +118,7 @@ impl Departures {
     }
 
     fn send_run(&mut self, flow: usize, run: usize) -> io::Result<usize> {
-        let mut names = [SocketAddress::zero(); BATCH];
+        let mut names = [UdpSocketAddress::zero(); BATCH];
         let mut buffers = [libc::iovec {
             iov_base: std::ptr::null_mut(),
             iov_len: 0,
@@ -127,7 +127,7 @@ impl Departures {
         let mut messages: [libc::mmsghdr; BATCH] = unsafe { zeroed() };
         let frames = self.frames.iter().skip(self.left).take(run);
         for (at, frame) in frames.enumerate() {
-            names[at] = SocketAddress::of_gid(&frame.to, ROCE_PORT);
+            names[at] = UdpSocketAddress::of_gid(&frame.to, ROCE_PORT);
             let start = frame.slot * STRIDE;
             let Some(bytes) = self.bytes.get_mut(start..start + frame.len_bytes) else {
                 return Err(io::ErrorKind::InvalidInput.into());

@@ -14,20 +14,20 @@ const ECN_CAPABLE: libc::c_int = 2;
 
 /// An address of either family, as the kernel has it.
 #[derive(Clone, Copy)]
-pub(super) union SocketAddress {
+pub(super) union UdpSocketAddress {
     family: libc::sa_family_t,
     v4: libc::sockaddr_in,
     v6: libc::sockaddr_in6,
 }
 
-impl SocketAddress {
-    pub(super) fn zero() -> SocketAddress {
+impl UdpSocketAddress {
+    pub(super) fn zero() -> UdpSocketAddress {
         // SAFETY: all zeros is an address of no family.
         unsafe { zeroed() }
     }
 
-    pub(super) fn new(address: IpAddr, port: u16) -> SocketAddress {
-        let mut it = SocketAddress::zero();
+    pub(super) fn new(address: IpAddr, port: u16) -> UdpSocketAddress {
+        let mut it = UdpSocketAddress::zero();
         match address {
             IpAddr::V4(address) => {
                 it.v4 = libc::sockaddr_in {
@@ -55,8 +55,8 @@ impl SocketAddress {
     }
 
     /// The address of a GID.
-    pub(super) fn of_gid(gid: &[u8; 16], port: u16) -> SocketAddress {
-        SocketAddress::new(Ipv6Addr::from(*gid).to_canonical(), port)
+    pub(super) fn of_gid(gid: &[u8; 16], port: u16) -> UdpSocketAddress {
+        UdpSocketAddress::new(Ipv6Addr::from(*gid).to_canonical(), port)
     }
 
     pub(super) fn len(&self) -> libc::socklen_t {
@@ -119,7 +119,7 @@ pub(super) fn bind(address: IpAddr, port: u16) -> io::Result<OwnedFd> {
     }
     // SAFETY: just opened, and nobody else's.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    let at = SocketAddress::new(address, port);
+    let at = UdpSocketAddress::new(address, port);
     // SAFETY: an address of that length.
     if unsafe { libc::bind(fd, (&raw const at).cast(), at.len()) } != 0 {
         return Err(io::Error::last_os_error());
@@ -161,8 +161,8 @@ pub(super) fn bind(address: IpAddr, port: u16) -> io::Result<OwnedFd> {
 
 /// The port that a socket is at.
 pub(super) fn port_of(socket: &OwnedFd) -> io::Result<u16> {
-    let mut at = SocketAddress::zero();
-    let mut len = size_of::<SocketAddress>() as libc::socklen_t;
+    let mut at = UdpSocketAddress::zero();
+    let mut len = size_of::<UdpSocketAddress>() as libc::socklen_t;
     // SAFETY: room for an address of that length.
     let rc = unsafe { libc::getsockname(socket.as_raw_fd(), (&raw mut at).cast(), &raw mut len) };
     if rc != 0 {
