@@ -269,7 +269,7 @@ fn what_is_behind_a_late_wait_of_a_kernel_is_not_transmitted() {
         from.fill(0, 8, 7).unwrap();
         to.fill(0, 8, 0).unwrap();
         let ends = round % 2 == 1;
-        let short = Some(Duration::from_millis(if ends { 20_000 } else { 20 }));
+        let short = Some(Duration::from_millis(if ends { 20_000 } else { 500 }));
         let reached = Condition64::GreaterOrEqual(1);
         let waited = stream_wait_value64(stream, &words, 0, reached, short).unwrap();
         let sent = bench.pair.a.stream_queue_send(stream, &work).unwrap();
