@@ -23,6 +23,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 pub(in crate::doors) use self::commands::{COMMAND_BYTES, CmAnswer, CmCaller};
@@ -50,6 +51,7 @@ pub(in crate::doors) struct OpenedFile {
 #[derive(Debug)]
 pub(in crate::doors) struct ConnectionManager {
     shared: Arc<SharedCmTable>,
+    thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
@@ -97,11 +99,14 @@ impl ConnectionManager {
             stop: AtomicBool::new(false),
         });
         let thread = Arc::clone(&shared);
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("softcx-cm".into())
             .spawn(move || thread.run())?;
         mads.open();
-        Ok(ConnectionManager { shared })
+        Ok(ConnectionManager {
+            shared,
+            thread: Some(thread),
+        })
     }
 
     /// Opens the file.
@@ -164,5 +169,9 @@ impl Drop for ConnectionManager {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.mads.wake();
+        // The thread has the device, which has to leave its fabric before the process ends.
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
