@@ -61,7 +61,7 @@ impl Identity {
     /// The names of the devices that may reach the peer, best first, of those that there are; and why.
     ///
     /// # Errors
-    /// There is none.
+    /// No device of the list can reach the peer.
     fn candidates(&self, peer: &Identity, list: &[String]) -> Result<(Vec<String>, String)> {
         let is_near = !self.is_on_another_host(peer);
         if is_near && (peer.device.is_none() || peer.is_software()) {

@@ -76,7 +76,7 @@ impl OpcodeMeaning {
         })
     }
 
-    /// The opcode of a packet. `None` if the packet is none that the service has.
+    /// The opcode of a packet. `None` if the service does not have such a packet.
     pub(super) fn opcode_of(header: &Header) -> Option<u8> {
         let flags = match header.kind {
             // They are of one packet always.

@@ -37,7 +37,7 @@ pub enum BadFrame {
     Version,
     /// Another partition.
     Partition,
-    /// More payload than the largest MTU, or a payload where there is none.
+    /// More payload than the largest MTU, or a payload with an opcode that carries no data.
     Payload,
     /// A code of an acknowledgement that does not exist.
     Code,

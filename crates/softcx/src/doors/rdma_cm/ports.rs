@@ -1,4 +1,4 @@
-//! Ports: who has which, and who may have it, too.
+//! Ports: which ids are bound to a port, and which may share it.
 
 use std::collections::HashMap;
 
