@@ -509,18 +509,19 @@ fn nothing_is_freed_while_a_stream_waits(context: &CudaContext, by_query: bool) 
         copied
     });
     assert!(copied, "a copy waits for work of the application");
-    if by_query {
-        until("the stream is idle", || stream.query().unwrap());
-    } else {
-        stream.synchronize(SOON).unwrap();
-    }
     // SAFETY: made above, and not used any more.
+    unsafe { assert_eq!(sys::cuStreamSynchronize(own), OK) };
+    // The first such call frees it, unless the library's thread has not dropped the other stream yet.
+    until("a call that finds the streams idle frees", || {
+        if by_query {
+            until("the stream is idle", || stream.query().unwrap());
+        } else {
+            stream.synchronize(SOON).unwrap();
+        }
+        !is_allocated()
+    });
+    // SAFETY: as above.
     unsafe {
-        assert_eq!(sys::cuStreamSynchronize(own), OK);
-        assert!(
-            !is_allocated(),
-            "not freed by the call that has waited for the stream"
-        );
         assert_eq!(sys::cuStreamDestroy_v2(own), OK);
         assert_eq!(sys::cuMemFreeHost(word.as_ptr().cast()), OK);
     }

@@ -358,9 +358,8 @@ mod tests {
     /// The first exchanges of threads agree on what the keys begin with.
     #[test]
     fn threads_exchange_at_the_same_time() {
-        for _ in 0..20 {
-            let job: Job = LazyLock::new(Default::default);
-            let job: &'static Job = Box::leak(Box::new(job));
+        static JOBS: [Job; 20] = [const { LazyLock::new(Default::default) }; 20];
+        for job in &JOBS {
             ranks(2, move |mut store| {
                 store.launcher = exchange(&store, job, Fault::None);
                 let start = Barrier::new(3);

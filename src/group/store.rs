@@ -226,12 +226,15 @@ impl Store {
     ) -> Result<(Store, Vec<u32>)> {
         let _turn = turn(&self.in_shrink, "shrink of the group")?;
         let deadline = Deadline::new("shrink of the group", timeout);
+        let mut failed = None;
         loop {
             let (store, survivors) = self.meet_survivors(&deadline, Box::new(watcher()))?;
+            drop(failed.take());
             // A rank that ended before it had come would never be missed.
             match store.barrier(deadline.left()?) {
-                // It had come. No rank is through the barrier, so all of them are back here.
-                Err(Error::Rank { rank, .. }) if rank != 0 => {}
+                // It had come. No rank is through the barrier, so all of them are back here. The store stays until they are: one that has not come to it
+                // yet, or has not read of the end, must not take it for the end of rank 0.
+                Err(Error::Rank { rank, .. }) if rank != 0 => failed = Some(store),
                 met => return met.map(|()| (store, survivors)),
             }
         }
