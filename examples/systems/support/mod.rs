@@ -1,0 +1,125 @@
+//! What the programs of this folder share: how ranks are started, the processor time that they take, and plots.
+#![allow(dead_code)] // no program uses all of it
+
+mod plot;
+
+use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use doorbell::{Group, LaunchEnvironment};
+
+pub use plot::{Bar, Line, Plot, timeline};
+
+/// Runs `rank` as one rank of a job. Under a launcher (`mpirun`, `torchrun`, `srun`) this process is the rank that the launcher says. Without one it starts `size` copies of
+/// itself, with its own arguments, and waits for them.
+///
+/// # Errors
+/// That of `rank`, or, without a launcher, the first rank that did not end well.
+pub fn run(size: u32, rank: impl FnOnce(Group) -> Result<()>) -> Result<()> {
+    if LaunchEnvironment::from_env().is_ok() {
+        return rank(Group::from_env()?);
+    }
+    let mut ranks = Ranks::start(size)?;
+    for rank in 0..size {
+        let status = ranks.wait(rank)?;
+        ensure!(status.success(), "rank {rank} of {size}: {status}");
+    }
+    Ok(())
+}
+
+/// Copies of this program on this host, one for each rank. Those that still run are killed when this is dropped.
+pub struct Ranks {
+    children: Vec<Child>,
+}
+
+impl Ranks {
+    /// Starts a job of `size` ranks with the arguments of this process.
+    pub fn start(size: u32) -> Result<Ranks> {
+        let mut ranks = Ranks { children: Vec::new() };
+        let job = Job::new()?;
+        for rank in 0..size {
+            ranks.children.push(job.spawn(rank, size)?);
+        }
+        Ok(ranks)
+    }
+
+    /// Waits until a rank has ended.
+    pub fn wait(&mut self, rank: u32) -> Result<ExitStatus> {
+        Ok(self.children[rank as usize].wait()?)
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Where the ranks of a job that this process starts meet.
+struct Job {
+    port: u16,
+    token: String,
+}
+
+impl Job {
+    fn new() -> Result<Job> {
+        // The port is free again when this returns. Rank 0 fails with an error if another program takes it meanwhile.
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let token = format!("{}-{port}", std::process::id());
+        Ok(Job { port, token })
+    }
+
+    fn spawn(&self, rank: u32, size: u32) -> Result<Child> {
+        let program = std::env::current_exe()?;
+        Command::new(&program)
+            .args(std::env::args_os().skip(1))
+            .env("DOORBELL_RANK", rank.to_string())
+            .env("DOORBELL_SIZE", size.to_string())
+            .env("DOORBELL_MASTER_ADDR", "127.0.0.1")
+            .env("DOORBELL_MASTER_PORT", self.port.to_string())
+            .env("DOORBELL_TOKEN", &self.token)
+            .spawn()
+            .with_context(|| program.display().to_string())
+    }
+}
+
+/// Whether a process was killed, as opposed to having ended by itself.
+pub fn was_killed(status: ExitStatus) -> bool {
+    status.signal() == Some(libc::SIGKILL)
+}
+
+/// Ends this process at once, as a power failure would: nothing is flushed, closed or told.
+pub fn kill_myself() -> ! {
+    // SAFETY: sends a signal, which cannot be caught.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    unreachable!("SIGKILL returns")
+}
+
+/// Processor time of the calling thread, user and system.
+pub fn thread_time() -> Result<Duration> {
+    usage(libc::RUSAGE_THREAD)
+}
+
+/// Processor time of this process, with the threads of the library.
+pub fn process_time() -> Result<Duration> {
+    usage(libc::RUSAGE_SELF)
+}
+
+fn usage(of: libc::c_int) -> Result<Duration> {
+    // SAFETY: all zeros are a valid value; the call writes it.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        if libc::getrusage(of, &mut usage) != 0 {
+            bail!("getrusage: {}", std::io::Error::last_os_error());
+        }
+        usage
+    };
+    let time = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
+    Ok(time(usage.ru_utime) + time(usage.ru_stime))
+}
