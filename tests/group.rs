@@ -69,7 +69,7 @@ fn survivor() {
         return;
     };
     let domain = Device::open("softcx").unwrap().protection_domain();
-    let config = GroupConfig::default().timeout(Duration::from_secs(10));
+    let config = GroupConfig::default().timeout(Duration::from_secs(20));
     let environment = LaunchEnvironment::from_env().unwrap();
     let mut group = Group::join(&environment, &domain, &config).unwrap();
     group.barrier().unwrap();

@@ -204,10 +204,12 @@ impl Endpoint {
 
     /// Returns the endpoint to its initial state, with a new address. Its failure is cleared; work in flight, and
     /// operations that are prepared and not queued on a stream, are dropped. Waits for up to five seconds until streams
-    /// are done with the endpoint's programs. If a wait is not going to end, call [`Endpoint::abort`] first.
+    /// are done with the endpoint's programs, and as long until the driver has reported that captured graphs were destroyed. If a wait is not going to end, call
+    /// [`Endpoint::abort`] first.
     ///
     /// # Errors
-    /// [`Error::Timeout`] if a stream still has a program; nothing has changed then. [`Error::System`].
+    /// [`Error::Timeout`] if a stream still has a program, [`Error::State`] if a graph of the application still has operations of this endpoint; nothing has changed then.
+    /// [`Error::System`].
     pub fn reset(&mut self) -> Result<()> {
         #[cfg(feature = "cuda")]
         self.end_replays()?;

@@ -17,7 +17,7 @@ use crate::{Error, Result, StateKind};
 /// Bytes of `struct dbl_queue_state`, and of `struct dbl_replay_recv`.
 const STATE_BYTES: usize = 512;
 /// How long a reset waits for the driver to say that graphs were destroyed.
-const RELEASE: Duration = Duration::from_secs(1);
+const RELEASE: Duration = Duration::from_secs(5);
 
 /// The queues, and what the operations that were added have in common.
 #[derive(Debug)]
