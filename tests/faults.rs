@@ -41,15 +41,15 @@ fn patient() -> EndpointConfig {
     EndpointConfig::default()
         .send_depth(16)
         .recv_depth(16)
-        .ack_timeout(8)
+        .ack_timeout(11)
         .retry_count(7)
         .rnr_retry(7)
         .mtu_bytes(1024)
 }
 
-/// A configuration with few retries.
+/// A configuration with few retries. They take long enough, 168 ms, for a peer on UDP whose thread has to wait for a processor: it must not look like one that is gone.
 fn hasty() -> EndpointConfig {
-    patient().ack_timeout(5).retry_count(1).rnr_retry(1)
+    patient().ack_timeout(13).retry_count(4).rnr_retry(1)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
