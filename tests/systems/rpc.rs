@@ -19,6 +19,8 @@ fn every_method_gives_the_answers_and_crossings_follow_from_the_table() {
         "1,3",
         "--calls",
         "12",
+        "--margin",
+        "10",
         "--out",
         file.to_str().unwrap(),
     ];
