@@ -51,7 +51,7 @@ fn every_method_gives_the_answers_and_crossings_follow_from_the_table() {
                     let at = |method: &str, place: u64| {
                         let is_it = |cell: &&Value| {
                             cell["method"] == method
-                                && number(cell, over) as u64 == place
+                                && number(cell, over) == place
                                 && number(cell, other) == *fixed
                         };
                         cells.iter().find(is_it).unwrap()[metric].as_f64().unwrap()
