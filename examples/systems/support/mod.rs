@@ -1,5 +1,6 @@
 //! What the programs of this folder share: how ranks are started, the processor time that they take, and plots.
-#![allow(dead_code)] // no program uses all of it
+#![allow(dead_code, unused_imports)] // no program uses all of it
+#![allow(unsafe_code)] // a signal to this process, and what it has used of the processor
 
 mod plot;
 

@@ -1,0 +1,458 @@
+//! One transfer with three copies, with two and with none: how often a processor touches each byte on its way, and what that costs.
+//!
+//!     cargo run --release --example copies
+//!     cargo run --release --example copies -- --bytes 1048576,67108864 --svg copies.svg
+//!
+//! Rank 0 sends memory of its application to rank 1. The paths with copies send in chunks: while one chunk is on the wire, the next one is copied.
+
+mod support;
+
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, ensure};
+use clap::Parser;
+use doorbell::{Access, Endpoint, Group, ProtectionDomain, QueueKind, Region, RemoteRegion, Work};
+use serde_json::json;
+
+use support::{Line, Plot};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+/// Receives of each side.
+const RECEIVES: u64 = 16;
+/// Bytes of a message: the region of the receiver, or four numbers.
+const MESSAGE_BYTES: u64 = 32;
+
+#[derive(Parser)]
+struct Options {
+    /// Ranks, if no launcher starts them; two of them work
+    #[arg(long, default_value_t = 2)]
+    ranks: u32,
+    /// Lengths of the transfer
+    #[arg(long, value_delimiter = ',', default_values_t = [65_536, 1 << 20, 16 << 20])]
+    bytes: Vec<u64>,
+    /// Transfers of each length and path
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    transfers: u64,
+    #[arg(long, default_value_t = 256 << 10, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    chunk_bytes: u64,
+    /// Chunks under way at once
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=RECEIVES / 2))]
+    slots: u64,
+    /// Sends the bytes of this file, in place of random ones of each length
+    #[arg(long)]
+    input: Option<PathBuf>,
+    /// Writes the copies as JSON, and next to it what the last transfer of each path has brought, with the path as extension
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Draws the time of a transfer over its length
+    #[arg(long)]
+    svg: Option<PathBuf>,
+}
+
+/// How the memory of the applications meets the devices.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Path {
+    /// The runtime of the sender has a staging buffer of its own, and the device another one, which it has registered.
+    Staged,
+    /// Runtime and device share one registered buffer, at each side.
+    Shared,
+    /// The memory of the applications is registered for each transfer.
+    Registered,
+    /// The memory of the applications was registered before.
+    Direct,
+}
+
+impl Path {
+    const ALL: [Path; 4] = [Path::Staged, Path::Shared, Path::Registered, Path::Direct];
+
+    fn name(self) -> &'static str {
+        match self {
+            Path::Staged => "staged",
+            Path::Shared => "shared",
+            Path::Registered => "registered",
+            Path::Direct => "direct",
+        }
+    }
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    support::run(options.ranks, |group| rank(&options, group))
+}
+
+fn rank(options: &Options, mut group: Group) -> Result<()> {
+    ensure!(group.size() >= 2, "a transfer has two ranks");
+    if group.rank() < 2 {
+        let measured = transfers(options, &mut group);
+        measured.map_err(|error| match error.downcast::<doorbell::Error>() {
+            // An endpoint only reports that it failed; the group has the cause.
+            Ok(error) => anyhow!(group.cause_of(error)),
+            Err(error) => error,
+        })?;
+    }
+    group.barrier()?;
+    group.leave()?;
+    Ok(())
+}
+
+/// Copies that the program has made, and the time that they took.
+#[derive(Default, Clone, Copy)]
+struct Copies {
+    count: u64,
+    bytes: u64,
+    time: Duration,
+}
+
+impl Copies {
+    fn copy(&mut self, from: &[u8], to: &mut [u8]) {
+        let started = Instant::now();
+        to.copy_from_slice(from);
+        self.count += 1;
+        self.bytes += from.len() as u64;
+        self.time += started.elapsed();
+    }
+}
+
+/// What a side has besides the memory of its application.
+struct Side<'a> {
+    endpoint: &'a mut Endpoint,
+    /// The registered buffer, of so many chunks.
+    buffer: Region,
+    /// The buffer of the runtime, not registered.
+    staging: Vec<u8>,
+    control: Region,
+    chunk_bytes: u64,
+    slots: u64,
+    copies: Copies,
+    receives: u64,
+}
+
+impl<'a> Side<'a> {
+    fn new(options: &Options, group: &'a mut Group) -> Result<Side<'a>> {
+        let domain = group.domain().clone();
+        let peer = 1 - group.rank();
+        let mut side = Side {
+            endpoint: group.endpoint(peer)?,
+            buffer: Region::alloc(&domain, options.slots * options.chunk_bytes, Access::ALL)?,
+            staging: vec![0; options.chunk_bytes as usize],
+            control: Region::alloc(&domain, RECEIVES * MESSAGE_BYTES, Access::LOCAL_WRITE)?,
+            chunk_bytes: options.chunk_bytes,
+            slots: options.slots,
+            copies: Copies::default(),
+            receives: 0,
+        };
+        for _ in 0..RECEIVES {
+            side.post_receive()?;
+        }
+        Ok(side)
+    }
+
+    fn post_receive(&mut self) -> Result<()> {
+        let at = self.receives % RECEIVES * MESSAGE_BYTES;
+        self.endpoint
+            .post_recv(at, &[self.control.slice(at, MESSAGE_BYTES)?])?;
+        self.receives += 1;
+        Ok(())
+    }
+
+    /// Waits for the next message, and returns its bytes.
+    fn receive(&mut self) -> Result<[u8; MESSAGE_BYTES as usize]> {
+        let completion = self.endpoint.wait_cq(QueueKind::Recv, Some(DEADLINE))?;
+        let mut bytes = [0; MESSAGE_BYTES as usize];
+        self.control.read(completion.wr_id, &mut bytes)?;
+        self.post_receive()?;
+        Ok(bytes)
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        self.endpoint.post_send(&Work::send_inline(bytes))?;
+        self.collect()
+    }
+
+    fn collect(&mut self) -> Result<()> {
+        while self.endpoint.poll_cq(QueueKind::Send)?.is_some() {}
+        Ok(())
+    }
+
+    fn slot(&self, chunk: u64) -> u64 {
+        chunk % self.slots * self.chunk_bytes
+    }
+
+    /// Sends `from`. `registered` is its registration, if the path needs one.
+    fn send_all(&mut self, path: Path, from: &[u8], registered: Option<&Region>) -> Result<()> {
+        let message = self.receive()?;
+        let remote = RemoteRegion::from_bytes(message[..RemoteRegion::BYTES].try_into()?);
+        if let Some(region) = registered {
+            let slices = [region.slice(0, from.len() as u64)?];
+            let work = Work::write(&slices, remote.slice(0, from.len() as u64)?);
+            self.endpoint.post_send(&work.imm(0))?;
+            self.receive()?;
+            return self.collect();
+        }
+        let chunks = from.chunks(self.chunk_bytes as usize);
+        let count = chunks.len() as u64;
+        for (number, chunk) in (0..).zip(chunks) {
+            if number >= self.slots {
+                // The slot is free when the receiver has taken what it had.
+                self.receive()?;
+            }
+            self.copy_in(path, number, chunk)?;
+            let at = self.slot(number);
+            let slices = [self.buffer.slice(at, chunk.len() as u64)?];
+            let work = Work::write(&slices, remote.slice(at, chunk.len() as u64)?);
+            self.endpoint.post_send(&work.imm(number as u32))?;
+            self.collect()?;
+        }
+        for _ in 0..count.min(self.slots) {
+            self.receive()?;
+        }
+        self.collect()
+    }
+
+    #[allow(unsafe_code)] // the buffer in place, so that a copy is one `memcpy`
+    fn copy_in(&mut self, path: Path, number: u64, chunk: &[u8]) -> Result<()> {
+        // SAFETY: the peer has said that it has the chunk that was there, so the device does not read it any more, and nobody else uses the buffer.
+        let slot = unsafe {
+            self.buffer
+                .values_mut::<u8>(self.slot(number), chunk.len())?
+        };
+        if path == Path::Shared {
+            self.copies.copy(chunk, slot);
+            return Ok(());
+        }
+        let staging = &mut self.staging[..chunk.len()];
+        self.copies.copy(chunk, staging);
+        self.copies.copy(staging, slot);
+        Ok(())
+    }
+
+    /// Receives into `to`. `registered` is its registration, if the path needs one.
+    fn receive_all(&mut self, to: &mut [u8], registered: Option<&Region>) -> Result<()> {
+        let region = registered.unwrap_or(&self.buffer).remote();
+        self.send(&region.to_bytes())?;
+        if registered.is_some() {
+            self.receive()?;
+            return self.send(&region.to_bytes());
+        }
+        for (number, chunk) in (0..).zip(to.chunks_mut(self.chunk_bytes as usize)) {
+            self.receive()?;
+            self.copy_out(number, chunk)?;
+            self.send(&region.to_bytes())?;
+        }
+        Ok(())
+    }
+
+    #[allow(unsafe_code)] // as in `copy_in`
+    fn copy_out(&mut self, number: u64, chunk: &mut [u8]) -> Result<()> {
+        // SAFETY: the completion of its write was there, and the peer writes to this slot again when it is told to.
+        let slot = unsafe { self.buffer.values::<u8>(self.slot(number), chunk.len())? };
+        self.copies.copy(slot, chunk);
+        Ok(())
+    }
+}
+
+/// A registration of the application's memory, which outlives it.
+#[allow(unsafe_code)] // memory that this library does not own
+fn register(domain: &ProtectionDomain, memory: &mut [u8]) -> Result<Region> {
+    // SAFETY: the caller drops the region before the memory, and does not use this while a transfer does.
+    Ok(unsafe {
+        Region::register(
+            domain,
+            NonNull::from(&mut *memory).cast(),
+            memory.len() as u64,
+            Access::ALL,
+        )?
+    })
+}
+
+/// What a path took for one length.
+struct Measured {
+    path: Path,
+    bytes: u64,
+    median: Duration,
+    cpu: Duration,
+    copies: u64,
+    copied_bytes: u64,
+    copy_time: Duration,
+}
+
+fn transfers(options: &Options, group: &mut Group) -> Result<()> {
+    let rank = group.rank();
+    let domain = group.domain().clone();
+    let input = options.input.as_ref().map(std::fs::read).transpose()?;
+    let lengths = match &input {
+        Some(input) => vec![input.len() as u64],
+        None => options.bytes.clone(),
+    };
+    ensure!(
+        lengths.iter().all(|bytes| (1..1 << 31).contains(bytes)),
+        "a transfer has 1 byte to 2 GiB"
+    );
+    let mut side = Side::new(options, group)?;
+    let mut all = Vec::new();
+    if rank == 0 {
+        println!(
+            "    bytes  path        copies of each byte  calls  median us      MB/s  copying us  CPU us"
+        );
+    }
+    for bytes in lengths {
+        // Of the application: the system may move it, no device knows it.
+        let mut memory = vec![0; bytes as usize];
+        let expected = input.clone().unwrap_or_else(|| random(bytes));
+        for path in Path::ALL {
+            memory.fill(0);
+            if rank == 0 {
+                memory.copy_from_slice(&expected);
+            }
+            let measured = measure(options, &mut side, &domain, rank, path, &mut memory)?;
+            ensure!(
+                memory == expected,
+                "{} by {}: the bytes that came are others",
+                path.name(),
+                bytes
+            );
+            if let Some(out) = options.out.as_ref().filter(|_| rank == 1) {
+                std::fs::write(out.with_extension(path.name()), &memory)?;
+            }
+            if rank == 0 {
+                measured.print(options);
+                all.push(measured);
+            }
+        }
+    }
+    if rank == 0 {
+        finish(options, &all)?;
+    }
+    Ok(())
+}
+
+/// Makes the transfers of one path, and returns what both sides took.
+fn measure(
+    options: &Options,
+    side: &mut Side<'_>,
+    domain: &ProtectionDomain,
+    rank: u32,
+    path: Path,
+    memory: &mut [u8],
+) -> Result<Measured> {
+    let before = match path {
+        Path::Direct => Some(register(domain, memory)?),
+        _ => None,
+    };
+    let bytes = memory.len() as u64;
+    side.copies = Copies::default();
+    let cpu = support::process_time()?;
+    let mut times = Vec::new();
+    for _ in 0..options.transfers {
+        let started = Instant::now();
+        let own = match path {
+            Path::Registered => Some(register(domain, memory)?),
+            _ => None,
+        };
+        let registered = before.as_ref().or(own.as_ref());
+        if rank == 0 {
+            side.send_all(path, memory, registered)?;
+        } else {
+            side.receive_all(memory, registered)?;
+        }
+        if let Some(region) = own {
+            region.deregister();
+        }
+        times.push(started.elapsed());
+    }
+    let cpu = support::process_time()? - cpu;
+    times.sort_unstable();
+    let Copies {
+        count,
+        bytes: copied,
+        time,
+    } = side.copies;
+    let mut own = [count, copied, time.as_nanos() as u64, cpu.as_nanos() as u64];
+    if rank == 0 {
+        // The copies of the receiver come with its last message.
+        let theirs = side.receive()?;
+        for (own, theirs) in own.iter_mut().zip(theirs.chunks_exact(8)) {
+            *own += u64::from_le_bytes(theirs.try_into()?);
+        }
+    } else {
+        let message: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
+        side.send(&message)?;
+    }
+    let each = |nanoseconds: u64| Duration::from_nanos(nanoseconds / options.transfers);
+    let median = times[times.len() / 2];
+    let [copies, copied_bytes, copy_time, cpu] = own;
+    Ok(Measured {
+        path,
+        bytes,
+        median,
+        cpu: each(cpu),
+        copies,
+        copied_bytes,
+        copy_time: each(copy_time),
+    })
+}
+
+impl Measured {
+    /// How often each byte was copied.
+    fn copies_of_each_byte(&self, options: &Options) -> f64 {
+        self.copied_bytes as f64 / (self.bytes * options.transfers) as f64
+    }
+
+    fn print(&self, options: &Options) {
+        let us = |time: Duration| time.as_secs_f64() * 1e6;
+        println!(
+            "{:9}  {:10} {:20.2} {:6} {:10.1} {:9.0} {:11.1} {:7.1}",
+            self.bytes,
+            self.path.name(),
+            self.copies_of_each_byte(options),
+            self.copies / options.transfers,
+            us(self.median),
+            self.bytes as f64 / us(self.median),
+            us(self.copy_time),
+            us(self.cpu)
+        );
+    }
+}
+
+/// Words that repeat nowhere in a transfer.
+fn random(bytes: u64) -> Vec<u8> {
+    let words = (1..=bytes.div_ceil(8)).map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mut all: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+    all.truncate(bytes as usize);
+    all
+}
+
+fn finish(options: &Options, all: &[Measured]) -> Result<()> {
+    if let Some(file) = &options.out {
+        let row = |measured: &Measured| {
+            json!({
+                "path": measured.path.name(), "bytes": measured.bytes, "transfers": options.transfers,
+                "copies": measured.copies, "copied_bytes": measured.copied_bytes,
+            })
+        };
+        let rows: Vec<_> = all.iter().map(row).collect();
+        std::fs::write(file, json!(rows).to_string())?;
+    }
+    if let Some(file) = &options.svg {
+        let line = |path: Path| {
+            let own = all.iter().filter(|measured| measured.path == path);
+            let points =
+                own.map(|measured| (measured.bytes as f64, measured.median.as_secs_f64() * 1e6));
+            Line {
+                name: path.name().into(),
+                points: points.collect(),
+            }
+        };
+        let lines = Path::ALL.map(line).into();
+        Plot {
+            title: "One transfer",
+            x: "bytes",
+            y: "median us",
+            lines,
+        }
+        .write(file)?;
+    }
+    Ok(())
+}

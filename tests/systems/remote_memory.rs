@@ -1,0 +1,125 @@
+//! The outcomes of the litmus tests, and the versions of all keys of the store against those of the same puts made one after the other.
+
+use serde_json::Value;
+
+use super::{example, folder};
+
+const RANKS: u64 = 4;
+const KEYS: u64 = 200;
+const OPERATIONS: u64 = 400;
+const GETS: [u64; 2] = [20, 80];
+const SEED: u64 = 7;
+
+fn run(name: &str, arguments: &[&str]) -> Value {
+    let file = folder(name).join("out.json");
+    let arguments = [arguments, &["--out", file.to_str().unwrap()]].concat();
+    let output = example("remote_memory", &arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {error}", output.status);
+    serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap()
+}
+
+#[test]
+fn no_litmus_test_has_a_forbidden_outcome() {
+    let out = run(
+        "remote_memory_litmus",
+        &["--rounds", "512", "--batch", "16", "--operations", "0"],
+    );
+    let tests = out["litmus"].as_array().unwrap();
+    assert_eq!(tests.len(), 7);
+    for test in tests {
+        let counts = test["counts"].as_object().unwrap();
+        let count = |reads: &str| counts.get(reads).map_or(0, |count| count.as_u64().unwrap());
+        assert_eq!(
+            counts
+                .values()
+                .map(|count| count.as_u64().unwrap())
+                .sum::<u64>(),
+            512,
+            "{test}"
+        );
+        // What each test forbids, once more, and without what the program says of it.
+        let forbidden = match test["name"].as_str().unwrap() {
+            "message passing, fence" => count("10"),
+            "store buffering, fence" => count("00"),
+            "load buffering" => count("11"),
+            "independent reads (IRIW)" => count("1010"),
+            "one location" => {
+                let is_wrong = |reads: &str| {
+                    let [a, b, c, d] = reads.as_bytes() else {
+                        panic!("{reads}")
+                    };
+                    let back = |first: u8, second: u8| first != b'0' && second == b'0';
+                    back(*a, *b) || back(*c, *d) || ["1221", "2112"].contains(&reads)
+                };
+                let wrong = counts.iter().filter(|(reads, _)| is_wrong(reads));
+                wrong.map(|(_, count)| count.as_u64().unwrap()).sum()
+            }
+            "message passing" | "store buffering" => 0,
+            other => panic!("{other}"),
+        };
+        assert_eq!(forbidden, 0, "{test}");
+    }
+}
+
+#[test]
+fn every_put_is_there_once_with_caches_and_without() {
+    let numbers = [RANKS, KEYS, OPERATIONS, SEED].map(|number| number.to_string());
+    let [ranks, keys, operations, seed] = &numbers;
+    // Few lines: much is evicted.
+    let arguments = [
+        "--rounds",
+        "0",
+        "--ranks",
+        ranks,
+        "--keys",
+        keys,
+        "--operations",
+        operations,
+        "--seed",
+        seed,
+        "--gets",
+        "20,80",
+        "--cache-lines",
+        "32",
+        "--skew",
+        "0.5",
+    ];
+    let out = run("remote_memory_store", &arguments);
+    let versions = out["versions"].as_array().unwrap();
+    let expected = puts();
+    assert_eq!(versions.len(), expected.len());
+    for (key, (version, puts)) in versions.iter().zip(&expected).enumerate() {
+        assert_eq!(*version, serde_json::json!([puts, puts]), "key {key}");
+    }
+}
+
+/// How often each key is put: the operations of all ranks, in any order.
+fn puts() -> Vec<u64> {
+    let weights: Vec<f64> = (1..=KEYS).map(|k| (k as f64).powf(-0.5)).collect();
+    let total: f64 = weights.iter().fold(0.0, |sum, weight| sum + weight);
+    let mut puts = vec![0; KEYS as usize];
+    for (phase, share) in (0..).zip(GETS) {
+        for rank in 0..RANKS {
+            let mut state = SEED * (1 << 20) + (phase << 10) + rank;
+            for _ in 0..OPERATIONS {
+                let is_get = split_mix(&mut state) % 100 < share;
+                let at = (split_mix(&mut state) >> 11) as f64 / (1_u64 << 53) as f64 * total;
+                let mut sum = 0.0;
+                let key = weights.iter().position(|weight| {
+                    sum += weight;
+                    sum > at
+                });
+                puts[key.unwrap()] += u64::from(!is_get);
+            }
+        }
+    }
+    puts
+}
+
+fn split_mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (*state ^ *state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
+}

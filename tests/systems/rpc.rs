@@ -1,0 +1,143 @@
+//! The answers of all methods against the sum that a single thread computes, and the crossings against those that follow from the table.
+
+use serde_json::Value;
+
+use super::{example, folder};
+
+const SIZES: [u64; 3] = [8, 1000, 20_000];
+const CLIENTS: [u64; 2] = [1, 3];
+const CALLS: u64 = 12;
+const METHODS: [&str; 5] = ["two-sided", "events", "one-sided", "read-based", "adaptive"];
+
+#[test]
+fn every_method_gives_the_answers_and_crossings_follow_from_the_table() {
+    let file = folder("rpc").join("out.json");
+    let arguments = [
+        "--sizes",
+        "8,1000,20000",
+        "--clients",
+        "1,3",
+        "--calls",
+        "12",
+        "--margin",
+        "10",
+        "--out",
+        file.to_str().unwrap(),
+    ];
+    let output = example("rpc", &arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {error}", output.status);
+    let out: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let cells = out["cells"].as_array().unwrap();
+    assert_eq!(cells.len(), SIZES.len() * CLIENTS.len() * METHODS.len());
+    for cell in cells {
+        let (size, clients) = (number(cell, "size"), number(cell, "clients"));
+        assert_eq!(
+            cell["sum"].as_u64().unwrap(),
+            sum_of_answers(size, clients),
+            "{cell}"
+        );
+        assert!(cell["latency"].as_u64().unwrap() > 0, "{cell}");
+    }
+    let mut expected = Vec::new();
+    for (metric, less_is_better) in [("latency", true), ("throughput", false), ("cpu", true)] {
+        for (over, other) in [("size", "clients"), ("clients", "size")] {
+            for (first, second) in pairs() {
+                for fixed in if over == "size" {
+                    &CLIENTS[..]
+                } else {
+                    &SIZES[..]
+                } {
+                    let at = |method: &str, place: u64| {
+                        let is_it = |cell: &&Value| {
+                            cell["method"] == method
+                                && number(cell, over) == place
+                                && number(cell, other) == *fixed
+                        };
+                        cells.iter().find(is_it).unwrap()[metric].as_f64().unwrap()
+                    };
+                    // Those places where one of the two is better by the margin, and whether it is the first.
+                    let places = if over == "size" {
+                        &SIZES[..]
+                    } else {
+                        &CLIENTS[..]
+                    };
+                    let clear: Vec<(u64, bool)> = places
+                        .iter()
+                        .map(|place| (*place, at(first, *place), at(second, *place)))
+                        .filter(|(_, a, b)| a / b >= 1.1 || b / a >= 1.1)
+                        .map(|(place, a, b)| (place, if less_is_better { a < b } else { a > b }))
+                        .collect();
+                    for two in clear.windows(2).filter(|two| two[0].1 != two[1].1) {
+                        let (before, after) = if two[0].1 {
+                            (first, second)
+                        } else {
+                            (second, first)
+                        };
+                        let over = if over == "size" { "bytes" } else { over };
+                        expected.push(format!(
+                            "{metric} {over} {fixed} {before} {after} {} {}",
+                            two[0].0, two[1].0
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    let text = |found: &Value| {
+        let name = |key: &str| found[key].as_str().unwrap().to_owned();
+        let (fixed, from, to) = (
+            number(found, "fixed"),
+            number(found, "from"),
+            number(found, "to"),
+        );
+        format!(
+            "{} {} {fixed} {} {} {from} {to}",
+            name("metric"),
+            name("over"),
+            name("before"),
+            name("after")
+        )
+    };
+    let mut found: Vec<String> = out["crossings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(text)
+        .collect();
+    found.sort();
+    expected.sort();
+    assert_eq!(found, expected);
+}
+
+fn pairs() -> Vec<(&'static str, &'static str)> {
+    let behind = |at: usize| {
+        METHODS[at + 1..]
+            .iter()
+            .map(move |second| (METHODS[at], *second))
+    };
+    (0..METHODS.len()).flat_map(behind).collect()
+}
+
+fn number(value: &Value, key: &str) -> u64 {
+    value[key].as_u64().unwrap()
+}
+
+/// What the answers to all calls add up to.
+fn sum_of_answers(size: u64, clients: u64) -> u64 {
+    let mut sum = 0_u64;
+    for client in 0..clients {
+        for call in 0..CALLS.div_ceil(clients) {
+            let seed = (client << 40) ^ (size << 16) ^ call;
+            for at in 0..size {
+                let word = (seed ^ ((at / 8) << 20))
+                    .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                    .rotate_left(23);
+                let request = (word >> (8 * (at % 8))) as u8;
+                let answer = request.wrapping_mul(5).wrapping_add((at as u8) ^ 0x5a);
+                sum = sum.wrapping_add(u64::from(answer) * (at + 1));
+            }
+        }
+    }
+    sum
+}
