@@ -1,6 +1,8 @@
 //! The programs of `examples/systems`: each does its work on small data, and what it writes is compared with a reference.
 #![cfg(all(feature = "group", feature = "softcx", not(loom)))]
 #![allow(dead_code)]
+mod block_write;
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
