@@ -2,6 +2,7 @@
 #![cfg(all(feature = "group", feature = "softcx", not(loom)))]
 #![allow(dead_code)]
 mod block_write;
+mod rendezvous;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
