@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 mod block_write;
 mod rendezvous;
+mod shuffle;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
