@@ -218,8 +218,10 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
                 chain = Some(made);
                 by_rdma.push(cost);
             }
-            // Without an ended rank this is an error like any other.
-            Err(failure) if group.check().is_ok() => return Err(failure),
+            // Without an ended rank this is an error like any other, and so is what this rank has found to be wrong.
+            Err(failure) if !is_of_group(&failure) || group.check().is_ok() => {
+                return Err(failure);
+            }
             Err(failure) => {
                 println!("rank {name}: {failure:#}");
                 let begin = Timeline::now();
@@ -273,6 +275,10 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
     group.barrier()?;
     group.leave()?;
     Ok(())
+}
+
+fn is_of_group(failure: &anyhow::Error) -> bool {
+    failure.is::<ChainBroken>() || failure.is::<Error>()
 }
 
 /// What the client writes.
@@ -728,7 +734,7 @@ fn report(
         .store()
         .gather(&own, DEADLINE)?
         .iter()
-        .map(words_of)
+        .map(|bytes| words_of(bytes))
         .collect();
     if group.rank() != CLIENT {
         return Ok(());
@@ -783,7 +789,7 @@ fn report(
     Ok(())
 }
 
-fn words_of(bytes: &Vec<u8>) -> Vec<u64> {
+fn words_of(bytes: &[u8]) -> Vec<u64> {
     let words = bytes.as_chunks().0.iter();
     words.map(|word| u64::from_le_bytes(*word)).collect()
 }
