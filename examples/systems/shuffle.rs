@@ -743,8 +743,9 @@ impl<'a> Flight<'a> {
                 continue;
             };
             let bytes = bytes_of(batch);
-            let is_within = self.bytes == 0 || self.bytes + bytes <= self.limit;
-            if !is_within || !has_room(peer, batch) {
+            // With nothing under way there is room, unless the endpoint has failed: then the post says why, and `Endpoint::room` would be 0.
+            let is_free = self.bytes == 0;
+            if !is_free && (self.bytes + bytes > self.limit || !has_room(peer, batch)) {
                 continue;
             }
             self.left.entry(peer).or_default().pop_front();
