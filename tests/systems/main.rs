@@ -1,9 +1,12 @@
 //! The programs of `examples/systems`: each does its work on small data, and what it writes is compared with a reference.
 #![cfg(all(feature = "group", feature = "softcx", not(loom)))]
 #![allow(dead_code)]
+mod block_write;
 mod copies;
 mod remote_memory;
+mod rendezvous;
 mod rpc;
+mod shuffle;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // a signal to this process, and what it has used of the processor
 
 mod plot;
+mod record;
 
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
@@ -13,6 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use doorbell::{Group, LaunchEnvironment};
 
 pub use plot::{Bar, Line, Plot, timeline};
+pub use record::Timeline;
 
 /// Runs `rank` as one rank of a job. Under a launcher (`mpirun`, `torchrun`, `srun`) this process is the rank that the launcher says. Without one it starts `size` copies of
 /// itself, with its own arguments, and waits for them.
@@ -20,13 +22,29 @@ pub use plot::{Bar, Line, Plot, timeline};
 /// # Errors
 /// That of `rank`, or, without a launcher, the first rank that did not end well.
 pub fn run(size: u32, rank: impl FnOnce(Group) -> Result<()>) -> Result<()> {
+    run_with_victim(size, None, rank)
+}
+
+/// [`run`], where the rank `victim` is to be killed: that it ends otherwise is an error.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with_victim(
+    size: u32,
+    victim: Option<u32>,
+    rank: impl FnOnce(Group) -> Result<()>,
+) -> Result<()> {
     if LaunchEnvironment::from_env().is_ok() {
         return rank(Group::from_env()?);
     }
     let mut ranks = Ranks::start(size)?;
     for rank in 0..size {
         let status = ranks.wait(rank)?;
-        ensure!(status.success(), "rank {rank} of {size}: {status}");
+        let is_right = match victim {
+            Some(victim) if victim == rank => was_killed(status),
+            _ => status.success(),
+        };
+        ensure!(is_right, "rank {rank} of {size}: {status}");
     }
     Ok(())
 }
@@ -39,7 +57,9 @@ pub struct Ranks {
 impl Ranks {
     /// Starts a job of `size` ranks with the arguments of this process.
     pub fn start(size: u32) -> Result<Ranks> {
-        let mut ranks = Ranks { children: Vec::new() };
+        let mut ranks = Ranks {
+            children: Vec::new(),
+        };
         let job = Job::new()?;
         for rank in 0..size {
             ranks.children.push(job.spawn(rank, size)?);

@@ -1,0 +1,105 @@
+//! The replicas' copies are compared with the file that was written.
+
+use std::path::Path;
+
+use crate::{example, folder};
+
+/// Not a multiple of the length of a packet.
+const LEN: usize = 1_000_003;
+
+/// Writes a file, whose bytes this returns, as a block with these further arguments. Returns what the program says, too.
+fn write(test: &str, further: &[&str]) -> (Vec<u8>, String) {
+    let folder = folder(test);
+    let file = folder.join("block");
+    let mut state = 0x1234_5678_u32;
+    let content: Vec<u8> = (0..LEN)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        })
+        .collect();
+    std::fs::write(&file, &content).unwrap();
+    let options = [
+        format!("--file={}", file.display()),
+        format!("--out={}", folder.join("out").display()),
+        "--packet-bytes=7000".into(),
+        "--window=10".into(),
+        "--rounds=2".into(),
+    ];
+    let mut arguments: Vec<&str> = options.iter().map(String::as_str).collect();
+    arguments.extend(further);
+    let output = example("block_write", &arguments);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}\n{output:?}");
+    (content, text)
+}
+
+fn check_replicas(test: &str, content: &[u8], replicas: &[u32]) {
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join("systems")
+        .join(test)
+        .join("out");
+    let mut names: Vec<String> = std::fs::read_dir(&out)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    let expected: Vec<String> = replicas.iter().map(|r| format!("replica-{r}")).collect();
+    assert_eq!(names, expected);
+    for name in names {
+        let copy = std::fs::read(out.join(&name)).unwrap();
+        assert_eq!(copy.len(), content.len(), "{name}");
+        let wrong = copy.iter().zip(content).position(|(a, b)| a != b);
+        assert_eq!(wrong, None, "the first byte of {name} that is not right");
+    }
+}
+
+/// CRC-32C, bit by bit.
+fn crc32c(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            (crc >> 1) ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 }
+        })
+    })
+}
+
+#[test]
+fn every_replica_has_the_block() {
+    let (content, text) = write("block_write", &[]);
+    check_replicas("block_write", &content, &[1, 2, 3]);
+    assert_eq!(
+        crc32c(b"123456789"),
+        0xe306_9283,
+        "the check value of CRC-32C"
+    );
+    let sum = format!("sum {:08x}", crc32c(&content));
+    assert!(text.contains(&sum), "{sum} is not in\n{text}");
+    // The program compares what TCP brings with what RDMA brings.
+    assert!(text.contains("\nTCP "), "{text}");
+}
+
+#[test]
+fn chain_is_made_again_without_a_replica_that_was_killed() {
+    for (victim, others) in [(1, [2, 3]), (2, [1, 3]), (3, [1, 2])] {
+        let test = format!("block_write_without_{victim}");
+        let kill = format!("--kill={victim}");
+        let (content, text) = write(&test, &[&kill]);
+        let named = "rank 0: the chain broke behind packet ";
+        let line = text.lines().find(|line| line.starts_with(named));
+        let line = line.unwrap_or_else(|| panic!("{text}"));
+        let cause = format!("rank {victim} of the group");
+        assert!(line.contains(&cause), "{line}");
+        // In the middle, not from the beginning.
+        assert!(text.contains("rank 0: goes on with packet "), "{text}");
+        check_replicas(&test, &content, &others);
+    }
+}
+
+#[test]
+fn packet_that_changed_at_a_replica_is_found_and_sent_again() {
+    let test = "block_write_corrupt";
+    let (content, text) = write(test, &["--corrupt=1"]);
+    assert!(text.contains("rank 2: packet 71 is not right"), "{text}");
+    assert!(text.contains("rank 0: packet 71 is sent again"), "{text}");
+    check_replicas(test, &content, &[1, 2, 3]);
+}
