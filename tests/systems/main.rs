@@ -1,6 +1,11 @@
 //! The programs of `examples/systems`: each does its work on small data, and what it writes is compared with a reference.
 #![cfg(all(feature = "group", feature = "softcx", not(loom)))]
 #![allow(dead_code)]
+
+mod data_parallel_training;
+#[path = "../waived/mod.rs"]
+mod waived;
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
 

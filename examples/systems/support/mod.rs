@@ -1,7 +1,9 @@
 //! What the programs of this folder share: how ranks are started, the processor time that they take, and plots.
-#![allow(dead_code)] // no program uses all of it
+#![allow(dead_code, unused_imports)] // no program uses all of it
 
+pub mod digits;
 mod plot;
+pub mod recorder;
 
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
@@ -12,6 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use doorbell::{Group, LaunchEnvironment};
 
 pub use plot::{Bar, Line, Plot, timeline};
+pub use recorder::Recorder;
 
 /// Runs `rank` as one rank of a job. Under a launcher (`mpirun`, `torchrun`, `srun`) this process is the rank that the launcher says. Without one it starts `size` copies of
 /// itself, with its own arguments, and waits for them.
@@ -38,7 +41,9 @@ pub struct Ranks {
 impl Ranks {
     /// Starts a job of `size` ranks with the arguments of this process.
     pub fn start(size: u32) -> Result<Ranks> {
-        let mut ranks = Ranks { children: Vec::new() };
+        let mut ranks = Ranks {
+            children: Vec::new(),
+        };
         let job = Job::new()?;
         for rank in 0..size {
             ranks.children.push(job.spawn(rank, size)?);

@@ -35,13 +35,19 @@ impl Plot<'_> {
                 range(points().map(|point| point.0)).log_scale(),
                 range(points().map(|point| point.1)).log_scale(),
             )?;
-        chart.configure_mesh().x_desc(self.x).y_desc(self.y).draw()?;
+        chart
+            .configure_mesh()
+            .x_desc(self.x)
+            .y_desc(self.y)
+            .draw()?;
         for (index, line) in self.lines.iter().enumerate() {
             let colour = Palette99::pick(index).to_rgba();
             chart
                 .draw_series(LineSeries::new(line.points.clone(), colour.stroke_width(2)))?
                 .label(&line.name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+                .legend(move |(x, y)| {
+                    PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2))
+                });
         }
         chart
             .configure_series_labels()
@@ -90,7 +96,10 @@ pub fn timeline(file: &Path, title: &str, rows: &[String], bars: &[Bar]) -> Resu
         let colour = Palette99::pick(index).to_rgba();
         let own = bars.iter().filter(|bar| bar.kind == *kind).map(|bar| {
             let top = bar.row as f64;
-            Rectangle::new([(bar.from_ms, top + 0.1), (bar.to_ms, top + 0.9)], colour.filled())
+            Rectangle::new(
+                [(bar.from_ms, top + 0.1), (bar.to_ms, top + 0.9)],
+                colour.filled(),
+            )
         });
         chart
             .draw_series(own)?
@@ -107,6 +116,12 @@ pub fn timeline(file: &Path, title: &str, rows: &[String], bars: &[Bar]) -> Resu
 }
 
 fn range(values: impl Iterator<Item = f64>) -> Range<f64> {
-    let (low, high) = values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
-    if low > high { 1.0..10.0 } else { low * 0.9..high * 1.1 }
+    let (low, high) = values.fold((f64::MAX, f64::MIN), |(low, high), value| {
+        (low.min(value), high.max(value))
+    });
+    if low > high {
+        1.0..10.0
+    } else {
+        low * 0.9..high * 1.1
+    }
 }
