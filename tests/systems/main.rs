@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 mod data_parallel_training;
+mod pipeline_training;
 #[path = "../waived/mod.rs"]
 mod waived;
 
