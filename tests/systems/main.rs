@@ -8,6 +8,11 @@ mod rendezvous;
 mod rpc;
 mod shuffle;
 
+mod data_parallel_training;
+mod pipeline_training;
+#[path = "../waived/mod.rs"]
+mod waived;
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
 

@@ -2,8 +2,10 @@
 #![allow(dead_code, unused_imports)] // no program uses all of it
 #![allow(unsafe_code)] // a signal to this process, and what it has used of the processor
 
+pub mod digits;
 mod plot;
 mod record;
+pub mod recorder;
 
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
@@ -15,6 +17,7 @@ use doorbell::{Group, LaunchEnvironment};
 
 pub use plot::{Bar, Line, Plot, timeline};
 pub use record::Timeline;
+pub use recorder::Recorder;
 
 /// Runs `rank` as one rank of a job. Under a launcher (`mpirun`, `torchrun`, `srun`) this process is the rank that the launcher says. Without one it starts `size` copies of
 /// itself, with its own arguments, and waits for them.
