@@ -1,15 +1,21 @@
 //! The programs of `examples/systems`: each does its work on small data, and what it writes is compared with a reference.
-#![cfg(all(feature = "group", feature = "softcx", not(loom)))]
-#![allow(dead_code)]
+//!
+//! Only in optimised builds, because the programs compute, and poll: `scripts/test systems`.
+#![cfg(all(
+    feature = "group",
+    feature = "softcx",
+    not(loom),
+    not(debug_assertions)
+))]
+
 mod block_write;
 mod copies;
+mod data_parallel_training;
+mod pipeline_training;
 mod remote_memory;
 mod rendezvous;
 mod rpc;
 mod shuffle;
-
-mod data_parallel_training;
-mod pipeline_training;
 #[path = "../waived/mod.rs"]
 mod waived;
 
@@ -18,7 +24,7 @@ use std::process::{Command, Output};
 
 /// Runs an example, which starts its own ranks.
 fn example(name: &str, arguments: &[&str]) -> Output {
-    // `cargo test` builds the examples next to the tests.
+    // `cargo build --release --examples` puts the examples next to the tests.
     let mut folder = std::env::current_exe().unwrap();
     folder.pop();
     folder.pop();
