@@ -68,7 +68,7 @@ fn weights_are_those_of_a_loop_and_keys_mean_what_tensorflow_says() {
         "message: received before and after their sends",
         "/task:0;/task:1;a;3: step 3 was aborted: out of memory",
         "/task:0;/task:1;b;3: step 3 was aborted: out of memory",
-        "dropped sends: 1",
+        "/task:0;/task:1;a;3, sent later: step 3 was aborted: out of memory",
         "/task:0;/task:1;c;4: received",
     ] {
         assert!(
