@@ -7,7 +7,6 @@
 //! compared. With `--kill RANK` that replica is killed in the middle of the block. The others make a chain without it, and the client goes on with the first packet that one of them
 //! does not have.
 
-#[allow(unsafe_code)] // signals and getrusage
 #[path = "support/mod.rs"]
 mod support;
 

@@ -11,8 +11,6 @@
 //! - `all-reduce`: a ring all-reduce for each layer, queued behind the backward kernel of that layer. The CPU queues whole steps ahead.
 //! - `parameter-server`: rank 0 receives the gradients of a layer from all ranks, changes the weights and sends them back. It is queued in the same way.
 //! - `synchronous`: the operations of `all-reduce`, but the CPU waits after each of them.
-#![allow(unsafe_code)] // `support` calls getrusage
-
 #[path = "support/mod.rs"]
 mod support;
 

@@ -14,8 +14,6 @@
 //!
 //! With `--checkpoint` the pipeline saves its weights every few steps. If a rank ends, the others go on without it from the last checkpoint (`--on-loss shrink`), or end with an error
 //! that names it (`--on-loss fail`); the same command then goes on from the checkpoint.
-#![allow(unsafe_code)] // `support` calls getrusage
-
 #[path = "support/mod.rs"]
 mod support;
 
@@ -444,6 +442,9 @@ struct Report {
     bars: Vec<Bar>,
 }
 
+/// What a block has computed from, and its hidden neurons.
+type Kept = (Vec<f32>, Vec<f32>);
+
 /// A stage of the pipeline, which its kernels use one after the other.
 struct Stage {
     digits: Arc<Digits>,
@@ -458,7 +459,7 @@ struct Stage {
     head_gradient: Vec<f32>,
     loss: f32,
     /// By micro-batch, for each block what it has computed from, and the hidden neurons. Behind them the output.
-    kept: BTreeMap<usize, Vec<(Vec<f32>, Vec<f32>)>>,
+    kept: BTreeMap<usize, Vec<Kept>>,
     most_kept: usize,
 }
 
@@ -1064,6 +1065,9 @@ fn report(
 
 const BACKWARD: &str = "backward";
 
+/// What a kernel of a part does to it and to the memory of its sums.
+type PartKernel = Box<dyn FnOnce(&mut Part, &Region) + Send>;
+
 /// What the kernels of one rank use that has a part of the neurons of each block.
 struct Part {
     digits: Arc<Digits>,
@@ -1181,15 +1185,14 @@ fn train_tensor(group: &Group, options: &Options, digits: &Arc<Digits>) -> Resul
     let stream = HostStream::new("part")?;
     let recorder = Arc::new(Recorder::new());
     let time = Duration::from_micros(options.kernel_us) / ranks as u32;
-    let kernel =
-        |kind: &'static str, factor: u32, work: Box<dyn FnOnce(&mut Part, &Region) + Send>| {
-            let (part, recorder, sums) = (Arc::clone(&part), Arc::clone(&recorder), sums.clone());
-            stream.launch(move || {
-                recorder.time(rank, kind, || {
-                    last(time * factor, || work(&mut lock(&part), &sums))
-                })
+    let kernel = |kind: &'static str, factor: u32, work: PartKernel| {
+        let (part, recorder, sums) = (Arc::clone(&part), Arc::clone(&recorder), sums.clone());
+        stream.launch(move || {
+            recorder.time(rank, kind, || {
+                last(time * factor, || work(&mut lock(&part), &sums))
             })
-        };
+        })
+    };
     let ends: Vec<Event> = (0..AHEAD)
         .map(|_| Event::blocking().without_timing())
         .collect();

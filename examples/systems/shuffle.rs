@@ -6,7 +6,6 @@
 //! The same blocks are fetched a second way, by a request message and reply messages, and both are compared. With `--kill RANK` that rank is killed while others fetch from it. The
 //! others then make a group without it, map its splits again, and go on.
 
-#[allow(unsafe_code)] // signals and getrusage
 #[path = "support/mod.rs"]
 mod support;
 
