@@ -356,7 +356,7 @@ impl<'a> Note<'a> {
     }
 }
 
-/// Someone who has asked for a tensor that is not there yet.
+/// A rank that has asked for a tensor before it was sent.
 struct Asker {
     rank: u32,
     id: u64,

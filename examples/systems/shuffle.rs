@@ -761,7 +761,7 @@ impl<'a> Flight<'a> {
         self.order.front().copied()
     }
 
-    /// The peer's oldest batch that is under way; empty if there is none.
+    /// The oldest batch that is under way with the peer, or an empty one.
     fn first_of(&self, peer: u32) -> &'a [Piece] {
         let queue = self.under_way.get(&peer);
         queue

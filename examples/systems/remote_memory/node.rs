@@ -616,7 +616,7 @@ impl Node {
         Ok(())
     }
 
-    /// A free slot. If there is none, drops the line of one that was not used since the hand came by.
+    /// Returns a free slot. If all slots are in use, evicts the line of a slot that was not used since the last pass of the clock hand.
     fn take_slot(&mut self) -> Result<usize> {
         loop {
             if let Some(slot) = self.free.pop() {

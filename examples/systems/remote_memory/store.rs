@@ -1,6 +1,6 @@
 //! A key-value store: a hash table with one record in a line, over the memory with its caches, or over one-sided accesses without any.
 //!
-//! A record: lock, key + 1 (0 if there is none), version, checksum, value. The lock is used without caches only. Value and checksum follow from key and version, so that every record that is
+//! A record: lock, key + 1 (0 in an empty record), version, checksum, value. The lock is used without caches only. Value and checksum follow from key and version, so that every record that is
 //! read can be checked, and the table at the end follows from the puts alone.
 
 use std::collections::HashMap;
