@@ -82,8 +82,8 @@ impl DeviceCore {
     pub(crate) fn look_at_idle(&mut self, count: usize) -> bool {
         let mut found = false;
         for _ in 0..count.min(self.registers.len()) {
-            let (slot, cold) = self.registers.next_cold();
-            if cold && self.look_at(slot) {
+            let (slot, rung) = self.registers.next_cold();
+            if rung && self.look_at(slot) {
                 self.watch(slot);
                 found = true;
             }

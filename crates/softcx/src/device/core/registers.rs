@@ -118,7 +118,8 @@ impl Registers {
         true
     }
 
-    /// The next slot of all, and whether it has registers that no turn looks at.
+    /// The next slot of all, and whether it has registers that no turn looks at and that hold a doorbell. It reads the registers and nothing of the
+    /// queue pair, which is in no cache either: an idle device looks at many.
     pub(super) fn next_cold(&mut self) -> (usize, bool) {
         self.cold = if self.cold + 1 < self.uars.len() {
             self.cold + 1
@@ -128,7 +129,7 @@ impl Registers {
         let uar = self.get(self.cold);
         (
             self.cold,
-            uar.is_some_and(|uar| uar.quiet_turns >= HOT_TURNS),
+            uar.is_some_and(|uar| uar.quiet_turns >= HOT_TURNS && uar.is_rung()),
         )
     }
 }

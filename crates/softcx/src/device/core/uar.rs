@@ -20,4 +20,10 @@ impl Uar {
             quiet_turns: HOT_TURNS,
         }
     }
+
+    /// Whether a register holds a doorbell.
+    #[inline]
+    pub(super) fn is_rung(&self) -> bool {
+        self.registers.iter().any(|register| register.is_rung())
+    }
 }

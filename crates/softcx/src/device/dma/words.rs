@@ -95,15 +95,23 @@ impl UarRegister {
         UarRegister(at)
     }
 
+    /// Whether there is a value to take.
+    #[inline]
+    pub(crate) fn is_rung(self) -> bool {
+        // SAFETY: promised at construction.
+        let register = unsafe { AtomicU64::from_ptr(self.0) };
+        register.load(Ordering::Relaxed) != 0
+    }
+
     /// The value stored since the last take, if any. Acquire: pairs with the release fence between the driver's doorbell
     /// record and its UAR store. A plain load first: an idle register must cost a read, not a bus lock.
     #[inline]
     pub(crate) fn take(self) -> Option<u64> {
-        // SAFETY: promised at construction.
-        let register = unsafe { AtomicU64::from_ptr(self.0) };
-        if register.load(Ordering::Relaxed) == 0 {
+        if !self.is_rung() {
             return None;
         }
+        // SAFETY: promised at construction.
+        let register = unsafe { AtomicU64::from_ptr(self.0) };
         Some(register.swap(0, Ordering::AcqRel)).filter(|&value| value != 0)
     }
 }
