@@ -1,4 +1,4 @@
-//! The ring of `examples/ring.rs` as jobs of processes: with torchrun's variables, under `mpirun`, and with one rank killed.
+//! The ring of `examples/ring.rs` as jobs of processes: with torchrun's variables, under torchrun, `mpirun` and `srun`, and with one rank killed.
 //!
 //! The test starts itself again as each rank.
 #![cfg(all(feature = "group", feature = "softcx", not(loom)))]
@@ -39,7 +39,10 @@ fn member() {
     let Ok(rounds) = std::env::var(ROUNDS) else {
         return;
     };
-    let killed = std::env::var(KILLED).ok().map(|rank| rank.parse().unwrap());
+    // A job that torchrun starts again is whole.
+    let restarted = std::env::var("TORCHELASTIC_RESTART_COUNT").is_ok_and(|count| count != "0");
+    let killed = std::env::var(KILLED).ok().filter(|_| !restarted);
+    let killed = killed.map(|rank| rank.parse().unwrap());
     let after = |rank, round| {
         if Some(rank) == killed && round == 3 {
             let own = std::process::id().to_string();
@@ -559,6 +562,47 @@ sys.stdin.read()";
         check_exchanges(&said, 1, 2);
     }
     drop(agent);
+}
+
+/// torchrun itself, which ends a job of which one rank was killed, and starts it again.
+#[test]
+fn ring_starts_under_torchrun_and_again_after_a_rank_was_killed() {
+    let test = "ring_starts_under_torchrun_and_again_after_a_rank_was_killed";
+    let logs = std::env::temp_dir().join(format!("doorbell-torchrun-{}", std::process::id()));
+    // The interpreter of the system's packages. Only standard output is redirected: torch 1.13 knows neither none nor both with Python 3.11.
+    let mut command = Command::new("/usr/bin/python3");
+    command
+        .args(["-m", "torch.distributed.run", "--standalone"])
+        .args(["--no_python", "--nproc_per_node", "4"])
+        .args([
+            "--monitor_interval",
+            "1",
+            "--max_restarts",
+            "1",
+            "-r",
+            "1",
+            "-t",
+            "1",
+            "--log_dir",
+        ])
+        .arg(&logs)
+        .arg(std::env::current_exe().unwrap())
+        .args(MEMBER)
+        .env(ROUNDS, "20")
+        .env(KILLED, "2");
+    let output = Rank::start(&mut command).end(LIMIT);
+    let _ = std::fs::remove_dir_all(&logs);
+    let said = text(&output);
+    if said.contains("No module named 'torch'") {
+        return waived::waived(test, "torch is not installed (Debian: python3-torch)");
+    }
+    assert!(output.status.success(), "{said}");
+    for rank in 0..4 {
+        let good = good(rank, 4, 20);
+        assert_eq!(said.matches(&good).count(), 1, "rank {rank}: {said}");
+    }
+    let named = "ended with: rank 2 of the group: ";
+    assert!(said.contains(named), "{said}");
 }
 
 #[test]

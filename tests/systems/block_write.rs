@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use crate::{example, folder};
+use crate::{Launcher, folder};
 
 /// Not a multiple of the length of a packet.
 const LEN: usize = 1_000_003;
 
 /// Writes a file, whose bytes this returns, as a block with these further arguments. Returns what the program says, too.
-fn write(test: &str, further: &[&str]) -> (Vec<u8>, String) {
+fn write(launcher: Launcher, test: &str, further: &[&str]) -> (Vec<u8>, String) {
     let folder = folder(test);
     let file = folder.join("block");
     let mut state = 0x1234_5678_u32;
@@ -28,7 +28,7 @@ fn write(test: &str, further: &[&str]) -> (Vec<u8>, String) {
     ];
     let mut arguments: Vec<&str> = options.iter().map(String::as_str).collect();
     arguments.extend(further);
-    let output = example("block_write", &arguments);
+    let output = launcher.example(4, "block_write", &arguments);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}\n{output:?}");
     (content, text)
@@ -65,17 +65,19 @@ fn crc32c(bytes: &[u8]) -> u32 {
 
 #[test]
 fn every_replica_has_the_block() {
-    let (content, text) = write("block_write", &[]);
-    check_replicas("block_write", &content, &[1, 2, 3]);
     assert_eq!(
         crc32c(b"123456789"),
         0xe306_9283,
         "the check value of CRC-32C"
     );
-    let sum = format!("sum {:08x}", crc32c(&content));
-    assert!(text.contains(&sum), "{sum} is not in\n{text}");
-    // The program compares what TCP brings with what RDMA brings.
-    assert!(text.contains("\nTCP "), "{text}");
+    for launcher in Launcher::all("every_replica_has_the_block") {
+        let (content, text) = write(launcher, "block_write", &[]);
+        check_replicas("block_write", &content, &[1, 2, 3]);
+        let sum = format!("sum {:08x}", crc32c(&content));
+        assert!(text.contains(&sum), "{sum} is not in\n{text}");
+        // The program compares what TCP brings with what RDMA brings.
+        assert!(text.contains("\nTCP "), "{text}");
+    }
 }
 
 #[test]
@@ -83,7 +85,7 @@ fn chain_is_made_again_without_a_replica_that_was_killed() {
     for (victim, others) in [(1, [2, 3]), (2, [1, 3]), (3, [1, 2])] {
         let test = format!("block_write_without_{victim}");
         let kill = format!("--kill={victim}");
-        let (content, text) = write(&test, &[&kill]);
+        let (content, text) = write(Launcher::Itself, &test, &[&kill]);
         let named = "rank 0: the chain broke behind packet ";
         let line = text.lines().find(|line| line.starts_with(named));
         let line = line.unwrap_or_else(|| panic!("{text}"));
@@ -98,7 +100,7 @@ fn chain_is_made_again_without_a_replica_that_was_killed() {
 #[test]
 fn packet_that_changed_at_a_replica_is_found_and_sent_again() {
     let test = "block_write_corrupt";
-    let (content, text) = write(test, &["--corrupt=1"]);
+    let (content, text) = write(Launcher::Itself, test, &["--corrupt=1"]);
     assert!(text.contains("rank 2: packet 71 is not right"), "{text}");
     assert!(text.contains("rank 0: packet 71 is sent again"), "{text}");
     check_replicas(test, &content, &[1, 2, 3]);

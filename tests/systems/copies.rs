@@ -2,12 +2,19 @@
 
 use serde_json::Value;
 
-use super::{example, folder};
+use super::{Launcher, folder};
 
 const CHUNK: u64 = 1000;
 
 #[test]
 fn every_path_brings_the_file_with_as_many_copies_as_it_says() {
+    let test = "every_path_brings_the_file_with_as_many_copies_as_it_says";
+    for launcher in Launcher::all(test) {
+        check_bytes_and_copies(launcher);
+    }
+}
+
+fn check_bytes_and_copies(launcher: Launcher) {
     let folder = folder("copies");
     let (input, out) = (folder.join("input"), folder.join("out.json"));
     // No whole number of chunks, and more of them than slots.
@@ -26,7 +33,7 @@ fn every_path_brings_the_file_with_as_many_copies_as_it_says() {
         "--slots",
         "2",
     ];
-    let output = example("copies", &arguments);
+    let output = launcher.example(2, "copies", &arguments);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {error}", output.status);
     let rows: Value = serde_json::from_slice(&std::fs::read(&out).unwrap()).unwrap();

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::Launcher;
 use crate::waived::waived;
 
 /// The digits, which `scripts/digits` fetches if they are not there. Without a network the test is waived.
@@ -299,11 +300,14 @@ fn training_of_many_ranks_has_the_bits_of_one_process() {
     };
     let (training, held_out) = images(&file);
     let folder = crate::folder("data_parallel_training");
+    let launchers = Launcher::all("training_of_many_ranks_has_the_bits_of_one_process");
     // With five ranks the gradients cannot be divided evenly.
-    for (ranks, epochs) in [(2, 6), (5, 1)] {
-        let out = folder.join(format!("{ranks}.txt"));
+    let uneven = launchers.into_iter().map(|launcher| (launcher, 5, 1));
+    for (launcher, ranks, epochs) in [(Launcher::Itself, 2, 6)].into_iter().chain(uneven) {
+        let out = folder.join(format!("{ranks}-{launcher:?}.txt"));
         let numbers = [ranks, epochs, BATCH].map(|number| number.to_string());
-        let output = crate::example(
+        let output = launcher.example(
+            ranks,
             "data_parallel_training",
             &[
                 "--data",

@@ -19,18 +19,92 @@ mod shuffle;
 #[path = "../waived/mod.rs"]
 mod waived;
 
+use waived::waived;
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+/// What starts the ranks of a program.
+#[derive(Debug, Clone, Copy)]
+enum Launcher {
+    /// The program.
+    Itself,
+    Mpirun,
+    Torchrun,
+}
+
+impl Launcher {
+    /// The program itself, and the launchers of this machine. Those that are not installed are waived.
+    fn all(test: &str) -> Vec<Launcher> {
+        let missing = |program: &str, arguments: &[&str], said: &str| {
+            let output = Command::new(program).args(arguments).output();
+            !output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(said))
+        };
+        let mut all = vec![Launcher::Itself];
+        if missing("mpirun", &["--version"], "Open MPI") {
+            waived(
+                &format!("{test} (mpirun)"),
+                "there is no mpirun of Open MPI",
+            );
+        } else {
+            all.push(Launcher::Mpirun);
+        }
+        if missing(PYTHON, &["-m", TORCHRUN, "--help"], "--nproc_per_node") {
+            let reason = "torch is not installed (Debian: python3-torch)";
+            waived(&format!("{test} (torchrun)"), reason);
+        } else {
+            all.push(Launcher::Torchrun);
+        }
+        all
+    }
+
+    /// Runs an example on so many ranks.
+    fn example(self, ranks: usize, name: &str, arguments: &[&str]) -> Output {
+        // `cargo build --release --examples` puts the examples next to the tests.
+        let mut folder = std::env::current_exe().unwrap();
+        folder.pop();
+        folder.pop();
+        let program = folder.join("examples").join(name);
+        let ranks = ranks.to_string();
+        let mut command = match self {
+            Launcher::Itself => Command::new(&program),
+            Launcher::Mpirun => {
+                let mut command = Command::new("mpirun");
+                command.args(["--allow-run-as-root", "--oversubscribe", "-n", &ranks]);
+                command.arg(&program);
+                command
+            }
+            Launcher::Torchrun => {
+                let mut command = Command::new(PYTHON);
+                command.args(["-m", TORCHRUN, "--standalone", "--no_python"]);
+                command.args(["--nproc_per_node", &ranks, "--monitor_interval", "1"]);
+                // torch 1.13 with Python 3.11 knows neither no redirection nor that of both outputs. What is redirected is printed as well.
+                command.args(["-r", "1", "-t", "1", "--log_dir"]);
+                command.arg(env!("CARGO_TARGET_TMPDIR")).arg(&program);
+                command
+            }
+        };
+        let output = command.args(arguments).output();
+        let mut output = output.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        if let Launcher::Torchrun = self {
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            let lines = text.lines().map(|line| match line.split_once("]:") {
+                Some((rank, line)) if rank.starts_with("[default") => line,
+                _ => line,
+            });
+            output.stdout = lines.collect::<Vec<&str>>().join("\n").into_bytes();
+        }
+        output
+    }
+}
+
+/// The interpreter of the system's packages, and torch's launcher.
+const PYTHON: &str = "/usr/bin/python3";
+const TORCHRUN: &str = "torch.distributed.run";
+
 /// Runs an example, which starts its own ranks.
 fn example(name: &str, arguments: &[&str]) -> Output {
-    // `cargo build --release --examples` puts the examples next to the tests.
-    let mut folder = std::env::current_exe().unwrap();
-    folder.pop();
-    folder.pop();
-    let program = folder.join("examples").join(name);
-    let output = Command::new(&program).args(arguments).output();
-    output.unwrap_or_else(|error| panic!("{}: {error}", program.display()))
+    Launcher::Itself.example(0, name, arguments)
 }
 
 /// A folder of the test's own, empty.

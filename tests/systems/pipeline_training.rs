@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::Launcher;
 use crate::data_parallel_training::{
     Images, Numbers, bits, digits, first_difference, images, softmax,
 };
@@ -205,6 +206,16 @@ fn expected(training: &Images, steps: usize, parts: usize) -> (Vec<f32>, Vec<f32
 
 /// Starts the program. Whether it has succeeded, and what it has written to stderr.
 fn train(data: &Path, steps: usize, arguments: &[&str]) -> (bool, String) {
+    train_under(Launcher::Itself, 0, data, steps, arguments)
+}
+
+fn train_under(
+    launcher: Launcher,
+    ranks: usize,
+    data: &Path,
+    steps: usize,
+    arguments: &[&str],
+) -> (bool, String) {
     let numbers = [steps, BLOCKS, HIDDEN, BATCH].map(|number| number.to_string());
     let mut all = vec![
         "--data",
@@ -218,7 +229,7 @@ fn train(data: &Path, steps: usize, arguments: &[&str]) -> (bool, String) {
     ];
     all.extend(["--hidden", &numbers[2], "--batch", &numbers[3]]);
     all.extend(arguments);
-    let output = crate::example("pipeline_training", &all);
+    let output = launcher.example(ranks, "pipeline_training", &all);
     (
         output.status.success(),
         String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -259,8 +270,10 @@ fn divided_network_has_the_bits_of_one_process() {
         "the loss does not fall: {:?}",
         whole.0
     );
-    for ranks in [4, 2] {
-        let out = folder.join(format!("{ranks}.txt"));
+    let launchers = Launcher::all("divided_network_has_the_bits_of_one_process");
+    let two = launchers.into_iter().map(|launcher| (launcher, 2));
+    for (launcher, ranks) in [(Launcher::Itself, 4)].into_iter().chain(two) {
+        let out = folder.join(format!("{ranks}-{launcher:?}.txt"));
         let arguments = [
             "--micro-batches",
             "1,2,8",
@@ -269,7 +282,7 @@ fn divided_network_has_the_bits_of_one_process() {
             "--out",
             out.to_str().unwrap(),
         ];
-        let (is_success, error) = train(&data, steps, &arguments);
+        let (is_success, error) = train_under(launcher, ranks, &data, steps, &arguments);
         assert!(is_success, "{error}");
         let text = std::fs::read_to_string(&out).unwrap();
         let mut lines = text.lines();

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{example, folder};
+use super::{Launcher, folder};
 
 const RANKS: u64 = 4;
 const KEYS: u64 = 200;
@@ -10,10 +10,10 @@ const OPERATIONS: u64 = 400;
 const GETS: [u64; 2] = [20, 80];
 const SEED: u64 = 7;
 
-fn run(name: &str, arguments: &[&str]) -> Value {
+fn run(launcher: Launcher, name: &str, arguments: &[&str]) -> Value {
     let file = folder(name).join("out.json");
     let arguments = [arguments, &["--out", file.to_str().unwrap()]].concat();
-    let output = example("remote_memory", &arguments);
+    let output = launcher.example(RANKS as usize, "remote_memory", &arguments);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {error}", output.status);
     serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap()
@@ -22,6 +22,7 @@ fn run(name: &str, arguments: &[&str]) -> Value {
 #[test]
 fn no_litmus_test_has_a_forbidden_outcome() {
     let out = run(
+        Launcher::Itself,
         "remote_memory_litmus",
         &["--rounds", "512", "--batch", "16", "--operations", "0"],
     );
@@ -85,12 +86,15 @@ fn every_put_is_there_once_with_caches_and_without() {
         "--skew",
         "0.5",
     ];
-    let out = run("remote_memory_store", &arguments);
-    let versions = out["versions"].as_array().unwrap();
-    let expected = puts();
-    assert_eq!(versions.len(), expected.len());
-    for (key, (version, puts)) in versions.iter().zip(&expected).enumerate() {
-        assert_eq!(*version, serde_json::json!([puts, puts]), "key {key}");
+    for launcher in Launcher::all("every_put_is_there_once_with_caches_and_without") {
+        let out = run(launcher, "remote_memory_store", &arguments);
+        let versions = out["versions"].as_array().unwrap();
+        let expected = puts();
+        assert_eq!(versions.len(), expected.len());
+        for (key, (version, puts)) in versions.iter().zip(&expected).enumerate() {
+            let both = serde_json::json!([puts, puts]);
+            assert_eq!(*version, both, "{launcher:?}: key {key}");
+        }
     }
 }
 

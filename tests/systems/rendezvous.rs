@@ -1,6 +1,6 @@
 //! The weights are compared with those of a loop without ranks, bit by bit.
 
-use crate::{example, folder};
+use crate::{Launcher, example, folder};
 
 const ELEMENTS: usize = 900;
 const TENSORS: usize = 4;
@@ -42,11 +42,18 @@ fn arguments() -> Vec<String> {
 
 #[test]
 fn weights_are_those_of_a_loop_and_keys_mean_what_tensorflow_says() {
+    let test = "weights_are_those_of_a_loop_and_keys_mean_what_tensorflow_says";
+    for launcher in Launcher::all(test) {
+        check_weights_and_keys(launcher);
+    }
+}
+
+fn check_weights_and_keys(launcher: Launcher) {
     let out = folder("rendezvous").join("weights");
     let mut arguments = arguments();
     arguments.push(format!("--out={}", out.display()));
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let output = example("rendezvous", &arguments);
+    let output = launcher.example(WORKERS as usize + 1, "rendezvous", &arguments);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}\n{output:?}");
 

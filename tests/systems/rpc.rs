@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{example, folder};
+use super::{Launcher, folder};
 
 const SIZES: [u64; 3] = [8, 1000, 20_000];
 const CLIENTS: [u64; 2] = [1, 3];
@@ -11,6 +11,13 @@ const METHODS: [&str; 5] = ["two-sided", "events", "one-sided", "read-based", "a
 
 #[test]
 fn every_method_gives_the_answers_and_crossings_follow_from_the_table() {
+    let test = "every_method_gives_the_answers_and_crossings_follow_from_the_table";
+    for launcher in Launcher::all(test) {
+        check_answers_and_crossings(launcher);
+    }
+}
+
+fn check_answers_and_crossings(launcher: Launcher) {
     let file = folder("rpc").join("out.json");
     let arguments = [
         "--sizes",
@@ -24,7 +31,7 @@ fn every_method_gives_the_answers_and_crossings_follow_from_the_table() {
         "--out",
         file.to_str().unwrap(),
     ];
-    let output = example("rpc", &arguments);
+    let output = launcher.example(4, "rpc", &arguments);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {error}", output.status);
     let out: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::{example, folder};
+use crate::{Launcher, example, folder};
 
 const SPLITS: u64 = 6;
 const RECORDS: u64 = 1500;
@@ -91,15 +91,17 @@ fn arguments(out: &Path) -> Vec<String> {
 
 #[test]
 fn output_is_the_sorted_input_by_either_method() {
-    let out = folder("shuffle");
-    let arguments = arguments(&out);
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let output = example("shuffle", &arguments);
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}\n{output:?}");
-    // The program compares the bytes of the replies with those of the READs.
-    assert!(text.contains("request and reply"), "{text}");
-    check_output(&out);
+    for launcher in Launcher::all("output_is_the_sorted_input_by_either_method") {
+        let out = folder("shuffle");
+        let arguments = arguments(&out);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let output = launcher.example(4, "shuffle", &arguments);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}\n{output:?}");
+        // The program compares the bytes of the replies with those of the READs.
+        assert!(text.contains("request and reply"), "{text}");
+        check_output(&out);
+    }
 }
 
 #[test]

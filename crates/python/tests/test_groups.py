@@ -55,6 +55,19 @@ def test_the_ring_of_the_example() -> None:
         assert said == f"rank {rank} of 3: 5 rounds, all items right\n"
 
 
+def test_torchrun_starts_the_example(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: apt-get install python3-torch on Debian")
+    # With Python 3.11, torch 1.13 knows neither no redirection nor that of both outputs.
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3", "-r", "1", "-t", "1", "--log_dir", str(tmp_path)]
+    [(status, said, errors)] = outputs([subprocess.Popen(
+        [sys.executable, *launcher, str(EXAMPLES / "ring.py"), "5", "10000"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )])
+    assert status == 0, errors
+    for rank in range(3):
+        assert f"rank {rank} of 3: 5 rounds, all items right\n" in said, said
+
+
 def test_the_gradients_of_the_example_are_those_of_torch() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: apt-get install python3-torch on Debian")
     gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
