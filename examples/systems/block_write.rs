@@ -17,10 +17,10 @@ use std::path::PathBuf;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use doorbell::{Access, Completion, Endpoint, Error, Group, QueueKind, Region, RemoteRegion, Work};
-use support::Timeline;
+use support::Recorder;
 
 /// The longest wait for another rank.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -170,7 +170,7 @@ struct Cost {
 }
 
 fn rank(options: &Options, mut group: Group) -> Result<()> {
-    let mut timeline = Timeline::new(group.rank());
+    let recorder = Recorder::new(group.rank());
     let mut names: Vec<u32> = (0..group.size()).collect();
     let crc = Crc32c::new();
     let content = match group.rank() {
@@ -178,9 +178,7 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
         _ => Vec::new(),
     };
     // The replicas learn the length from the client.
-    let length = (content.len() as u64).to_le_bytes();
-    let length = group.store().gather(&length, DEADLINE)?.swap_remove(0);
-    let length = u64::from_le_bytes(length.try_into().map_err(|_| anyhow!("no length"))?);
+    let length = support::gather(&group, &[content.len() as u64])?[0][0];
     let mut block = Block::new(&group, length, options.packet_bytes)?;
     block.data.write(0, &content)?;
 
@@ -197,7 +195,7 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
             crc: &crc,
             has_corrupted: &mut has_corrupted,
         };
-        let begin = Timeline::now();
+        let begin = Recorder::now_ms();
         let written = writer.connect(&block).and_then(|(mut made, first)| {
             // Packets that not all survivors have are sent again, to all.
             ensure!(
@@ -211,7 +209,7 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
             let cost = writer.measure(|writer| writer.write(&mut made, &mut block))?;
             Ok((made, cost))
         });
-        timeline.add("RDMA", begin);
+        recorder.add("RDMA", begin);
         match written {
             Ok((made, cost)) => {
                 chain = Some(made);
@@ -223,11 +221,11 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
             }
             Err(failure) => {
                 println!("rank {name}: {failure:#}");
-                let begin = Timeline::now();
+                let begin = Recorder::now_ms();
                 let (next, ranks) = group.shrink()?;
                 names = ranks.iter().map(|rank| names[*rank as usize]).collect();
                 group = next;
-                timeline.add("shrink", begin);
+                recorder.add("shrink", begin);
             }
         }
     }
@@ -252,9 +250,9 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
                 crc: &crc,
                 has_corrupted: &mut has_corrupted,
             };
-            let begin = Timeline::now();
+            let begin = Recorder::now_ms();
             by_tcp.push(writer.measure(|writer| sockets.write(writer, &mut copy))?);
-            timeline.add("TCP", begin);
+            recorder.add("TCP", begin);
             ensure!(copy == block.bytes()?, "TCP has brought other bytes");
             if round + 1 < options.rounds {
                 if name == CLIENT {
@@ -262,15 +260,15 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
                 } else {
                     block.clear()?;
                 }
-                let begin = Timeline::now();
+                let begin = Recorder::now_ms();
                 by_rdma.push(writer.measure(|writer| writer.write(&mut chain, &mut block))?);
-                timeline.add("RDMA", begin);
+                recorder.add("RDMA", begin);
                 ensure!(copy == block.bytes()?, "RDMA has brought other bytes");
             }
         }
     }
     report(&group, &names, &block, &crc, (&by_rdma, &by_tcp))?;
-    timeline.write("Replicated block write", options.svg.as_deref(), &group)?;
+    recorder.write("Replicated block write", options.svg.as_deref(), &group)?;
     group.barrier()?;
     group.leave()?;
     Ok(())
@@ -728,13 +726,7 @@ fn report(
     for cost in by_rdma.iter().chain(by_tcp) {
         own.extend([cost.seconds, cost.application, cost.process].map(f64::to_bits));
     }
-    let own: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let all: Vec<Vec<u64>> = group
-        .store()
-        .gather(&own, DEADLINE)?
-        .iter()
-        .map(|bytes| words_of(bytes))
-        .collect();
+    let all = support::gather(group, &own)?;
     if group.rank() != CLIENT {
         return Ok(());
     }
@@ -786,11 +778,6 @@ fn report(
         );
     }
     Ok(())
-}
-
-fn words_of(bytes: &[u8]) -> Vec<u64> {
-    let words = bytes.as_chunks().0.iter();
-    words.map(|word| u64::from_le_bytes(*word)).collect()
 }
 
 /// CRC-32C, as HDFS has it, eight bytes at a time.

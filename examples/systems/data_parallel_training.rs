@@ -287,7 +287,7 @@ impl Replica {
             losses: Mutex::default(),
             gradients,
             weights,
-            recorder: Recorder::new(),
+            recorder: Recorder::new(0),
             kernel_time: Duration::from_micros(options.kernel_us),
             batch: options.batch,
             rate: options.rate,
@@ -305,7 +305,7 @@ impl Replica {
 
     /// Runs a kernel of the compute stream.
     fn kernel(&self, kind: &str, work: impl FnOnce()) {
-        self.recorder.time(COMPUTE, kind, || {
+        self.recorder.time_in(COMPUTE, kind, || {
             let begin = Instant::now();
             work();
             std::thread::sleep(self.kernel_time.saturating_sub(begin.elapsed()));
@@ -560,15 +560,15 @@ impl Training<'_> {
 
     /// Notes when the network's stream comes to this place.
     fn begin(&self) -> Result<Arc<Mutex<f64>>> {
-        let (replica, begun) = (Arc::clone(&self.replica), Arc::default());
-        let note: Arc<Mutex<f64>> = Arc::clone(&begun);
+        let begun = Arc::<Mutex<f64>>::default();
+        let note = Arc::clone(&begun);
         self.network
-            .launch(move || *lock(&note) = replica.recorder.now_ms())?;
+            .launch(move || *lock(&note) = Recorder::now_ms())?;
         Ok(begun)
     }
 
     fn end(&self, begun: Arc<Mutex<f64>>, kind: &'static str) -> Result<()> {
-        self.on_network(move |replica| replica.recorder.add(NETWORK, kind, *lock(&begun)))
+        self.on_network(move |replica| replica.recorder.add_in(NETWORK, kind, *lock(&begun)))
     }
 }
 
@@ -636,10 +636,10 @@ fn train(
         for batch in order.chunks_exact(options.batch) {
             let end = &ends[steps % ends.len()];
             end.synchronize(DEADLINE)?;
-            let from_ms = replica.recorder.now_ms();
+            let from_ms = Recorder::now_ms();
             training.step(batch[first..first + share].to_vec())?;
             training.network.record(end)?;
-            replica.recorder.add(APPLICATION, QUEUES, from_ms);
+            replica.recorder.add_in(APPLICATION, QUEUES, from_ms);
             steps += 1;
         }
     }
@@ -674,26 +674,17 @@ fn agree(group: &Group, weights: &[f32], times: [Duration; 2]) -> Result<[Durati
         (hash ^ u64::from(weight.to_bits())).wrapping_mul(0x100_0000_01b3)
     };
     let hash = weights.iter().fold(0xcbf2_9ce4_8422_2325, mix);
-    let own: Vec<u8> = [hash, times[0].as_nanos() as u64, times[1].as_nanos() as u64]
-        .iter()
-        .flat_map(|word| word.to_le_bytes())
-        .collect();
-    let all = group.store().gather(&own, Duration::from_secs(30))?;
-    let word = |rank: &[u8], at: usize| {
-        let bytes = rank.get(8 * at..).and_then(|rest| rest.first_chunk());
-        bytes
-            .map(|bytes| u64::from_le_bytes(*bytes))
-            .context("a rank has stored no numbers")
-    };
+    let [thread, process] = times.map(|time| time.as_nanos() as u64);
+    let all = support::gather(group, &[hash, thread, process])?;
     let mut sums = [0; 2];
     for (rank, values) in all.iter().enumerate() {
         ensure!(
-            word(values, 0)? == hash,
+            values[0] == hash,
             "the weights of rank {rank} are not those of rank {}",
             group.rank()
         );
-        sums[0] += word(values, 1)?;
-        sums[1] += word(values, 2)?;
+        sums[0] += values[1];
+        sums[1] += values[2];
     }
     Ok(sums.map(|sum| Duration::from_nanos(sum / all.len() as u64)))
 }

@@ -24,7 +24,7 @@ use doorbell::{
     Access, Endpoint, Error, Group, MessageConfig, MessageQueue, PostedSend, QueueKind, Region,
     RemoteSlice, Work,
 };
-use support::Timeline;
+use support::Recorder;
 
 /// The longest wait for another rank.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -1122,11 +1122,10 @@ fn report(options: &Options, group: &Group, costs: &[Cost]) -> Result<()> {
             counts.asked_after,
         ]);
     }
-    let own: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let mut sums = vec![0; own.len() / 8];
-    for list in group.store().gather(&own, DEADLINE)? {
-        for (sum, word) in sums.iter_mut().zip(list.as_chunks().0) {
-            *sum += u64::from_le_bytes(*word);
+    let mut sums = vec![0; own.len()];
+    for list in support::gather(group, &own)? {
+        for (sum, word) in sums.iter_mut().zip(list) {
+            *sum += word;
         }
     }
     if group.rank() != SERVER {
@@ -1172,7 +1171,7 @@ fn report(options: &Options, group: &Group, costs: &[Cost]) -> Result<()> {
 }
 
 fn rank(options: &Options, group: Group) -> Result<()> {
-    let mut timeline = Timeline::new(group.rank());
+    let recorder = Recorder::new(group.rank());
     let lengths = options.lengths();
     let (longest, all) = (lengths[0], lengths.iter().sum::<usize>() as u64);
     // Weights of two steps, gradients of all workers, and as much again in messages.
@@ -1184,7 +1183,7 @@ fn rank(options: &Options, group: Group) -> Result<()> {
     let mut costs = Vec::new();
     let mut results = Vec::new();
     for (method, first) in [(Method::Read, 1000), (Method::Message, 1_000_000)] {
-        let begin = Timeline::now();
+        let begin = Recorder::now_ms();
         let trained = train(options, &mut rendezvous, method, first);
         let (cost, weights) = match trained {
             Err(failure) if options.kill.is_some() && group.check().is_err() => {
@@ -1193,7 +1192,7 @@ fn rank(options: &Options, group: Group) -> Result<()> {
             }
             trained => trained?,
         };
-        timeline.add(method.name(), begin);
+        recorder.add(method.name(), begin);
         costs.push(cost);
         results.push(weights);
     }
@@ -1203,7 +1202,7 @@ fn rank(options: &Options, group: Group) -> Result<()> {
         let bytes: Vec<u8> = results[0].iter().flat_map(|w| w.to_le_bytes()).collect();
         std::fs::write(file, bytes).with_context(|| file.display().to_string())?;
     }
-    timeline.write("Keyed rendezvous", options.svg.as_deref(), &group)?;
+    recorder.write("Keyed rendezvous", options.svg.as_deref(), &group)?;
     drop(rendezvous);
     group.barrier()?;
     group.leave()?;

@@ -21,7 +21,7 @@ use doorbell::{
     Access, Endpoint, EndpointConfig, Error, Group, MessageConfig, MessageQueue, QueueKind, Region,
     RemoteRegion, Work,
 };
-use support::Timeline;
+use support::Recorder;
 
 /// The longest wait for another rank.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -192,19 +192,19 @@ struct Attempt<'a> {
     group: &'a Group,
     /// The numbers that the ranks had at the start.
     names: &'a [u32],
-    timeline: &'a mut Timeline,
+    recorder: &'a Recorder,
 }
 
 fn rank(options: &Options, mut group: Group) -> Result<()> {
     let mut names: Vec<u32> = (0..group.size()).collect();
     let mut held = Held::default();
-    let mut timeline = Timeline::new(group.rank());
+    let recorder = Recorder::new(group.rank());
     loop {
         let mut attempt = Attempt {
             options,
             group: &group,
             names: &names,
-            timeline: &mut timeline,
+            recorder: &recorder,
         };
         let own = attempt.name(group.rank());
         let failure = match attempt.run(&mut held) {
@@ -217,10 +217,10 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
             return Err(failure);
         }
         println!("rank {own}: {failure:#}");
-        let begin = Timeline::now();
+        let begin = Recorder::now_ms();
         let (next, ranks) = group.shrink()?;
         names = ranks.iter().map(|rank| names[*rank as usize]).collect();
-        timeline.add("shrink", begin);
+        recorder.add("shrink", begin);
         println!("rank {own}: goes on in a group of {} ranks", next.size());
         group = next;
     }
@@ -234,7 +234,7 @@ impl Attempt<'_> {
     }
 
     fn run(&mut self, held: &mut Held) -> Result<()> {
-        let begin = Timeline::now();
+        let begin = Recorder::now_ms();
         let (splits, partitions) = self.assign(held)?;
         if !splits.is_empty() {
             println!(
@@ -251,16 +251,16 @@ impl Attempt<'_> {
             held.outputs.insert(split, output);
         }
         held.limits = Some(limits);
-        self.timeline.add("map", begin);
+        self.recorder.add("map", begin);
 
-        let begin = Timeline::now();
+        let begin = Recorder::now_ms();
         let locations = self.publish(held)?;
         let mut endpoints = BTreeMap::new();
         for peer in (0..self.group.size()).filter(|peer| *peer != self.group.rank()) {
             endpoints.insert(peer, self.group.take_endpoint(peer)?);
         }
         let plan = self.plan(held, &locations, &mut endpoints, &partitions)?;
-        self.timeline.add("locations", begin);
+        self.recorder.add("locations", begin);
         let fetched = Region::alloc(
             self.group.domain(),
             plan.len_bytes.max(1),
@@ -274,18 +274,18 @@ impl Attempt<'_> {
             self.group.store().get(b"shuffle/kill", DEADLINE)?;
             support::kill_myself();
         }
-        let begin = Timeline::now();
+        let begin = Recorder::now_ms();
         let mut by_read = vec![self.measure(|attempt| {
             attempt.fetch_by_read(held, &plan, &locations, &mut endpoints, &fetched)
         })?];
-        self.timeline.add("fetch by READ", begin);
+        self.recorder.add("fetch by READ", begin);
 
-        let begin = Timeline::now();
+        let begin = Recorder::now_ms();
         for (partition, (at, len_bytes)) in &plan.partitions {
             let sorted = sort(self.options, &fetched, *partition, (*at, *len_bytes))?;
             held.sorted.insert(*partition, sorted);
         }
-        self.timeline.add("sort", begin);
+        self.recorder.add("sort", begin);
         self.group.barrier()?;
 
         // A group that lost a rank has shown what it was started for.
@@ -294,21 +294,21 @@ impl Attempt<'_> {
             let expected = sum_of(&fetched, plan.len_bytes)?;
             let mut queues = Queues::open(self.options, self.group)?;
             for round in 0..self.options.rounds {
-                let begin = Timeline::now();
+                let begin = Recorder::now_ms();
                 fetched.fill(0, plan.len_bytes, 0)?;
                 let cost = queues.fetch(self, held, &plan, &fetched)?;
                 by_message.push(cost);
                 let kind = "fetch by message";
-                self.timeline.add(kind, begin);
+                self.recorder.add(kind, begin);
                 let found = sum_of(&fetched, plan.len_bytes)?;
                 ensure!(found == expected, "the replies have other bytes");
                 if round + 1 < self.options.rounds {
                     fetched.fill(0, plan.len_bytes, 0)?;
-                    let begin = Timeline::now();
+                    let begin = Recorder::now_ms();
                     by_read.push(self.measure(|attempt| {
                         attempt.fetch_by_read(held, &plan, &locations, &mut endpoints, &fetched)
                     })?);
-                    self.timeline.add("fetch by READ", begin);
+                    self.recorder.add("fetch by READ", begin);
                     let found = sum_of(&fetched, plan.len_bytes)?;
                     ensure!(found == expected, "the READs brought other bytes");
                 }
@@ -316,7 +316,7 @@ impl Attempt<'_> {
             queues.finish()?;
         }
         self.report(held, &plan, &by_read, &by_message)?;
-        self.timeline
+        self.recorder
             .write("Shuffle", self.options.svg.as_deref(), self.group)?;
         self.group.barrier()?;
         Ok(())
@@ -617,16 +617,7 @@ impl Attempt<'_> {
             let parts = [cost.seconds, cost.fetching, cost.serving, cost.process];
             own.extend(parts.map(f64::to_bits));
         }
-        let bytes: Vec<u8> = own.iter().flat_map(|value| value.to_le_bytes()).collect();
-        let mut all = Vec::new();
-        for list in self.group.store().gather(&bytes, DEADLINE)? {
-            let words = list.as_chunks().0.iter();
-            all.push(
-                words
-                    .map(|word| u64::from_le_bytes(*word))
-                    .collect::<Vec<_>>(),
-            );
-        }
+        let all = support::gather(self.group, &own)?;
         if self.group.rank() != 0 {
             return Ok(());
         }

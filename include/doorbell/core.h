@@ -184,6 +184,7 @@ typedef struct doorbell_device_counters {
 	uint64_t retransmissions;         /* times a sender went back to repeat packets */
 	uint64_t rnr_naks;                /* times a peer was told that no receive is posted */
 	uint64_t completions;             /* completions written */
+	uint64_t congestion_notices;      /* congestion notifications (CNPs) that came for queue pairs; only with UDP */
 } doorbell_device_counters;
 
 /*

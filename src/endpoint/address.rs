@@ -27,7 +27,7 @@ impl Address {
         self.queue_pair.qpn()
     }
 
-    /// The GID of the endpoint's port: of RoCE v2 over IPv4, `::ffff:` and the address. None of a software device in a process.
+    /// The GID of the endpoint's port: of RoCE v2 over IPv4, `::ffff:` and the address. `None` of a software device whose wire is memory of its host.
     pub fn gid(&self) -> Option<[u8; 16]> {
         self.queue_pair.gid()
     }

@@ -97,11 +97,11 @@ impl Endpoint {
     }
 
     /// Connects to the peer's endpoint. Both sides do so, in any order; packets that come before this side has connected
-    /// are sent again by the peer.
+    /// are sent again by the peer. The devices of the two are of one kind, or RoCE v2 reaches both: a card, the kernel's SoftRoCE, or `softcx` with UDP as its wire.
     ///
     /// # Errors
     /// [`Error::State`] if it is connected already, has failed, or if the peer's device is gone or on another host; [`Error::Foreign`] if it
-    /// is a device of another kind; [`Error::System`] naming the verbs call that failed.
+    /// is a device of another kind, and not both are reached by RoCE; [`Error::System`] naming the verbs call that failed.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
         // As in `reset`: no failure of the endpoint comes between two steps.
         let _generation = self.shared.hold_generation();

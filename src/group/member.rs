@@ -73,15 +73,19 @@ impl Group {
     /// # Errors
     /// Those of [`LaunchEnvironment::from_env`], [`Device::open`] and [`Group::join`].
     pub fn from_env() -> Result<Group> {
+        Group::from_env_with(&GroupConfig::default())
+    }
+
+    /// [`Group::from_env`] with this configuration.
+    ///
+    /// # Errors
+    /// As [`Group::from_env`].
+    pub fn from_env_with(config: &GroupConfig) -> Result<Group> {
         let name = std::env::var("DOORBELL_DEVICE").ok();
         let name = name.filter(|name| !name.is_empty());
         let device = Device::open(name.as_deref().unwrap_or("softcx"))?;
         let environment = LaunchEnvironment::from_env()?;
-        Group::join(
-            &environment,
-            &device.protection_domain(),
-            &GroupConfig::default(),
-        )
+        Group::join(&environment, &device.protection_domain(), config)
     }
 
     /// Joins a group; its endpoints are of `domain`.

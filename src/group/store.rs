@@ -10,7 +10,7 @@ use crate::group::client::{StoreClient, Watcher};
 use crate::group::connect::{attempt, connect};
 use crate::group::exchange::{ExchangeStore, ExchangeWait, LauncherExchange};
 use crate::group::launch_environment::LauncherStore;
-use crate::group::message::Message;
+use crate::group::message::{LIST_BYTES_MAX, Message, VALUE_BYTES_MAX};
 use crate::group::pmix::PmixStore;
 use crate::group::rendezvous::Rendezvous;
 use crate::group::store_server::Host;
@@ -169,16 +169,46 @@ impl Store {
         self.client.request(&deadline, request).map(drop)
     }
 
-    /// Gives every rank the values of all, by rank; each up to 64 KiB, and all of them 16 MiB less four bytes for each.
+    /// Gives every rank the values of all, by rank. They may have any lengths. What is longer than 64 KiB, or all values together longer than 16 MiB,
+    /// takes several exchanges with the store.
     ///
     /// # Errors
-    /// As [`Store::barrier`]; [`Error::Range`] for a longer value, [`Error::State`] if all together are too long.
+    /// As [`Store::barrier`].
     pub fn gather(&self, value: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         let _turn = turn(&self.in_gather, "gathering of the group")?;
         let deadline = Deadline::new("gathering of the group", timeout);
-        let request = |id| Message::Gather { id, value };
-        let list = self.client.request(&deadline, request)?;
-        Message::split_list(&list, self.size())
+        let pieces = |piece: &[u8]| {
+            let request = |id| Message::Gather { id, value: piece };
+            let list = self.client.request(&deadline, request)?;
+            Message::split_list(&list, self.size())
+        };
+        // As long as the answer with the pieces of all ranks has room for: each has its length of four bytes before it.
+        let most = (LIST_BYTES_MAX / self.size() as usize - 4).min(VALUE_BYTES_MAX);
+        // The first one begins with the length of the value.
+        let (first, mut rest) = value.split_at(value.len().min(most - 8));
+        let first = [&(value.len() as u64).to_le_bytes()[..], first].concat();
+        let (mut values, mut lens) = (Vec::new(), Vec::new());
+        for piece in pieces(&first)? {
+            let parts = piece.split_first_chunk();
+            let (len, begin) = parts.ok_or_else(|| malformed("a value has no length"))?;
+            lens.push(u64::from_le_bytes(*len));
+            values.push(begin.to_vec());
+        }
+        let longest = lens.iter().copied().max().unwrap_or(0);
+        let mut had = most as u64 - 8;
+        while had < longest {
+            let (piece, left) = rest.split_at(rest.len().min(most));
+            rest = left;
+            for (value, piece) in values.iter_mut().zip(pieces(piece)?) {
+                value.extend(piece);
+            }
+            had += most as u64;
+        }
+        let is_whole = |(value, len): (&Vec<u8>, &u64)| value.len() as u64 == *len;
+        match values.iter().zip(&lens).all(is_whole) {
+            true => Ok(values),
+            false => Err(malformed("a value is not as long as it says")),
+        }
     }
 
     /// Gives a value to each other rank, by rank, and returns what they have for this one; `None` if the launcher's store cannot be used, in which all ranks agree. All ranks

@@ -70,6 +70,30 @@ fn ranks_exchange_and_leave() {
     });
 }
 
+/// Those of some ranks need one exchange, of others two or more.
+#[test]
+fn values_of_any_length_are_gathered() {
+    ranks(3, |store| {
+        let piece = 64 << 10;
+        for lens in [
+            [0, piece - 8, 1],
+            [piece - 7, 0, piece],
+            [10 * piece, 2 * piece - 8, 2 * piece - 7],
+        ] {
+            let value = |rank: usize| -> Vec<u8> {
+                let byte = |at: usize| (at * (2 * rank + 3) >> 8) as u8;
+                (0..lens[rank]).map(byte).collect()
+            };
+            let gathered = store.gather(&value(store.rank() as usize), SOON).unwrap();
+            assert_eq!(gathered.len(), 3);
+            for (rank, found) in gathered.iter().enumerate() {
+                assert!(*found == value(rank), "rank {rank} of {lens:?}");
+            }
+        }
+        store.leave(SOON).unwrap();
+    });
+}
+
 #[test]
 fn second_thread_in_a_barrier_or_a_gathering_is_refused_and_the_group_goes_on() {
     ranks(2, |store| {

@@ -13,11 +13,12 @@ pub(super) enum PeerKind {
 }
 
 impl PeerKind {
-    /// The kind of that number, if this build has such devices.
+    /// The kind of that number, if this build has devices that reach such ones.
     fn read(number: u8) -> Option<PeerKind> {
         match number {
             1 if cfg!(feature = "softcx") => Some(PeerKind::Softcx),
-            2 if cfg!(feature = "verbs") => Some(PeerKind::Verbs),
+            // A software ConnectX whose wire is UDP reaches those of RoCE, and is one.
+            2 if cfg!(any(feature = "verbs", feature = "softcx")) => Some(PeerKind::Verbs),
             _ => None,
         }
     }
@@ -31,11 +32,22 @@ impl PeerKind {
     }
 }
 
+/// A queue pair that RoCE reaches, besides its numbers.
+#[cfg(feature = "softcx")]
+pub(super) struct RocePeer {
+    pub(super) gid: [u8; 16],
+    /// The reads and atomics that it serves at a time.
+    pub(super) reads: u8,
+}
+
+/// `IBV_LINK_LAYER_INFINIBAND` and `IBV_LINK_LAYER_ETHERNET`.
+const LINKS: [u8; 2] = [1, 2];
+
 /// Where a queue pair is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PeerQueuePair {
     pub(super) kind: PeerKind,
-    /// Where its port is. Software ConnectX: its `PortId`. Verbs: GID 16, LID 2, link 1, reads 1, nothing 4.
+    /// Where its port is. Software ConnectX: its `PortId`. Verbs, and a software ConnectX whose wire is UDP: GID 16, LID 2, link 1, reads 1, nothing 4.
     pub(super) port: [u8; 24],
     /// Its number, 24 bits.
     pub(super) qpn: u32,
@@ -65,11 +77,36 @@ impl PeerQueuePair {
 
     /// The GID of its port.
     pub(crate) fn gid(&self) -> Option<[u8; 16]> {
-        #[cfg(feature = "verbs")]
-        if let Ok(pair) = self.verbs() {
-            return Some(pair.port.gid);
+        let gid = self.port.first_chunk().copied();
+        gid.filter(|_| self.kind == PeerKind::Verbs)
+    }
+
+    /// A queue pair of a software ConnectX with that GID, as one of verbs.
+    #[cfg(feature = "softcx")]
+    pub(super) fn by_roce(gid: [u8; 16], qpn: u32, psn: u32, reads: u8) -> PeerQueuePair {
+        let mut port = [0; 24];
+        port[..16].copy_from_slice(&gid);
+        port[18..20].copy_from_slice(&[LINKS[1], reads]);
+        PeerQueuePair {
+            kind: PeerKind::Verbs,
+            port,
+            qpn,
+            psn,
+            connection: 0,
         }
-        None
+    }
+
+    /// Where RoCE reaches it, if it does.
+    #[cfg(feature = "softcx")]
+    pub(super) fn roce(&self) -> Option<RocePeer> {
+        let [link, reads] = *self.port[18..].first_chunk()?;
+        let gid = self.gid().filter(|_| link == LINKS[1])?;
+        Some(RocePeer { gid, reads })
+    }
+
+    /// Whether the bytes of a queue pair of verbs are such ones.
+    fn is_of_verbs(&self) -> bool {
+        LINKS.contains(&self.port[18]) && self.port[20..] == [0; 4] && self.connection == 0
     }
 
     /// The number of the kind of device.
@@ -105,8 +142,7 @@ impl PeerQueuePair {
             psn: word(28),
             connection: word(32),
         };
-        #[cfg(feature = "verbs")]
-        if kind == PeerKind::Verbs && peer.read_verbs().is_none() {
+        if kind == PeerKind::Verbs && !peer.is_of_verbs() {
             return Err(Unreadable::Range);
         }
         if peer.qpn >> 24 == 0 && peer.psn >> 24 == 0 {
@@ -163,12 +199,12 @@ impl PeerQueuePair {
     }
 
     fn read_verbs(&self) -> Option<verbs::VerbsRemote> {
-        let [low, high, link, reads, nothing @ ..] = *self.port.last_chunk::<8>()?;
-        if nothing != [0; 4] || self.connection != 0 {
+        let [low, high, link, reads, ..] = *self.port.last_chunk::<8>()?;
+        if !self.is_of_verbs() {
             return None;
         }
         let port = PortAddress {
-            link: Link::from_raw(link.into()).filter(|known| *known as u8 == link)?,
+            link: Link::from_raw(link.into())?,
             lid: u16::from_le_bytes([low, high]),
             gid: *self.port.first_chunk()?,
         };
@@ -184,6 +220,37 @@ impl PeerQueuePair {
 #[cfg(all(test, feature = "verbs"))]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(feature = "softcx")]
+    fn a_software_connectx_with_udp_is_a_queue_pair_of_verbs_by_ethernet() {
+        let gid = std::array::from_fn(|i| i as u8 + 1);
+        let pair = PeerQueuePair::by_roce(gid, 7, 8, 16);
+        let bytes = pair.to_bytes();
+        assert_eq!(PeerQueuePair::from_bytes(2, &bytes), Ok(pair));
+        let port = PortAddress {
+            link: Link::Ethernet,
+            lid: 0,
+            gid,
+        };
+        let verbs = verbs::VerbsRemote {
+            port,
+            qpn: 7,
+            psn: 8,
+            reads: 16,
+        };
+        assert_eq!(pair.verbs(), Ok(verbs));
+        let roce = pair.roce().unwrap();
+        assert_eq!((pair.gid(), roce.gid, roce.reads), (Some(gid), gid, 16));
+        let infiniband = verbs::VerbsRemote {
+            port: PortAddress {
+                link: Link::InfiniBand,
+                ..port
+            },
+            ..verbs
+        };
+        assert!(PeerQueuePair::from(infiniband).roce().is_none());
+    }
 
     #[test]
     fn a_verbs_queue_pair_comes_back_and_what_is_out_of_range_does_not() {

@@ -107,7 +107,7 @@ impl NicDomain for SoftcxDomain {
     }
 
     fn address_of(&self, peer: &PeerQueuePair, _: &Attributes) -> Result<NicAddress> {
-        let port = PortId::from_bytes(&peer.of(PeerKind::Softcx)?.port);
+        let port = remote_of(peer)?.port;
         let path = DatagramPath {
             number: self.device.open_datagram_path(&port)?,
             device: self.device.clone(),
@@ -166,6 +166,27 @@ impl NicDomain for SoftcxDomain {
             RegisteredMemory::new(key, key, copied)
         }))
     }
+}
+
+/// A peer as the device needs it: another software ConnectX of this host, or a queue pair that RoCE reaches.
+///
+/// # Errors
+/// [`Error::Foreign`] for a queue pair that only InfiniBand reaches.
+fn remote_of(peer: &PeerQueuePair) -> Result<soft::RemoteQueuePair> {
+    let (port, reads) = match peer.roce() {
+        Some(found) => (PortId::of_host(found.gid), found.reads),
+        None => {
+            let port = &peer.of(PeerKind::Softcx)?.port;
+            (PortId::from_bytes(port), u8::MAX)
+        }
+    };
+    Ok(soft::RemoteQueuePair {
+        port,
+        qpn: peer.qpn,
+        psn: peer.psn,
+        connection: peer.connection,
+        reads,
+    })
 }
 
 /// A port that the device has numbered.
@@ -259,7 +280,7 @@ impl NicQueuePair for SoftcxQueuePair {
     }
 
     fn mtu_bytes(&self) -> u32 {
-        4096
+        self.0.device().mtu_bytes()
     }
 
     fn local(&self) -> PeerQueuePair {
@@ -268,7 +289,11 @@ impl NicQueuePair for SoftcxQueuePair {
             qpn,
             psn,
             connection,
+            reads,
         } = self.0.local();
+        if let Some(gid) = port.host_gid() {
+            return PeerQueuePair::by_roce(gid, qpn, psn, reads);
+        }
         PeerQueuePair {
             kind: PeerKind::Softcx,
             port: port.to_bytes(),
@@ -283,13 +308,7 @@ impl NicQueuePair for SoftcxQueuePair {
     }
 
     fn connect(&self, peer: &PeerQueuePair) -> Result<()> {
-        let peer = peer.of(PeerKind::Softcx)?;
-        self.0.connect(&soft::RemoteQueuePair {
-            port: PortId::from_bytes(&peer.port),
-            qpn: peer.qpn,
-            psn: peer.psn,
-            connection: peer.connection,
-        })
+        self.0.connect(&remote_of(peer)?)
     }
 
     fn activate(&self) -> Result<()> {

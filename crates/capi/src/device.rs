@@ -33,6 +33,7 @@ pub struct doorbell_device_counters {
     pub retransmissions: u64,
     pub rnr_naks: u64,
     pub completions: u64,
+    pub congestion_notices: u64,
 }
 
 // SAFETY: repr(C), two 4-byte fields and 8-byte ones behind them, without padding, integers, and the size first.
@@ -45,7 +46,7 @@ unsafe impl VersionedStruct for doorbell_device_counters {
 }
 
 const _: () =
-    assert!(size_of::<doorbell_device_counters>() == doorbell_device_counters::BYTES_FIRST);
+    assert!(size_of::<doorbell_device_counters>() == doorbell_device_counters::BYTES_FIRST + 8);
 
 impl From<Counters> for doorbell_device_counters {
     fn from(counters: Counters) -> Self {
@@ -62,6 +63,7 @@ impl From<Counters> for doorbell_device_counters {
             retransmissions: counters.retransmissions,
             rnr_naks: counters.rnr_naks,
             completions: counters.completions,
+            congestion_notices: counters.congestion_notices,
         }
     }
 }

@@ -254,15 +254,7 @@ impl Batches {
         own: &[u8],
         batches: u64,
     ) -> Result<Outcomes> {
-        let mut all = vec![Vec::new(); node.size() as usize];
-        for part in own.chunks(1 << 16) {
-            for (all, part) in all
-                .iter_mut()
-                .zip(node.group.store().gather(part, DEADLINE)?)
-            {
-                all.extend(part);
-            }
-        }
+        let all = node.group.store().gather(own, DEADLINE)?;
         let mut outcomes = Outcomes {
             name: test.name,
             counts: BTreeMap::new(),

@@ -22,7 +22,7 @@ use doorbell::softcx::Faults;
 use serde_json::json;
 
 use litmus::{Batches, Outcomes, TESTS};
-use node::{DEADLINE, Node};
+use node::Node;
 use random::{Random, Zipf};
 use store::{Method, Table, VALUE_BYTES_MAX};
 use support::{Line, Plot};
@@ -282,14 +282,10 @@ fn measure_one(
     let cpu = support::process_time()? - cpu;
     let mut values = own.to_vec();
     values.extend([table.retries - retries, cpu.as_nanos() as u64]);
-    let bytes: Vec<u8> = values
-        .iter()
-        .flat_map(|value| value.to_le_bytes())
-        .collect();
     let mut sums = [0; 8];
-    for bytes in node.group.store().gather(&bytes, DEADLINE)? {
-        for (sum, value) in sums.iter_mut().zip(bytes.chunks_exact(8)) {
-            *sum += u64::from_le_bytes(value.try_into()?);
+    for values in support::gather(&node.group, &values)? {
+        for (sum, value) in sums.iter_mut().zip(values) {
+            *sum += value;
         }
     }
     let [counts @ .., retries, cpu] = sums;

@@ -352,21 +352,11 @@ fn put_together(
         done.sleeps,
         done.sum,
     ];
-    // As many as fit into a value of the store.
-    words.extend(
-        done.latencies
-            .iter()
-            .take(8000)
-            .map(|latency| latency.as_nanos() as u64),
-    );
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let latencies = done.latencies.iter();
+    words.extend(latencies.map(|latency| latency.as_nanos() as u64));
     let mut latencies = Vec::new();
     let (mut elapsed, mut cpu, mut sleeps, mut sum) = (1, 0, 0, 0_u64);
-    for bytes in group.store().gather(&bytes, DEADLINE)? {
-        let words: Vec<u64> = bytes
-            .chunks_exact(8)
-            .filter_map(|word| Some(u64::from_le_bytes(word.try_into().ok()?)))
-            .collect();
+    for words in support::gather(group, &words)? {
         let [of_elapsed, of_cpu, of_sleeps, of_sum, rest @ ..] = &words[..] else {
             bail!("a rank has told nothing");
         };

@@ -4,7 +4,6 @@
 
 pub mod digits;
 mod plot;
-mod record;
 pub mod recorder;
 
 use std::net::TcpListener;
@@ -16,7 +15,6 @@ use anyhow::{Context, Result, bail, ensure};
 use doorbell::{Group, LaunchEnvironment};
 
 pub use plot::{Bar, Line, Plot, timeline};
-pub use record::Timeline;
 pub use recorder::Recorder;
 
 /// Runs `rank` as one rank of a job. Under a launcher (`mpirun`, `torchrun`, `srun`) this process is the rank that the launcher says. Without one it starts `size` copies of
@@ -123,6 +121,28 @@ pub fn kill_myself() -> ! {
     // SAFETY: sends a signal, which cannot be caught.
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     unreachable!("SIGKILL returns")
+}
+
+/// The numbers of all ranks of a group, by rank, on each of them.
+pub fn gather(group: &Group, own: &[u64]) -> Result<Vec<Vec<u64>>> {
+    let own: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let all = group.store().gather(&own, Duration::from_secs(30))?;
+    let words = |bytes: Vec<u8>| {
+        let words = bytes.as_chunks().0.iter();
+        words.map(|word| u64::from_le_bytes(*word)).collect()
+    };
+    Ok(all.into_iter().map(words).collect())
+}
+
+/// The time by the monotonic clock, which the processes of a host share.
+pub fn monotonic_time() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the call writes the structure. It cannot fail for this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// Processor time of the calling thread, user and system.

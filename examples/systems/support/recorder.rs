@@ -1,56 +1,62 @@
-//! When work was done, for timelines.
+//! What was done and when, for timelines.
 
+use std::fmt::Write;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::time::Duration;
 
-use super::Bar;
+use anyhow::{Result, bail};
+use doorbell::Group;
 
-/// Notes from and to when work was done. The threads of streams and of the application share it.
+use super::{Bar, timeline};
+
+/// Notes from and to when something was done. The threads of streams and of the application share it.
 pub struct Recorder {
-    start: Instant,
-    start_of_host: SystemTime,
+    row: usize,
     bars: Mutex<Vec<Bar>>,
 }
 
 impl Recorder {
-    pub fn new() -> Recorder {
-        Recorder {
-            start: Instant::now(),
-            start_of_host: SystemTime::now(),
-            bars: Mutex::default(),
-        }
+    /// `row` is that of what names none: the rank at the start, which stays when ranks are numbered anew.
+    pub fn new(row: u32) -> Recorder {
+        let bars = Mutex::default();
+        let row = row as usize;
+        Recorder { row, bars }
     }
 
-    /// When this was made, in milliseconds by the clock that the processes of a host share.
-    pub fn start_ms(&self) -> f64 {
-        let since = self.start_of_host.duration_since(SystemTime::UNIX_EPOCH);
-        since.map_or(0.0, |since| since.as_secs_f64() * 1e3)
-    }
-
-    /// Milliseconds since this was made.
-    pub fn now_ms(&self) -> f64 {
-        self.start.elapsed().as_secs_f64() * 1e3
+    /// Milliseconds by the clock that the processes of a host share.
+    pub fn now_ms() -> f64 {
+        super::monotonic_time().as_secs_f64() * 1e3
     }
 
     /// Notes that something lasted from a time until now.
-    pub fn add(&self, row: usize, kind: &str, from_ms: f64) {
+    pub fn add(&self, kind: &str, from_ms: f64) {
+        self.add_in(self.row, kind, from_ms);
+    }
+
+    /// [`Recorder::add`] in a certain row.
+    pub fn add_in(&self, row: usize, kind: &str, from_ms: f64) {
+        let (kind, to_ms) = (kind.to_owned(), Recorder::now_ms());
         let bar = Bar {
             row,
-            kind: kind.to_owned(),
+            kind,
             from_ms,
-            to_ms: self.now_ms(),
+            to_ms,
         };
-        self.bars
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(bar);
+        let mut bars = self.bars.lock().unwrap_or_else(PoisonError::into_inner);
+        bars.push(bar);
     }
 
     /// Does some work, and notes it.
-    pub fn time<T>(&self, row: usize, kind: &str, work: impl FnOnce() -> T) -> T {
-        let from_ms = self.now_ms();
+    pub fn time<T>(&self, kind: &str, work: impl FnOnce() -> T) -> T {
+        self.time_in(self.row, kind, work)
+    }
+
+    /// [`Recorder::time`] in a certain row.
+    pub fn time_in<T>(&self, row: usize, kind: &str, work: impl FnOnce() -> T) -> T {
+        let from_ms = Recorder::now_ms();
         let result = work();
-        self.add(row, kind, from_ms);
+        self.add_in(row, kind, from_ms);
         result
     }
 
@@ -58,6 +64,47 @@ impl Recorder {
     pub fn take(&self) -> Vec<Bar> {
         std::mem::take(&mut self.bars.lock().unwrap_or_else(PoisonError::into_inner))
     }
+
+    /// Draws what all ranks of the group have noted into the file that rank 0 was given. All of them call this.
+    pub fn write(&self, title: &str, file: Option<&Path>, group: &Group) -> Result<()> {
+        let bars = gather_bars(group, &self.take())?;
+        let (0, Some(file)) = (group.rank(), file) else {
+            return Ok(());
+        };
+        let begin = bars.iter().map(|bar| bar.from_ms).fold(f64::MAX, f64::min);
+        let rows = bars.iter().map(|bar| bar.row + 1).max().unwrap_or(0);
+        let rows: Vec<String> = (0..rows).map(|row| format!("rank {row}")).collect();
+        timeline(file, title, &rows, &between(&bars, begin, f64::MAX))
+    }
+}
+
+/// The bars of all ranks of a group, on each of them.
+pub fn gather_bars(group: &Group, own: &[Bar]) -> Result<Vec<Bar>> {
+    let mut text = String::new();
+    for bar in own {
+        let Bar {
+            row,
+            kind,
+            from_ms,
+            to_ms,
+        } = bar;
+        writeln!(text, "{row}\t{kind}\t{from_ms}\t{to_ms}")?;
+    }
+    let limit = Duration::from_secs(30);
+    let all = group.store().gather(text.as_bytes(), limit)?.concat();
+    let mut bars = Vec::new();
+    for line in String::from_utf8(all)?.lines() {
+        let [row, kind, from, to] = line.split('\t').collect::<Vec<_>>()[..] else {
+            bail!("`{line}` is no bar");
+        };
+        bars.push(Bar {
+            row: row.parse()?,
+            kind: kind.into(),
+            from_ms: from.parse()?,
+            to_ms: to.parse()?,
+        });
+    }
+    Ok(bars)
 }
 
 /// The parts of bars that lie between two times, counted from the first of these.

@@ -325,6 +325,11 @@ impl Device {
         })
     }
 
+    /// The largest MTU of its port: 4096 bytes, or what the network interface of its wire takes.
+    pub fn mtu_bytes(&self) -> u32 {
+        self.lock().mtu_bytes()
+    }
+
     /// The counters of the device.
     pub fn counters(&self) -> Counters {
         self.lock().parts.counters

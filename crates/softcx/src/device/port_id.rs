@@ -13,6 +13,19 @@ impl PortId {
     /// Length of [`PortId::to_bytes`].
     pub const BYTES: usize = 24;
 
+    /// The port of a device whose wire is UDP, or of any other RoCE v2 device: its GID.
+    pub fn of_host(gid: [u8; 16]) -> PortId {
+        PortId(WireAddress::Host(gid))
+    }
+
+    /// The GID, if packets go to the port by UDP.
+    pub fn host_gid(&self) -> Option<[u8; 16]> {
+        match self.0 {
+            WireAddress::Host(gid) => Some(gid),
+            WireAddress::Inbox(_) => None,
+        }
+    }
+
     /// The bytes to give to a peer, little-endian.
     pub fn to_bytes(&self) -> [u8; PortId::BYTES] {
         let mut bytes = [0; PortId::BYTES];

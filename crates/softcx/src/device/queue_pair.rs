@@ -25,7 +25,12 @@ pub struct RemoteQueuePair {
     pub psn: u32,
     /// The number of this connection. It changes with every reset, so that packets of an earlier connection are dropped.
     pub connection: u32,
+    /// The most reads and atomics that it serves at a time.
+    pub reads: u8,
 }
+
+/// The most reads and atomics that a queue pair serves at a time.
+const MAX_READS: u8 = 16;
 
 /// A queue pair, RC or UD, with two completion queues of its own. Dropping it destroys it in the device first.
 #[derive(Debug)]
@@ -184,16 +189,25 @@ impl QueuePair {
             qpn: self.qpn,
             psn,
             connection,
+            reads: MAX_READS,
         }
     }
 
-    /// RESET to INIT: receives may be posted from now on.
+    /// RESET to INIT: receives may be posted from now on. An MTU that the network interface does not take is lowered.
     ///
     /// # Errors
     /// [`Error::Range`](crate::Error::Range) naming an attribute; [`Error::State`](crate::Error::State) if the state does not lead to INIT.
     pub fn init(&self, attributes: Attributes) -> Result<()> {
         self.command("modify_qp", CommandKind::Modify)?;
-        self.device.lock().init_qp(self.slot, attributes)
+        let mut core = self.device.lock();
+        let mtu_bytes = attributes.mtu_bytes.min(core.mtu_bytes());
+        core.init_qp(
+            self.slot,
+            Attributes {
+                mtu_bytes,
+                ..attributes
+            },
+        )
     }
 
     /// INIT to RTR and RTS.
@@ -206,14 +220,7 @@ impl QueuePair {
         self.command("modify_qp", CommandKind::Modify)?;
         self.command("modify_qp", CommandKind::Modify)?;
         let mut core = self.device.lock();
-        let theirs = (remote.psn & 0xff_ffff, remote.connection);
-        core.ready_to_receive(
-            self.slot,
-            &remote.port.0,
-            remote.qpn & 0xff_ffff,
-            self.start(),
-            theirs,
-        )?;
+        core.ready_to_receive(self.slot, remote, self.start())?;
         core.ready_to_send(self.slot)
     }
 

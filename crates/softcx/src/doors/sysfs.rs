@@ -164,6 +164,7 @@ fn device_files(port: &PortIdentity) -> Vec<(&'static str, String)> {
     let guid = groups(&port.guid.to_be_bytes());
     let ethernet = port.is_ethernet();
     let lid = format!("0x{:x}", port.lid);
+    let interface = port.interface.name();
     // The state at the start; changes are reported by the device file.
     let is_foreign = port.is_foreign_gid(0);
     let (own, none) = (groups(&port.gid), groups(&[0; 16]));
@@ -200,9 +201,9 @@ fn device_files(port: &PortIdentity) -> Vec<(&'static str, String)> {
         ("ports/1/gids/3", &none),
         (
             "ports/1/gid_attrs/ndevs/0",
-            if is_foreign { "elsewhere0" } else { "lo" },
+            if is_foreign { "elsewhere0" } else { &interface },
         ),
-        ("ports/1/gid_attrs/ndevs/1", "lo"),
+        ("ports/1/gid_attrs/ndevs/1", &interface),
         (
             "ports/1/gid_attrs/types/0",
             if ethernet { "RoCE v2" } else { "IB/RoCE v1" },

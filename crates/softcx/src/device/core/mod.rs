@@ -126,6 +126,12 @@ impl DeviceCore {
         Ok(())
     }
 
+    /// The largest MTU that its packets may have.
+    pub(crate) fn mtu_bytes(&self) -> u32 {
+        let udp = self.parts.udp.as_ref();
+        udp.map_or(4096, |udp| 128 << udp.interface.mtu)
+    }
+
     /// Writes every WQE, packet and CQE to this file from now on.
     pub(crate) fn set_trace(&mut self, path: &Path) -> Result<()> {
         let node = self.parts.fabric.as_ref().map_or(0, Fabric::node);

@@ -3,8 +3,8 @@
 use super::DeviceCore;
 use super::doorbells::ring;
 use crate::device::cq::Cq;
-use crate::device::inbox::WireAddress;
 use crate::device::qp::{Attributes, Qp, QpSetup, RemoteEnd, State};
+use crate::device::queue_pair::RemoteQueuePair;
 use crate::{Error, Result, StateKind};
 
 /// Queue pairs of one device: 16 bits of the number, the other 8 are a generation.
@@ -123,32 +123,32 @@ impl DeviceCore {
         Ok(())
     }
 
-    /// INIT to RTR: from now on the other end's packets are taken. `psn` and `connection` are what it will use.
+    /// INIT to RTR: from now on the other end's packets are taken. `own`: the PSN to send from and the number of the connection.
     pub(crate) fn ready_to_receive(
         &mut self,
         slot: usize,
-        port: &WireAddress,
-        qpn: u32,
+        remote: &RemoteQueuePair,
         own: (u32, u32),
-        remote: (u32, u32),
     ) -> Result<()> {
         self.transition(slot, State::ReadyToReceive)?;
-        let to = self.destination(port)?;
+        let to = self.destination(&remote.port.0)?;
         // Packets between hosts do not have the number of their connection.
         let is_counted = self.parts.host_gid.is_none();
         let (psn, connection) = (own.0, if is_counted { own.1 } else { 0 });
-        let remote = (remote.0, if is_counted { remote.1 } else { 0 });
+        let theirs = if is_counted { remote.connection } else { 0 };
         let qp = self.qp_mut(slot)?;
         qp.remote = Some(RemoteEnd {
             to,
-            qpn,
-            connection: remote.1,
+            qpn: remote.qpn & 0xff_ffff,
+            connection: theirs,
             node: 0,
             sl: 0,
         });
         qp.connection = connection;
         qp.requester.connect(psn);
-        qp.responder.connect(remote.0);
+        qp.responder.connect(remote.psn & 0xff_ffff);
+        // No more than the peer serves: it treats one too many as an invalid request.
+        qp.attributes.max_reads = qp.attributes.max_reads.min(remote.reads);
         qp.set_state(State::ReadyToReceive);
         self.parts.links.enter(to);
         Ok(())

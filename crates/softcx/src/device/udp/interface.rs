@@ -26,6 +26,19 @@ impl UdpInterface {
     /// The loopback interface, which the packets of a device would go over that has no sockets.
     pub(crate) const LOOPBACK: UdpInterface = UdpInterface { index: 1, mtu: 5 };
 
+    /// Its name, or that of the loopback interface if it is gone.
+    pub(crate) fn name(self) -> String {
+        let mut name = [0; libc::IF_NAMESIZE];
+        // SAFETY: a place for the longest name.
+        let found = unsafe { libc::if_indextoname(self.index, name.as_mut_ptr()) };
+        if found.is_null() {
+            return "lo".into();
+        }
+        // SAFETY: the call has written a name with an end mark.
+        let name = unsafe { CStr::from_ptr(found) };
+        name.to_string_lossy().into_owned()
+    }
+
     /// The interface of an address; the loopback interface for those of 127.0.0.0/8 that none has.
     pub(super) fn of(address: IpAddr) -> UdpInterface {
         let found = name_of(address).unwrap_or_else(|| c"lo".into());
