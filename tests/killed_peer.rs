@@ -84,6 +84,7 @@ impl Card {
                     qpn: numbers[0] as u32,
                     psn: numbers[1] as u32,
                     connection: numbers[2] as u32,
+                    reads: 16,
                 },
                 addr: numbers[3],
                 key: numbers[4] as u32,

@@ -81,7 +81,7 @@ fn values_of_any_length_are_gathered() {
             [10 * piece, 2 * piece - 8, 2 * piece - 7],
         ] {
             let value = |rank: usize| -> Vec<u8> {
-                let byte = |at: usize| (at * (2 * rank + 3) >> 8) as u8;
+                let byte = |at: usize| ((at * (2 * rank + 3)) >> 8) as u8;
                 (0..lens[rank]).map(byte).collect()
             };
             let gathered = store.gather(&value(store.rank() as usize), SOON).unwrap();

@@ -29,7 +29,9 @@ impl Qp {
             // refused packet gets a new answer when it is sent again behind it.
             AckCode::SequenceError => {
                 self.acknowledge(context, psn);
-                if self.requester.unacked_psn == psn {
+                // Behind a packet for which there is no receive all are out of sequence. They are sent again when the wait is over.
+                let waits = self.requester.wait_until_ns > context.now_ns;
+                if self.requester.unacked_psn == psn && !waits {
                     self.retry(context);
                 }
             }

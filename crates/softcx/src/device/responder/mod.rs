@@ -77,7 +77,7 @@ impl Qp {
         match AckCode::parse(code) {
             None | Some(AckCode::Ack) => {}
             Some(code @ (AckCode::SequenceError | AckCode::ReceiverNotReady(_))) => {
-                self.responder.refused = true;
+                self.responder.refused = code == AckCode::SequenceError;
                 self.answer(PacketKind::Ack, self.responder.expected_psn, code, 0);
             }
             Some(code) => self.refuse(context, code),
@@ -122,7 +122,7 @@ impl Qp {
             return;
         }
         context.counters.rnr_naks += 1;
-        self.responder.refused = true;
+        // Packets behind it are out of sequence, and the first of them is answered as such, too: as SoftRoCE does.
         let code = AckCode::ReceiverNotReady(self.attributes.min_rnr_timer);
         self.answer(PacketKind::Ack, self.responder.expected_psn, code, 0);
     }
