@@ -47,6 +47,8 @@ impl Qp {
                     return self.fail_oldest(context, Syndrome::RnrRetryExc);
                 }
                 self.requester.rnr_retries = self.requester.rnr_retries.saturating_add(1);
+                // The packet has arrived, so what was sent again got through.
+                self.requester.retries = 0;
                 self.requester.wait_until_ns = context.now_ns + rnr_delay_ns(timer);
                 self.requester.deadline_ns = None;
                 self.go_back(context);
