@@ -259,8 +259,8 @@ fn no_call_blocks_on_freeing_memory_behind_a_wait() {
     println!("{files} mapped files and {anonymous} bytes more in {rounds} rounds");
     // Objects whose destruction was deferred are reused; the separate allocations above, one in 100 rounds, are not.
     assert!(files < 80 + rounds as usize / 50);
-    // A page a round would be as many bytes as that four times.
-    assert!(anonymous < (8 << 20) + rounds as usize * 1024);
+    // A page a round would be more, in the shortest run, too.
+    assert!(anonymous < (2 << 20) + rounds as usize * 1024);
     waiters.into_iter().for_each(Waiter::end);
     // A thread of the library frees what was kept during the waits.
     let started = Instant::now();
