@@ -574,7 +574,10 @@ fn ring_starts_under_torchrun_and_again_after_a_rank_was_killed() {
     // The interpreter of the system's packages. Only standard output is redirected: torch 1.13 knows neither none nor both with Python 3.11.
     let mut command = Command::new("/usr/bin/python3");
     command
-        .args(["-m", "torch.distributed.run", "--standalone"])
+        .args(["-m", "torch.distributed.run"])
+        // A port of its own. `--standalone` of torch 1.13 takes port 29400 for every job of the host.
+        .args(["--rdzv_backend", "c10d"])
+        .args(["--rdzv_endpoint", "localhost:0"])
         .args(["--no_python", "--nproc_per_node", "4"])
         .args([
             "--monitor_interval",

@@ -76,7 +76,10 @@ impl Launcher {
             }
             Launcher::Torchrun => {
                 let mut command = Command::new(PYTHON);
-                command.args(["-m", TORCHRUN, "--standalone", "--no_python"]);
+                command.args(["-m", TORCHRUN, "--no_python"]);
+                // A port of its own. `--standalone` of torch 1.13 takes port 29400 for every job of the host.
+                command.args(["--rdzv_backend", "c10d"]);
+                command.args(["--rdzv_endpoint", "localhost:0"]);
                 command.args(["--nproc_per_node", &ranks, "--monitor_interval", "1"]);
                 // torch 1.13 with Python 3.11 knows neither no redirection nor that of both outputs. What is redirected is printed as well.
                 command.args(["-r", "1", "-t", "1", "--log_dir"]);

@@ -57,8 +57,11 @@ def test_the_ring_of_the_example() -> None:
 
 def test_torchrun_starts_the_example(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: apt-get install python3-torch on Debian")
+    # A port of its own: `--standalone` of torch 1.13 takes port 29400 for every job of the host.
+    rendezvous = ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
     # With Python 3.11, torch 1.13 knows neither no redirection nor that of both outputs.
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3", "-r", "1", "-t", "1", "--log_dir", str(tmp_path)]
+    redirection = ["-r", "1", "-t", "1", "--log_dir", str(tmp_path)]
+    launcher = ["-m", "torch.distributed.run", *rendezvous, "--nproc_per_node", "3", *redirection]
     [(status, said, errors)] = outputs([subprocess.Popen(
         [sys.executable, *launcher, str(EXAMPLES / "ring.py"), "5", "10000"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
