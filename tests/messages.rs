@@ -1148,6 +1148,8 @@ fn a_thread_sends_before_it_receives() {
             a.wait_send_now(long, SHORT),
             Err(Error::Timeout { .. })
         ));
+        assert_eq!(a.is_sent(long), Ok(false));
+        assert!(matches!(b.is_sent(long), Err(Error::Foreign { .. })));
         for number in 0..4 {
             for queue in [&mut a, &mut b] {
                 into.fill(number * 10_000, 10_000, 0).unwrap();
@@ -1160,6 +1162,7 @@ fn a_thread_sends_before_it_receives() {
         for sent in there.iter().rev() {
             a.wait_send_now(sent, SOON).unwrap();
             a.wait_send_now(sent, SOON).unwrap();
+            assert_eq!(a.is_sent(sent), Ok(true));
         }
         back.iter()
             .for_each(|sent| b.wait_send_now(sent, SOON).unwrap());

@@ -19,7 +19,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use doorbell::{Access, Completion, Endpoint, Error, Group, QueueKind, Region, RemoteRegion, Work};
+use doorbell::{
+    Access, Completion, Endpoint, Error, Group, QueueKind, Region, RemoteRegion, Work, wait_until,
+};
 use support::Recorder;
 
 /// The longest wait for another rank.
@@ -451,11 +453,21 @@ impl Writer<'_> {
         let mut scratch = Vec::new();
         // Of half of the block: there the replica is killed, or changes a byte.
         let middle = block.packets() / 2;
-        let mut end = Instant::now() + DEADLINE;
-        let mut is_idle = false;
         while acknowledged < block.packets() {
-            let arrived = arrival(before, is_idle).map_err(|error| self.broken(block, error))?;
-            is_idle = arrived.is_none();
+            let come = wait_until(Some(DEADLINE), || -> doorbell::Result<_> {
+                drain(before)?;
+                let arrived = arrival(before)?;
+                let answer = match next.as_deref_mut() {
+                    None => None,
+                    Some(next) => {
+                        drain(&mut next.endpoint)?;
+                        arrival(&mut next.endpoint)?
+                    }
+                };
+                let is_idle = arrived.is_none() && answer.is_none();
+                Ok((!is_idle).then_some((arrived, answer)))
+            });
+            let (arrived, answer) = come.map_err(|error| self.broken(block, error))?;
             // Others than the expected packet were sent before the client knew that one was refused.
             if let Some(packet) = arrived.filter(|packet| *packet == block.verified) {
                 if self.options.kill == Some(self.name()) && packet == middle {
@@ -482,25 +494,15 @@ impl Writer<'_> {
                     }
                 }
             }
-            if let Some(next) = &mut next {
-                let answer = arrival(&mut next.endpoint, false);
-                if let Some(answer) = answer.map_err(|error| self.broken(block, error))? {
-                    is_idle = false;
-                    if answer & REFUSED == 0 {
-                        acknowledged = acknowledged.max(answer);
-                    } else {
-                        // This replica takes it once more, too: the bytes may have changed here.
-                        block.verified = block.verified.min(answer & !REFUSED);
-                    }
-                    acknowledge(before, answer).map_err(|error| self.broken(block, error))?;
+            if let Some(answer) = answer {
+                if answer & REFUSED == 0 {
+                    acknowledged = acknowledged.max(answer);
+                } else {
+                    // This replica takes it once more, too: the bytes may have changed here.
+                    block.verified = block.verified.min(answer & !REFUSED);
                 }
-                drain(&mut next.endpoint).map_err(|error| self.broken(block, error))?;
+                acknowledge(before, answer).map_err(|error| self.broken(block, error))?;
             }
-            drain(before).map_err(|error| self.broken(block, error))?;
-            if !is_idle {
-                end = Instant::now() + DEADLINE;
-            }
-            ensure!(Instant::now() < end, "no packet in {DEADLINE:?}");
         }
         Ok(())
     }
@@ -539,17 +541,9 @@ impl Next {
     }
 }
 
-/// The next packet number or acknowledgement, if it is there. One that was idle waits for it a little, but only for that of one neighbour: no call waits for two endpoints.
-fn arrival(endpoint: &mut Endpoint, waits: bool) -> doorbell::Result<Option<u32>> {
-    let arrived = if waits {
-        let limit = Some(Duration::from_micros(100));
-        match endpoint.wait_cq(QueueKind::Recv, limit) {
-            Err(Error::Timeout { .. }) => None,
-            arrived => Some(arrived?),
-        }
-    } else {
-        endpoint.poll_cq(QueueKind::Recv)?
-    };
+/// The next packet number or acknowledgement, if it is there.
+fn arrival(endpoint: &mut Endpoint) -> doorbell::Result<Option<u32>> {
+    let arrived = endpoint.poll_cq(QueueKind::Recv)?;
     arrived
         .map(|arrived| number_of(endpoint, arrived))
         .transpose()

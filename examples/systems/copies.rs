@@ -106,12 +106,13 @@ struct Copies {
 }
 
 impl Copies {
-    fn copy(&mut self, from: &[u8], to: &mut [u8]) {
+    fn add(&mut self, bytes: usize, copy: impl FnOnce() -> doorbell::Result<()>) -> Result<()> {
         let started = Instant::now();
-        to.copy_from_slice(from);
+        copy()?;
         self.count += 1;
-        self.bytes += from.len() as u64;
+        self.bytes += bytes as u64;
         self.time += started.elapsed();
+        Ok(())
     }
 }
 
@@ -211,21 +212,17 @@ impl<'a> Side<'a> {
         self.collect()
     }
 
-    #[allow(unsafe_code)] // the buffer in place, so that a copy is one `memcpy`
     fn copy_in(&mut self, path: Path, number: u64, chunk: &[u8]) -> Result<()> {
-        // SAFETY: the peer has said that it has the chunk that was there, so the device does not read it any more, and nobody else uses the buffer.
-        let slot = unsafe {
-            self.buffer
-                .values_mut::<u8>(self.slot(number), chunk.len())?
-        };
+        let (at, len) = (self.slot(number), chunk.len());
         if path == Path::Shared {
-            self.copies.copy(chunk, slot);
-            return Ok(());
+            return self.copies.add(len, || self.buffer.write(at, chunk));
         }
-        let staging = &mut self.staging[..chunk.len()];
-        self.copies.copy(chunk, staging);
-        self.copies.copy(staging, slot);
-        Ok(())
+        let staging = &mut self.staging[..len];
+        self.copies.add(len, || {
+            staging.copy_from_slice(chunk);
+            Ok(())
+        })?;
+        self.copies.add(len, || self.buffer.write(at, staging))
     }
 
     /// Receives into `to`. `registered` is its registration, if the path needs one.
@@ -244,12 +241,9 @@ impl<'a> Side<'a> {
         Ok(())
     }
 
-    #[allow(unsafe_code)] // as in `copy_in`
     fn copy_out(&mut self, number: u64, chunk: &mut [u8]) -> Result<()> {
-        // SAFETY: the completion of its write was there, and the peer writes to this slot again when it is told to.
-        let slot = unsafe { self.buffer.values::<u8>(self.slot(number), chunk.len())? };
-        self.copies.copy(slot, chunk);
-        Ok(())
+        let at = self.slot(number);
+        self.copies.add(chunk.len(), || self.buffer.read(at, chunk))
     }
 }
 

@@ -167,6 +167,25 @@ int doorbell_group_domain(const doorbell_group *group, doorbell_domain **domain)
  */
 int doorbell_group_endpoint(const doorbell_group *group, uint32_t peer, doorbell_endpoint **endpoint);
 
+/* One of several connections with another rank of a group. */
+typedef struct doorbell_group_peer {
+	uint32_t rank;
+	uint32_t reserved; /* 0 */
+	uint64_t tag;      /* any number */
+} doorbell_group_peer;
+
+/*
+ * Makes further endpoints to other ranks, one for each of the `peer_count` entries of `peers`, beside the one of
+ * doorbell_group_endpoint, and waits until all are connected: for threads of their own, or with another configuration.
+ * `config` may be NULL. Each peer makes its side, with the same tag, in any order, in one call or in several. Tags of
+ * message queues are others. `endpoints` receives a handle for each entry, which the caller destroys. If the group fails,
+ * they are aborted. Returns DOORBELL_ESTATE if a rank is this process or an endpoint with that tag was made before;
+ * DOORBELL_ETIMEOUT if a peer does not make its side within the timeout of the group; DOORBELL_ERANK if the group has
+ * failed. After a failure the endpoints of the call cannot be made again.
+ */
+int doorbell_group_endpoints(const doorbell_group *group, const doorbell_group_peer *peers, uint32_t peer_count,
+			     const doorbell_endpoint_config *config, doorbell_endpoint **endpoints);
+
 /*
  * Waits until all ranks have called it. Returns DOORBELL_ERANK if a rank has ended or left; DOORBELL_EBUSY while
  * another thread is in a barrier or gather of this group.

@@ -238,22 +238,16 @@ int doorbell_message_ticket_destroy(doorbell_message_ticket *ticket);
 
 /* --------------------------------------------------------------------------------------------- messages of groups */
 
-/* A message queue between two ranks of a group. Messages of different tags have no order. */
-typedef struct doorbell_message_peer {
-	uint32_t rank;
-	uint32_t reserved; /* 0 */
-	uint64_t tag;      /* any number */
-} doorbell_message_peer;
-
 /*
  * Opens queues with other ranks of a group, one for each of the `peer_count` entries of `peers`, and waits until all are
- * connected. Each peer opens its side, with the same tag, in any order, in one call or in several. `queues` receives a
+ * connected. Each peer opens its side, with the same tag, in any order, in one call or in several. Messages of different
+ * tags have no order. `queues` receives a
  * handle for each entry, which the caller destroys. If the group fails, its queues are aborted. Returns DOORBELL_ESTATE
  * if a rank is this process or a queue with that tag was opened before; DOORBELL_ETIMEOUT if a peer does not open its side
  * within the timeout of the group; DOORBELL_ERANK if the group has failed. After a failure the queues of the call cannot
  * be opened again.
  */
-int doorbell_group_message_queues(const doorbell_group *group, const doorbell_message_peer *peers, uint32_t peer_count,
+int doorbell_group_message_queues(const doorbell_group *group, const doorbell_group_peer *peers, uint32_t peer_count,
 				  const doorbell_message_config *config, doorbell_message_queue **queues);
 
 #ifdef __cplusplus

@@ -104,6 +104,7 @@ pub use outcome::Status;
 pub(crate) use owned_queue::OwnedSendQueue;
 pub use path::PathReport;
 pub(crate) use poll_until::poll_until;
+pub use poll_until::wait_until;
 pub use post::Endpoint;
 #[cfg(feature = "cuda")]
 pub(crate) use prepared::graph_post_all;

@@ -75,8 +75,8 @@ struct MeshState {
     links: BTreeMap<u32, PeerState>,
     /// Of every endpoint, also of those that the application has.
     aborts: Vec<AbortHandle>,
-    /// The message queues that were opened: peer and tag.
-    tags: BTreeSet<(u32, u64)>,
+    /// The links that were opened: kind, peer and tag.
+    tags: BTreeSet<(&'static str, u32, u64)>,
     /// The rank that has failed.
     failed: Option<u32>,
 }
@@ -171,9 +171,9 @@ impl Mesh {
         self.state().abort_with_group(abort);
     }
 
-    /// Notes that a message queue is opened. Returns whether it was not before.
-    pub(super) fn open_tag(&self, peer: u32, tag: u64) -> bool {
-        self.state().tags.insert((peer, tag))
+    /// Notes that a link of that kind is opened. Returns whether it was not before.
+    pub(super) fn open_tag(&self, kind: &'static str, peer: u32, tag: u64) -> bool {
+        self.state().tags.insert((kind, peer, tag))
     }
 
     /// Connects with the endpoint at an address, and says so there.

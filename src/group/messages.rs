@@ -1,17 +1,12 @@
 //! Message queues between the ranks of a group.
 
+#[cfg(doc)]
+use crate::Error;
+use crate::Result;
 use crate::group::Group;
 #[cfg(doc)]
 use crate::group::GroupConfig;
 use crate::message::{MessageAddress, MessageConfig, MessageQueue};
-use crate::{Error, Result, StateKind};
-
-/// What a rank has put into the store for a peer: its address, or that it is connected.
-#[derive(Clone, Copy)]
-enum QueueStep {
-    Address = 0,
-    Connected = 1,
-}
 
 impl Group {
     /// Opens queues for messages with other ranks, one for each pair of a peer and a tag, and waits until all are connected. Each peer opens its side, with the
@@ -32,7 +27,7 @@ impl Group {
         config: &MessageConfig,
     ) -> Result<Vec<MessageQueue>> {
         let mut queues = self.open_queues(with, config)?;
-        self.connect_queues(&mut queues, with)?;
+        self.connect_links(&mut queues, with)?;
         Ok(queues)
     }
 
@@ -51,7 +46,7 @@ impl Group {
         let with: Vec<(u32, u64)> = others.map(|peer| (*peer, tag)).collect();
         let mut queues = self.open_queues(&with, config)?;
         if ranks.len() < self.size() as usize {
-            self.connect_queues(&mut queues, &with)?;
+            self.connect_links(&mut queues, &with)?;
             return Ok(queues);
         }
         let own = queues.iter().zip(&with);
@@ -59,7 +54,7 @@ impl Group {
         let (own, timeout) = (own.collect::<Vec<_>>(), self.timeout());
         let theirs = self.store().exchange(&format!("q{tag:x}"), &own, timeout)?;
         let Some(theirs) = theirs else {
-            self.connect_queues(&mut queues, &with)?;
+            self.connect_links(&mut queues, &with)?;
             return Ok(queues);
         };
         for (queue, address) in queues.iter_mut().zip(theirs) {
@@ -76,55 +71,6 @@ impl Group {
         with: &[(u32, u64)],
         config: &MessageConfig,
     ) -> Result<Vec<MessageQueue>> {
-        for (peer, _) in with {
-            self.check_peer(*peer)?;
-        }
-        let mut queues = Vec::with_capacity(with.len());
-        for (peer, tag) in with {
-            if !self.mesh().open_tag(*peer, *tag) {
-                return Err(Error::state(
-                    StateKind::Taken,
-                    "message queue of the group",
-                    format!("the queue to rank {peer} with tag {tag} was opened before"),
-                ));
-            }
-            let queue = MessageQueue::new(self.domain(), config)?;
-            self.mesh().abort_with_group(queue.abort_handle());
-            queues.push(queue);
-        }
-        Ok(queues)
+        self.open_links(with, || MessageQueue::new(self.domain(), config))
     }
-
-    /// Connects them with those of the peers, through the group's own store.
-    fn connect_queues(&self, queues: &mut [MessageQueue], with: &[(u32, u64)]) -> Result<()> {
-        for (queue, (peer, tag)) in queues.iter().zip(with) {
-            let key = key(QueueStep::Address, self.rank(), *peer, *tag);
-            let address = queue.address().to_bytes();
-            self.store().set(&key, &address, self.timeout())?;
-        }
-        for (queue, (peer, tag)) in queues.iter_mut().zip(with) {
-            let key_of = |step, from, to| key(step, from, to, *tag);
-            let address = key_of(QueueStep::Address, *peer, self.rank());
-            let address = self.store().get(&address, self.timeout())?;
-            queue.connect(&MessageAddress::from_bytes(&address)?)?;
-            let connected = key_of(QueueStep::Connected, self.rank(), *peer);
-            self.store().set(&connected, &[], self.timeout())?;
-        }
-        // A message to a queue that is not connected yet would be repeated only as often as the configuration says.
-        for (peer, tag) in with {
-            let connected = key(QueueStep::Connected, *peer, self.rank(), *tag);
-            self.store().get(&connected, self.timeout())?;
-        }
-        Ok(())
-    }
-}
-
-/// The key of what the rank `from` has stored for the rank `to`.
-fn key(step: QueueStep, from: u32, to: u32, tag: u64) -> Vec<u8> {
-    let mut key = b"doorbell/messages/".to_vec();
-    key.push(step as u8);
-    key.extend(from.to_le_bytes());
-    key.extend(to.to_le_bytes());
-    key.extend(tag.to_le_bytes());
-    key
 }

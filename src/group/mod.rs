@@ -5,18 +5,20 @@
 //!   state machine, without sockets; `store_server` is the thread with the sockets, each a `connection`. `connect` and `client` are the other
 //!   end, and `rendezvous` is how it finds rank 0. [`Message`] and `handshake` are what goes over the sockets.
 //! - `exchange` gives addresses to all ranks through the store of the launcher, where it has one: `pmix`.
-//! - [`Group`] has a connected endpoint to each peer, made when the first of the two asks for it. `messages` opens queues for messages with peers, and
-//!   `communicators` and `matchers` make communicators and matchers of them.
+//! - [`Group`] has a connected endpoint to each peer, made when the first of the two asks for it. `endpoints` makes further ones, `messages` opens queues for messages with peers, and
+//!   `communicators` and `matchers` make communicators and matchers of these queues. `links` connects what two ranks open by a tag.
 
 mod client;
 mod communicators;
 mod connect;
 mod connection;
+mod endpoints;
 mod exchange;
 mod handshake;
 mod interfaces;
 mod key_value_store;
 mod launch_environment;
+mod links;
 mod matchers;
 mod member;
 mod mesh;

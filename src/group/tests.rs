@@ -731,6 +731,71 @@ fn survivors_go_on_without_a_rank_that_ends_while_they_shrink() {
     });
 }
 
+/// Two further endpoints to each peer, whose tags are those of message queues as well. Each word comes by the endpoint that it was sent on.
+#[test]
+fn further_endpoints_connect_in_any_order() {
+    const TAGS: [u64; 2] = [7, u64::MAX];
+    groups(3, |group| {
+        let (rank, size) = (group.rank(), group.size());
+        let mut with: Vec<_> = (0..size)
+            .filter(|peer| *peer != rank)
+            .flat_map(|peer| TAGS.map(|tag| (peer, tag)))
+            .collect();
+        with.rotate_left(rank as usize);
+        let queues = group.message_queues(&with, &MessageConfig::default());
+        let config = EndpointConfig::default().send_depth(8);
+        let mut endpoints = group.endpoints(&with, &config).unwrap();
+        let memory = Region::alloc(group.domain(), 64, Access::ALL).unwrap();
+        for (at, endpoint) in (0..).zip(&mut endpoints) {
+            assert_eq!(endpoint.room(QueueKind::Send), 8);
+            endpoint
+                .post_recv(at, &[memory.slice(8 * at, 8).unwrap()])
+                .unwrap();
+        }
+        group.barrier().unwrap();
+        for (endpoint, (_, tag)) in endpoints.iter_mut().zip(&with) {
+            let word = tag.wrapping_add(rank.into()).to_ne_bytes();
+            endpoint.post_send(&Work::send_inline(&word)).unwrap();
+        }
+        let mut missing = with.len();
+        while missing > 0 {
+            let (at, from) = crate::wait_until(Some(SOON), || -> crate::Result<_> {
+                for (at, endpoint) in endpoints.iter_mut().enumerate() {
+                    if let Some(come) = endpoint.poll_cq(QueueKind::Recv)? {
+                        return Ok(Some((come.wr_id, with[at])));
+                    }
+                }
+                Ok(None)
+            })
+            .unwrap();
+            let (peer, tag) = from;
+            assert_eq!(memory.load_u64(8 * at), Ok(tag.wrapping_add(peer.into())));
+            missing -= 1;
+        }
+        let kind = |with: &[(u32, u64)]| match group.endpoints(with, &config) {
+            Err(Error::State { kind, .. }) => kind,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(kind(&with[..1]), StateKind::Taken);
+        assert_eq!(kind(&[(rank, 1)]), StateKind::WrongKind);
+        let stranger = group.endpoints(&[(size, 1)], &config);
+        assert!(matches!(stranger, Err(Error::Range { .. })));
+        group.barrier().unwrap();
+        drop(queues);
+        if rank == 2 {
+            // Without having left.
+            return;
+        }
+        for (endpoint, _) in endpoints.iter_mut().zip(&with) {
+            let ended = endpoint.wait_cq(QueueKind::Recv, Some(SOON)).unwrap_err();
+            let Error::Work(failure) = ended else {
+                panic!("{ended:?}");
+            };
+            assert_eq!(failure.cause, Cause::Rank(2), "rank {rank}");
+        }
+    });
+}
+
 /// Streams that wait for a message of a rank that has ended, or for a credit of it, are released, and name it.
 #[test]
 fn messages_of_a_rank_that_has_ended_name_it() {

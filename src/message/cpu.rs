@@ -107,6 +107,18 @@ impl MessageQueue {
             .map_err(|error| self.error_of(error, limit, "the send of a message"))
     }
 
+    /// Whether the memory of a message may be used again. Makes progress on a device that needs it.
+    ///
+    /// # Errors
+    /// As [`MessageQueue::wait_send_now`], but without a timeout.
+    pub fn is_sent(&self, sent: &PostedSend) -> Result<bool> {
+        match self.wait_send_now(sent, Some(Duration::ZERO)) {
+            Ok(()) => Ok(true),
+            Err(Error::Timeout { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Receives the next message in this thread, and returns its length in bytes. Waits for at most `timeout`; `None` waits for ever.
     ///
     /// # Errors

@@ -97,7 +97,8 @@ pub(crate) fn copy_out<'a>(
         if len == 0 {
             continue;
         }
-        memory.copy_into(from, len, slice.region, slice.offset)?;
+        let piece = memory.slice(from, len)?;
+        slice.region.copy_from(slice.offset, piece)?;
         from += len;
     }
     Ok(())

@@ -6,11 +6,35 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// What is copied at a time.
 const BLOCK_BYTES: usize = 64;
 
-/// Copies into memory that others may read or write at the same time: by relaxed atomics, words where they are aligned.
+/// Copies into memory that others may read or write at the same time.
 ///
 /// # Safety
 /// `at` is valid for writes of `bytes.len()` bytes.
 pub(super) unsafe fn copy_to(at: *mut u8, bytes: &[u8]) {
+    // SAFETY: the caller's promise; the slice is only read.
+    unsafe {
+        let done = copy_blocks(bytes.as_ptr().cast_mut(), at, bytes.len());
+        store_words(at.add(done), bytes.get(done..).unwrap_or_default());
+    }
+}
+
+/// Copies out of memory that others may write at the same time.
+///
+/// # Safety
+/// `at` is valid for reads of `bytes.len()` bytes.
+pub(super) unsafe fn copy_from(at: *mut u8, bytes: &mut [u8]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let done = copy_blocks(at, bytes.as_mut_ptr(), bytes.len());
+        load_words(at.add(done), bytes.get_mut(done..).unwrap_or_default());
+    }
+}
+
+/// Stores by relaxed atomics, words where they are aligned.
+///
+/// # Safety
+/// As [`copy_to`].
+unsafe fn store_words(at: *mut u8, bytes: &[u8]) {
     let head = at.align_offset(8).min(bytes.len());
     let (head, rest) = bytes.split_at(head);
     let (words, tail) = rest.as_chunks::<8>();
@@ -31,15 +55,15 @@ pub(super) unsafe fn copy_to(at: *mut u8, bytes: &[u8]) {
     }
 }
 
-/// Copies out of memory that others may write at the same time; see [`copy_to`].
+/// Loads as [`store_words`] stores.
 ///
 /// # Safety
-/// `at` is valid for reads of `bytes.len()` bytes.
-pub(super) unsafe fn copy_from(at: *mut u8, bytes: &mut [u8]) {
+/// As [`copy_from`].
+unsafe fn load_words(at: *mut u8, bytes: &mut [u8]) {
     let head = at.align_offset(8).min(bytes.len());
     let (head, rest) = bytes.split_at_mut(head);
     let (words, tail) = rest.as_chunks_mut::<8>();
-    // SAFETY: as in `copy_to`.
+    // SAFETY: as in `store_words`.
     unsafe {
         let middle = at.add(head.len());
         let end = middle.add(words.len() * 8);
@@ -60,7 +84,7 @@ pub(super) unsafe fn copy_from(at: *mut u8, bytes: &mut [u8]) {
 /// Copies from one such memory into another.
 ///
 /// # Safety
-/// `from` is valid for reads and `to` for writes of `len_bytes` bytes, and they do not overlap.
+/// `from` is valid for reads and `to` for writes of `len_bytes` bytes.
 pub(super) unsafe fn copy_between(from: *mut u8, to: *mut u8, len_bytes: usize) {
     // SAFETY: the caller's promise; what is done is no longer than all of it.
     let mut done = unsafe { copy_blocks(from, to, len_bytes) };
@@ -69,8 +93,8 @@ pub(super) unsafe fn copy_between(from: *mut u8, to: *mut u8, len_bytes: usize) 
         let part = &mut block[..BLOCK_BYTES.min(len_bytes - done)];
         // SAFETY: as above.
         unsafe {
-            copy_from(from.add(done), part);
-            copy_to(to.add(done), part);
+            load_words(from.add(done), part);
+            store_words(to.add(done), part);
         }
         done += part.len();
     }
@@ -137,14 +161,20 @@ mod tests {
         for len_bytes in (0..70).chain([127, 128, 129, 192, 300]) {
             for (start, at) in [(0, 0), (1, 0), (0, 1), (3, 5), (8, 16), (9, 7)] {
                 let mut to = vec![0; 400];
-                // SAFETY: both are longer than what is copied from these places on.
+                let mut into = vec![0; 400];
+                let mut out = vec![0; 400];
+                // SAFETY: all are longer than what is copied from these places on.
                 unsafe {
-                    let (from, to) = (source.as_mut_ptr().add(start), to.as_mut_ptr().add(at));
-                    copy_between(from, to, len_bytes);
+                    let place = source.as_mut_ptr().add(start);
+                    copy_between(place, to.as_mut_ptr().add(at), len_bytes);
+                    copy_to(into.as_mut_ptr().add(at), &from[start..start + len_bytes]);
+                    copy_from(place, &mut out[at..at + len_bytes]);
                 }
                 let mut expected = vec![0; 400];
                 expected[at..at + len_bytes].copy_from_slice(&from[start..start + len_bytes]);
-                assert_eq!(to, expected, "{len_bytes} bytes from {start} to {at}");
+                for copied in [to, into, out] {
+                    assert_eq!(copied, expected, "{len_bytes} bytes from {start} to {at}");
+                }
             }
         }
     }

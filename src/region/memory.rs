@@ -458,10 +458,10 @@ impl Region {
         }
     }
 
-    /// Copies bytes into the region.
+    /// Copies bytes into the region. Others may read or write them at the same time: what they see, or leave, is then some mixture of old and new bytes.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`].
+    /// [`Error::OutOfBounds`]; [`Error::State`] if it is memory of a GPU that the CPU cannot access.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let at = self.host("bytes", offset, bytes.len() as u64)?;
         // SAFETY: within the region, which is alive.
@@ -469,10 +469,10 @@ impl Region {
         Ok(())
     }
 
-    /// Copies bytes out of the region.
+    /// Copies bytes out of the region. Others may write them at the same time, as for [`Region::write`].
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`].
+    /// As [`Region::write`].
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let at = self.host("bytes", offset, bytes.len() as u64)?;
         // SAFETY: within the region, which is alive.
@@ -480,21 +480,34 @@ impl Region {
         Ok(())
     }
 
-    /// Copies bytes of the region into another one, which may be the same if they do not overlap.
+    /// Copies the bytes of a slice to the byte `offset` of this region, in this thread and without a NIC. The slice may be one of this region. If both overlap, the bytes there
+    /// are some mixture afterwards.
+    ///
+    /// ```
+    /// # #[cfg(feature = "softcx")]
+    /// # fn main() -> doorbell::Result<()> {
+    /// # use doorbell::{Access, Device, Region};
+    /// # let domain = Device::open("softcx")?.protection_domain();
+    /// let slot = Region::alloc(&domain, 64, Access::LOCAL_WRITE)?;
+    /// let tensor = Region::alloc(&domain, 4096, Access::ALL)?;
+    /// slot.fill(0, 64, 7)?;
+    /// tensor.copy_from(128, slot.slice(0, 64)?)?;
+    /// assert!(tensor.is_filled_with(128, 64, 7)?);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "softcx"))]
+    /// # fn main() {}
+    /// ```
     ///
     /// # Errors
-    /// As [`Region::write`], for either of them.
-    pub(crate) fn copy_into(
-        &self,
-        offset: u64,
-        len_bytes: u64,
-        into: &Region,
-        at: u64,
-    ) -> Result<()> {
-        let from = self.host("bytes", offset, len_bytes)?;
-        let to = into.host("bytes", at, len_bytes)?;
-        // SAFETY: within the regions, which are alive; the bytes do not overlap, which the caller sees to.
-        unsafe { copy_between(from, to, len_bytes as usize) };
+    /// As [`Region::write`], for either region.
+    pub fn copy_from(&self, offset: u64, from: Slice<'_>) -> Result<()> {
+        let to = self.host("bytes", offset, from.len_bytes.into())?;
+        let at = from
+            .region
+            .host("from", from.offset, from.len_bytes.into())?;
+        // SAFETY: within the regions, which are alive.
+        unsafe { copy_between(at, to, from.len_bytes as usize) };
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use crate::device::doorbell_domain;
 use crate::endpoint::{config_or_default, doorbell_endpoint, doorbell_endpoint_config};
 use crate::exchange::{Terms, whole};
 use crate::failure::Failure;
-use crate::handle::{CObject, destroy, get, take};
+use crate::handle::{CObject, create, destroy, get, take};
 use doorbell_rs::{Error, Group, GroupConfig, LaunchEnvironment, StateKind, Token};
 
 /// A job of many processes, from the side of one of them.
@@ -299,6 +299,68 @@ pub unsafe extern "C" fn doorbell_group_endpoint(
     call!(place = out_handle(endpoint), group = get(group), || {
         let taken = group.inner.take_endpoint(peer)?;
         Ok(place.set(doorbell_endpoint::new(taken)))
+    })
+}
+
+/// A connection to open with a rank of a group.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct doorbell_group_peer {
+    pub rank: u32,
+    pub reserved: u32,
+    pub tag: u64,
+}
+
+/// Opens connections with other ranks, and writes a handle for each entry of `peers`. All handles are null until all are open.
+///
+/// # Safety
+/// `places` is null or has room for so many handles; `peers` as [`array`].
+pub(super) unsafe fn open_links<T: CObject, I: IntoIterator<Item = T>>(
+    (places, argument): (*mut *mut T, &'static str),
+    peers: *const doorbell_group_peer,
+    peer_count: u32,
+    open: impl FnOnce(&[(u32, u64)]) -> Result<I, Failure>,
+) -> Result<c_int, Failure> {
+    if places.is_null() && peer_count > 0 {
+        return Err(Failure::null(argument));
+    }
+    let places = (0..peer_count as usize).map(|at| places.wrapping_add(at));
+    for place in places.clone() {
+        // SAFETY: within the room of the caller's promise.
+        unsafe { place.write(std::ptr::null_mut()) };
+    }
+    // SAFETY: the caller's promise.
+    let peers = unsafe { array(peers, peer_count as usize, "peers") }?;
+    if let Some(peer) = peers.iter().find(|peer| peer.reserved != 0) {
+        return Err(choice("peers[].reserved", peer.reserved, 0));
+    }
+    let with: Vec<_> = peers.iter().map(|peer| (peer.rank, peer.tag)).collect();
+    for (place, opened) in places.zip(open(&with)?) {
+        // SAFETY: as above.
+        unsafe { place.write(create(opened)) };
+    }
+    Ok(0)
+}
+
+/// Further endpoints to other ranks.
+///
+/// # Safety
+/// As the header says of pointers; `endpoints` has room for as many handles as there are peers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_group_endpoints(
+    group: *const doorbell_group,
+    peers: *const doorbell_group_peer,
+    peer_count: u32,
+    config: *const doorbell_endpoint_config,
+    endpoints: *mut *mut doorbell_endpoint,
+) -> c_int {
+    // SAFETY: the caller's promise about handles, arrays and structs.
+    guard(|| unsafe {
+        open_links((endpoints, "endpoints"), peers, peer_count, |with| {
+            let (group, config) = (get(group, "group")?, config_or_default(config)?);
+            let made = group.inner.endpoints(with, &config)?;
+            Ok(made.into_iter().map(doorbell_endpoint::new))
+        })
     })
 }
 

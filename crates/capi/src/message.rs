@@ -16,7 +16,7 @@ use crate::endpoint::{
 };
 use crate::error::doorbell_failure;
 use crate::failure::Failure;
-use crate::group::doorbell_group;
+use crate::group::{doorbell_group, doorbell_group_peer, open_links};
 use crate::handle::{CObject, create, destroy, get, take};
 use crate::stream::doorbell_stream;
 use crate::work::{doorbell_slice, with_slices};
@@ -171,15 +171,6 @@ pub(super) unsafe fn message_config(
 #[derive(Debug, Clone, Copy)]
 pub struct doorbell_message_address {
     pub bytes: [u8; DOORBELL_MESSAGE_ADDRESS_BYTES],
-}
-
-/// A queue to open with a rank of a group.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct doorbell_message_peer {
-    pub rank: u32,
-    pub reserved: u32,
-    pub tag: u64,
 }
 
 /// Takes the queues of a list. A null pointer in it stands for no queue. All entries are checked before the first queue is taken, so a call takes all of them or none.
@@ -741,36 +732,18 @@ pub unsafe extern "C" fn doorbell_message_ticket_destroy(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_group_message_queues(
     group: *const doorbell_group,
-    peers: *const doorbell_message_peer,
+    peers: *const doorbell_group_peer,
     peer_count: u32,
     config: *const doorbell_message_config,
     queues: *mut *mut doorbell_message_queue,
 ) -> c_int {
-    guard(|| {
-        if queues.is_null() && peer_count > 0 {
-            return Err(Failure::null("queues"));
-        }
-        let places = (0..peer_count as usize).map(|at| queues.wrapping_add(at));
-        for place in places.clone() {
-            // SAFETY: within the room of the caller's promise.
-            unsafe { place.write(std::ptr::null_mut()) };
-        }
-        // SAFETY: the caller's promise about handles, arrays and structs.
-        let (group, peers, config) = unsafe {
-            let group = get(group, "group")?;
-            let peers = array(peers, peer_count as usize, "peers")?;
-            (group, peers, message_config(config)?)
-        };
-        if let Some(peer) = peers.iter().find(|peer| peer.reserved != 0) {
-            return Err(choice("peers[].reserved", peer.reserved, 0));
-        }
-        let with: Vec<_> = peers.iter().map(|peer| (peer.rank, peer.tag)).collect();
-        let opened = group.inner.message_queues(&with, &config)?;
-        for (place, queue) in places.zip(opened) {
-            // SAFETY: as above.
-            unsafe { place.write(create(doorbell_message_queue::new(queue))) };
-        }
-        Ok(0)
+    // SAFETY: the caller's promise about handles, arrays and structs.
+    guard(|| unsafe {
+        open_links((queues, "queues"), peers, peer_count, |with| {
+            let (group, config) = (get(group, "group")?, message_config(config)?);
+            let opened = group.inner.message_queues(with, &config)?;
+            Ok(opened.into_iter().map(doorbell_message_queue::new))
+        })
     })
 }
 

@@ -141,6 +141,23 @@ impl PyGroup {
         }
     }
 
+    /// Further endpoints to other ranks, by peer and tag, each of which makes its side with the same tag. Waits until they are connected.
+    #[pyo3(signature = (peers, config = None))]
+    fn endpoints(
+        &self,
+        py: Python<'_>,
+        peers: Vec<(u32, u64)>,
+        config: Option<Configuration>,
+    ) -> PyResult<Vec<PyEndpoint>> {
+        let mut config = config.map_or_else(EndpointConfig::default, |config| config.0);
+        let room = Room::of(&mut config);
+        let endpoints = self.wait(py, move |group| group.endpoints(&peers, &config))?;
+        let all = endpoints.into_iter();
+        Ok(all
+            .map(|endpoint| PyEndpoint::new(endpoint, room))
+            .collect())
+    }
+
     /// Waits until every rank has called this.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
         self.wait(py, Group::barrier)

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
 use doorbell::{
-    Access, Address, Completion, Endpoint, EndpointConfig, Group, QueueKind, Region, RemoteRegion,
-    Ticket, Work,
+    Access, Completion, Endpoint, Group, QueueKind, Region, RemoteRegion, Ticket, Work,
 };
 
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -158,16 +157,12 @@ pub struct Connection {
     pub sleeps: u64,
 }
 
-/// What a side tells the other one.
-pub const OFFER_BYTES: usize = Address::BYTES + RemoteRegion::BYTES;
-
 impl Connection {
-    pub fn new(group: &Group, max_bytes: u64) -> Result<Connection> {
-        let config = EndpointConfig::default().room_timeout(Some(DEADLINE));
+    pub fn new(group: &Group, endpoint: Endpoint, max_bytes: u64) -> Result<Connection> {
         let region = Region::alloc(group.domain(), 2 * area(max_bytes), Access::ALL)?;
         let remote = region.remote();
         Ok(Connection {
-            endpoint: Endpoint::new(group.domain(), &config)?,
+            endpoint,
             region,
             remote,
             max_bytes,
@@ -180,19 +175,13 @@ impl Connection {
         })
     }
 
-    pub fn offer(&self) -> Vec<u8> {
-        [
-            &self.endpoint.address().to_bytes()[..],
-            &self.region.remote().to_bytes(),
-        ]
-        .concat()
+    pub fn region(&self) -> RemoteRegion {
+        self.region.remote()
     }
 
-    pub fn connect(&mut self, offer: &[u8]) -> Result<()> {
-        let (address, remote) = offer.split_at(Address::BYTES);
-        self.endpoint.connect(&Address::from_bytes(address)?)?;
-        self.remote = RemoteRegion::from_bytes(remote.try_into()?);
-        Ok(())
+    /// The region of the other side.
+    pub fn set_remote(&mut self, remote: RemoteRegion) {
+        self.remote = remote;
     }
 
     fn answer_at(&self) -> u64 {

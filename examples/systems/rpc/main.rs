@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Parser, ValueEnum};
-use doorbell::Group;
+use doorbell::{EndpointConfig, Group, RemoteRegion};
 use serde_json::{Value, json};
 
-use connection::{Connection, DEADLINE, Event, Method, OFFER_BYTES, Waiting, serve};
+use connection::{Connection, DEADLINE, Event, Method, Waiting, serve};
 use support::{Line, Plot};
 
 #[derive(Parser)]
@@ -155,37 +155,38 @@ fn rank_of(client: u64, size: u32) -> u32 {
     1 + (client % u64::from(size - 1)) as u32
 }
 
-/// Connects every client with the server: of a pair of ranks, the group itself has one endpoint only. Returns those of this rank, in the order of the clients.
+/// Connects every client with the server, each by an endpoint of its own. Returns those of this rank, in the order of the clients.
 fn connect(options: &Options, group: &Group) -> Result<Vec<Connection>> {
     let max_bytes = options.sizes.last().copied().unwrap_or_default();
     let all = 0..options.clients.last().copied().unwrap_or_default();
-    let rank = group.rank();
-    let own: Vec<u64> = all
-        .filter(|client| rank == 0 || rank_of(*client, group.size()) == rank)
-        .collect();
+    let is_server = group.rank() == 0;
+    let mut with = Vec::new();
+    for client in all {
+        match rank_of(client, group.size()) {
+            rank if is_server => with.push((rank, client)),
+            rank if rank == group.rank() => with.push((0, client)),
+            _ => (),
+        }
+    }
+    let config = EndpointConfig::default().room_timeout(Some(DEADLINE));
     let mut connections = Vec::new();
-    let mut offers = Vec::new();
-    for _ in &own {
-        let connection = Connection::new(group, max_bytes)?;
-        offers.extend(connection.offer());
+    let mut regions = Vec::new();
+    for endpoint in group.endpoints(&with, &config)? {
+        let connection = Connection::new(group, endpoint, max_bytes)?;
+        regions.extend(connection.region().to_bytes());
         connections.push(connection);
     }
-    let offers = group.store().gather(&offers, DEADLINE)?;
-    for (client, connection) in own.iter().zip(&mut connections) {
-        let (peer, at) = match rank {
-            0 => (
-                rank_of(*client, group.size()),
-                client / u64::from(group.size() - 1),
-            ),
-            _ => (0, *client),
+    let regions = group.store().gather(&regions, DEADLINE)?;
+    for ((peer, client), connection) in with.iter().zip(&mut connections) {
+        let at = match is_server {
+            true => client / u64::from(group.size() - 1),
+            false => *client,
         };
-        let offer = offers[peer as usize]
-            .chunks_exact(OFFER_BYTES)
-            .nth(at as usize);
-        connection
-            .connect(offer.with_context(|| format!("rank {peer} has no connection {at}"))?)?;
+        let (all, _) = regions[*peer as usize].as_chunks();
+        let region = all.get(at as usize);
+        let region = region.with_context(|| format!("rank {peer} has no region {at}"))?;
+        connection.set_remote(RemoteRegion::from_bytes(region));
     }
-    group.barrier()?;
     Ok(connections)
 }
 

@@ -69,11 +69,69 @@ static void goes_round(doorbell_group *group)
 	WORKS(doorbell_domain_destroy(domain));
 }
 
+/* Further endpoints beside the group's own: two to each peer, each with a word of its own. */
+static void further_endpoints(doorbell_group *group)
+{
+	const uint32_t rank = (uint32_t)doorbell_group_rank(group), size = (uint32_t)doorbell_group_size(group);
+	doorbell_group_peer *peers = calloc(2 * size, sizeof *peers);
+	doorbell_endpoint **endpoints = calloc(2 * size, sizeof *endpoints), *again = NULL;
+	doorbell_endpoint_config config;
+	doorbell_domain *domain;
+	doorbell_region *region;
+	uint32_t *words, count = 0, i;
+
+	EXPECT(peers && endpoints);
+	for (i = 0; i < 2 * size; i++)
+		if (i / 2 != rank) {
+			peers[count].rank = i / 2;
+			peers[count++].tag = 7 + i % 2;
+		}
+	WORKS(doorbell_endpoint_config_init(&config, sizeof config));
+	config.send_depth = 4;
+	WORKS(doorbell_group_endpoints(group, peers, count, &config, endpoints));
+	FAILS(DOORBELL_ESTATE, "was opened before", doorbell_group_endpoints(group, peers, 1, NULL, &again));
+	EXPECT(again == NULL);
+	peers[0].reserved = 1;
+	FAILS(DOORBELL_ERANGE, "reserved", doorbell_group_endpoints(group, peers, 1, NULL, &again));
+	peers[0].reserved = 0;
+	memset(&again, 0xff, sizeof again);
+	GIVES(DOORBELL_EINVAL, doorbell_group_endpoints(NULL, peers, 1, NULL, &again));
+	EXPECT(again == NULL);
+	FAILS(DOORBELL_EINVAL, "`endpoints`", doorbell_group_endpoints(group, peers, 1, NULL, NULL));
+	FAILS(DOORBELL_EINVAL, "`peers`", doorbell_group_endpoints(group, NULL, 1, NULL, &again));
+	WORKS(doorbell_group_endpoints(group, NULL, 0, NULL, NULL));
+	WORKS(doorbell_group_domain(group, &domain));
+	WORKS(doorbell_region_alloc(domain, 4 * count, DOORBELL_ACCESS_ALL, &region));
+	words = doorbell_region_pointer(region);
+	for (i = 0; i < count; i++) {
+		const doorbell_slice into = {region, 4 * i, 4};
+		WORKS(doorbell_post_recv(endpoints[i], 0, &into, 1, NULL));
+	}
+	WORKS(doorbell_group_barrier(group, SOON_MS));
+	for (i = 0; i < count; i++) {
+		const uint32_t word = 100 * rank + (uint32_t)peers[i].tag;
+		const doorbell_work work = doorbell_work_send_inline(&word, sizeof word);
+		WORKS(doorbell_post_send(endpoints[i], &work, NULL));
+	}
+	for (i = 0; i < count; i++) {
+		doorbell_completion completion;
+		WORKS(doorbell_wait_cq(endpoints[i], DOORBELL_QUEUE_RECV, SOON_MS, &completion));
+		EXPECT(words[i] == 100 * peers[i].rank + peers[i].tag);
+	}
+	WORKS(doorbell_group_barrier(group, SOON_MS));
+	for (i = 0; i < count; i++)
+		WORKS(doorbell_endpoint_destroy(endpoints[i]));
+	WORKS(doorbell_region_destroy(region));
+	WORKS(doorbell_domain_destroy(domain));
+	free(peers);
+	free(endpoints);
+}
+
 /* Each rank sends its number to all others, by two tags, and the queues of a call are those of its list. */
 static void messages(doorbell_group *group)
 {
 	const uint32_t rank = (uint32_t)doorbell_group_rank(group), size = (uint32_t)doorbell_group_size(group);
-	doorbell_message_peer *peers = calloc(2 * size, sizeof *peers);
+	doorbell_group_peer *peers = calloc(2 * size, sizeof *peers);
 	doorbell_message_queue **queues = calloc(2 * size, sizeof *queues), *again = NULL;
 	doorbell_domain *domain;
 	doorbell_region *region;
@@ -269,6 +327,7 @@ static void *member(void *argument)
 	WORKS(doorbell_group_join(rank->domain, &config, &group));
 	if (!rank->fails) {
 		goes_round(group);
+		further_endpoints(group);
 		messages(group);
 		matches(group);
 		adds_up(group);

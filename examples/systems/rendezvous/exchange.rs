@@ -1,0 +1,513 @@
+//! The rendezvous: what was sent waits here for whoever asks for its key.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use doorbell::{
+    Endpoint, Error, Group, MessageConfig, MessageQueue, PostedSend, QueueKind, RemoteSlice, Work,
+    wait_until,
+};
+
+use crate::DEADLINE;
+use crate::note::{Aborted, ENCODED_HEADER, Key, Method, Note};
+use crate::tensor::{Allocator, Buffer, Tensor};
+
+/// Longest message without a tensor: it is eager.
+const CONTROL_BYTES: u32 = 1024;
+
+/// A rank that has asked for a tensor before it was sent.
+struct Asker {
+    rank: u32,
+    id: u64,
+    method: Method,
+}
+
+/// What a rank knows of a step.
+#[derive(Default)]
+struct Step {
+    /// Sent and not asked for.
+    tensors: HashMap<Key, VecDeque<Rc<Tensor>>>,
+    /// Asked for and not sent.
+    askers: HashMap<Key, VecDeque<Asker>>,
+    aborted: Option<Aborted>,
+}
+
+/// A receive.
+enum Pending {
+    Asked(Key),
+    /// It is being read.
+    Reading(Key, Tensor),
+    Done(Rc<Tensor>),
+    Failed(Aborted),
+}
+
+/// What the program did with the bytes of tensors, and when it was asked for them.
+#[derive(Default, Clone, Copy)]
+pub struct Counts {
+    pub received: u64,
+    pub copies: u64,
+    pub copied_bytes: u64,
+    pub asked_before: u64,
+    pub asked_after: u64,
+}
+
+/// The connection with another rank.
+struct Peer {
+    queue: MessageQueue,
+    endpoint: Endpoint,
+    /// Sent, with the memory that must stay until the peer has it.
+    posted: VecDeque<(PostedSend, Buffer)>,
+    reading: VecDeque<u64>,
+}
+
+/// A rank's rendezvous. It makes progress in its calls, as no thread of its own does.
+pub struct Rendezvous<'a> {
+    pub group: &'a Group,
+    pub memory: Rc<Allocator>,
+    inbox: Buffer,
+    peers: BTreeMap<u32, Peer>,
+    steps: HashMap<u64, Step>,
+    /// Steps that are over: what comes for them is dropped.
+    over: HashSet<u64>,
+    pending: HashMap<u64, Pending>,
+    next_id: u64,
+    /// Tensors that peers read, by their numbers.
+    lent: HashMap<u32, Rc<Tensor>>,
+    next_number: u32,
+    pub counts: Cell<Counts>,
+}
+
+impl<'a> Rendezvous<'a> {
+    pub fn new(group: &'a Group, memory: Rc<Allocator>, longest: usize) -> Result<Rendezvous<'a>> {
+        let others: Vec<u32> = (0..group.size()).filter(|r| *r != group.rank()).collect();
+        let config = MessageConfig::default()
+            .eager_bytes(CONTROL_BYTES)
+            .slots(256)
+            .ahead(256);
+        let with: Vec<(u32, u64)> = others.iter().map(|peer| (*peer, 0)).collect();
+        let mut peers = BTreeMap::new();
+        for (peer, queue) in others.iter().zip(group.message_queues(&with, &config)?) {
+            let mut endpoint = group.take_endpoint(*peer)?;
+            // No memory: a number comes as immediate data.
+            for _ in 0..64 {
+                endpoint.post_recv(0, &[])?;
+            }
+            let peer_state = Peer {
+                queue,
+                endpoint,
+                posted: VecDeque::new(),
+                reading: VecDeque::new(),
+            };
+            peers.insert(*peer, peer_state);
+        }
+        group.barrier()?;
+        let inbox = (4 * longest + ENCODED_HEADER).max(CONTROL_BYTES as usize);
+        Ok(Rendezvous {
+            group,
+            inbox: memory.alloc(inbox as u64)?,
+            memory,
+            peers,
+            steps: HashMap::new(),
+            over: HashSet::new(),
+            pending: HashMap::new(),
+            next_id: 0,
+            lent: HashMap::new(),
+            next_number: 0,
+            counts: Cell::default(),
+        })
+    }
+
+    fn count(&self, change: impl FnOnce(&mut Counts)) {
+        let mut counts = self.counts.get();
+        change(&mut counts);
+        self.counts.set(counts);
+    }
+
+    /// Gives a tensor to whoever asks for this key. Does not wait.
+    ///
+    /// # Errors
+    /// [`Aborted`] if its step was aborted.
+    pub fn send(&mut self, key: &Key, tensor: &Rc<Tensor>) -> Result<()> {
+        ensure!(
+            key.producer == self.group.rank(),
+            "{key} is sent by another rank than its producer"
+        );
+        ensure!(!self.over.contains(&key.step), "the step of {key} is over");
+        let step = self.steps.entry(key.step).or_default();
+        if let Some(aborted) = &step.aborted {
+            return Err(aborted.clone().into());
+        }
+        let asker = step.askers.get_mut(key).and_then(VecDeque::pop_front);
+        match asker {
+            None => {
+                let tensors = step.tensors.entry(key.clone()).or_default();
+                tensors.push_back(Rc::clone(tensor));
+                Ok(())
+            }
+            Some(asker) => {
+                self.count(|counts| counts.asked_before += 1);
+                self.answer(&asker, Rc::clone(tensor))
+            }
+        }
+    }
+
+    /// Asks for the tensor of a key, and does not wait for it.
+    pub fn start_recv(&mut self, key: &Key, method: Method) -> Result<u64> {
+        ensure!(
+            key.consumer == self.group.rank(),
+            "{key} is received by another rank than its consumer"
+        );
+        let id = self.next_id;
+        self.next_id += 1;
+        let aborted = self
+            .steps
+            .get(&key.step)
+            .and_then(|step| step.aborted.clone());
+        let pending = match &aborted {
+            Some(aborted) => Pending::Failed(aborted.clone()),
+            None => Pending::Asked(key.clone()),
+        };
+        self.pending.insert(id, pending);
+        if aborted.is_none() {
+            let rank = self.group.rank();
+            if key.producer == rank {
+                self.asked(key.clone(), Asker { rank, id, method })?;
+            } else {
+                let key = key.to_string();
+                let note = Note::Ask {
+                    id,
+                    method,
+                    key: &key,
+                };
+                self.post(self.producer_of(id)?, &note.to_bytes())?;
+            }
+        }
+        Ok(id)
+    }
+
+    fn producer_of(&self, id: u64) -> Result<u32> {
+        match self.pending.get(&id) {
+            Some(Pending::Asked(key) | Pending::Reading(key, _)) => Ok(key.producer),
+            _ => bail!("receive {id} is over"),
+        }
+    }
+
+    /// Waits for a tensor.
+    ///
+    /// # Errors
+    /// [`Aborted`] if its step was aborted; an error of the group that names the rank if one has ended.
+    pub fn wait(&mut self, id: u64) -> Result<Rc<Tensor>> {
+        wait_until(Some(DEADLINE), || {
+            if let Some(Pending::Asked(_) | Pending::Reading(..)) = self.pending.get(&id) {
+                self.progress()?;
+                return Ok(None);
+            }
+            match self.pending.remove(&id) {
+                Some(Pending::Done(tensor)) => Ok(Some(tensor)),
+                Some(Pending::Failed(aborted)) => Err(aborted.into()),
+                _ => bail!("receive {id} is unknown"),
+            }
+        })
+    }
+
+    /// Aborts a step at all ranks: its receives fail with this reason, and so do later sends.
+    pub fn abort(&mut self, step: u64, reason: &str) -> Result<()> {
+        self.aborted(step, reason);
+        let note = Note::Abort { step, reason }.to_bytes();
+        let peers: Vec<u32> = self.peers.keys().copied().collect();
+        peers
+            .into_iter()
+            .try_for_each(|peer| self.post(peer, &note))
+    }
+
+    fn aborted(&mut self, step: u64, reason: &str) {
+        let aborted = Aborted {
+            step,
+            reason: reason.into(),
+        };
+        // What was sent is dropped with the rest of the step. The askers hear of the abort themselves.
+        let state = Step {
+            aborted: Some(aborted.clone()),
+            ..Step::default()
+        };
+        self.steps.insert(step, state);
+        for pending in self.pending.values_mut() {
+            // One that is being read ends first: the device writes into its memory.
+            if matches!(pending, Pending::Asked(key) if key.step == step) {
+                *pending = Pending::Failed(aborted.clone());
+            }
+        }
+    }
+
+    /// Forgets a step whose tensors have all been received.
+    pub fn finish_step(&mut self, step: u64) {
+        self.steps.remove(&step);
+        self.over.insert(step);
+    }
+
+    /// Whether a rank waits for this key here.
+    pub fn is_awaited(&self, key: &Key) -> bool {
+        let step = self.steps.get(&key.step);
+        let askers = step.and_then(|step| step.askers.get(key));
+        askers.is_some_and(|askers| !askers.is_empty())
+    }
+
+    /// Somebody asks for a key.
+    fn asked(&mut self, key: Key, asker: Asker) -> Result<()> {
+        let step = self.steps.entry(key.step).or_default();
+        if let Some(Aborted { step, reason }) = step.aborted.clone() {
+            let note = Note::Abort {
+                step,
+                reason: &reason,
+            };
+            return match asker.rank == self.group.rank() {
+                true => Ok(()),
+                false => self.post(asker.rank, &note.to_bytes()),
+            };
+        }
+        match step.tensors.get_mut(&key).and_then(VecDeque::pop_front) {
+            None => {
+                step.askers.entry(key).or_default().push_back(asker);
+                Ok(())
+            }
+            Some(tensor) => {
+                self.count(|counts| counts.asked_after += 1);
+                self.answer(&asker, tensor)
+            }
+        }
+    }
+
+    fn answer(&mut self, asker: &Asker, tensor: Rc<Tensor>) -> Result<()> {
+        if asker.rank == self.group.rank() {
+            self.pending.insert(asker.id, Pending::Done(tensor));
+            return Ok(());
+        }
+        match asker.method {
+            Method::Read => {
+                let number = self.next_number;
+                self.next_number += 1;
+                let remote = self.memory.region.remote();
+                let note = Note::Located {
+                    id: asker.id,
+                    number,
+                    len: tensor.len as u32,
+                    addr: remote.addr + tensor.buffer.at,
+                    rkey: remote.rkey,
+                };
+                self.lent.insert(number, tensor);
+                self.post(asker.rank, &note.to_bytes())
+            }
+            Method::Message => {
+                let values = tensor.buffer.slice()?;
+                let header = Note::Encoded {
+                    id: asker.id,
+                    values: &[],
+                };
+                let header = header.to_bytes();
+                let len_bytes = u64::from(values.len_bytes());
+                let message = self.memory.alloc(header.len() as u64 + len_bytes)?;
+                let region = &self.memory.region;
+                region.write(message.at, &header)?;
+                region.copy_from(message.at + header.len() as u64, values)?;
+                self.copied(len_bytes);
+                self.post_buffer(asker.rank, message)
+            }
+        }
+    }
+
+    fn copied(&self, len_bytes: u64) {
+        self.count(|counts| {
+            counts.copies += 1;
+            counts.copied_bytes += len_bytes;
+        });
+    }
+
+    fn post(&mut self, to: u32, note: &[u8]) -> Result<()> {
+        ensure!(note.len() <= CONTROL_BYTES as usize, "a long key or reason");
+        let buffer = self.memory.alloc(note.len() as u64)?;
+        self.memory.region.write(buffer.at, note)?;
+        self.post_buffer(to, buffer)
+    }
+
+    fn post_buffer(&mut self, to: u32, buffer: Buffer) -> Result<()> {
+        let peer = self.peers.get_mut(&to).context("no such rank")?;
+        let posted = peer
+            .queue
+            .start_send_now(&[buffer.slice()?], Some(DEADLINE));
+        let posted = posted.map_err(|error| self.group.cause_of(error))?;
+        peer.posted.push_back((posted, buffer));
+        Ok(())
+    }
+
+    /// Does what there is to do, and does not wait.
+    fn progress(&mut self) -> Result<()> {
+        self.look().map_err(|error| match error.downcast() {
+            // An endpoint only reports that it failed; the group knows which rank has ended.
+            Ok(error) => self.group.cause_of(error).into(),
+            Err(error) => error,
+        })
+    }
+
+    fn look(&mut self) -> Result<()> {
+        loop {
+            let mut queues: Vec<&mut MessageQueue> = self
+                .peers
+                .values_mut()
+                .map(|peer| &mut peer.queue)
+                .collect();
+            let into = [self.inbox.slice()?];
+            let received = MessageQueue::recv_any_now(&mut queues, &into, Some(Duration::ZERO));
+            let (from, len_bytes) = match received {
+                Err(Error::Timeout { .. }) => break,
+                received => received?,
+            };
+            let from = *self.peers.keys().nth(from).context("a queue")?;
+            self.received(from, len_bytes)?;
+        }
+        let mut read = Vec::new();
+        let mut released = Vec::new();
+        for peer in self.peers.values_mut() {
+            while peer.endpoint.poll_cq(QueueKind::Send)?.is_some() {
+                // Reads of a connection complete in order.
+                read.extend(peer.reading.pop_front());
+            }
+            while let Some(released_one) = peer.endpoint.poll_cq(QueueKind::Recv)? {
+                peer.endpoint.post_recv(0, &[])?;
+                released.extend(released_one.imm);
+            }
+            while let Some((posted, _)) = peer.posted.front()
+                && peer.queue.is_sent(posted)?
+            {
+                peer.posted.pop_front();
+            }
+        }
+        for number in released {
+            self.lent
+                .remove(&number)
+                .context("an unknown tensor was released")?;
+        }
+        for id in read {
+            let Some(Pending::Reading(key, tensor)) = self.pending.remove(&id) else {
+                bail!("receive {id} was not being read");
+            };
+            self.complete(id, key.step, tensor);
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, id: u64, step: u64, tensor: Tensor) {
+        let aborted = self.steps.get(&step).and_then(|step| step.aborted.clone());
+        self.count(|counts| counts.received += 1);
+        let pending = match aborted {
+            Some(aborted) => Pending::Failed(aborted),
+            None => Pending::Done(Rc::new(tensor)),
+        };
+        self.pending.insert(id, pending);
+    }
+
+    /// A message is in the inbox.
+    fn received(&mut self, from: u32, len_bytes: u64) -> Result<()> {
+        let inbox = self.inbox.at;
+        let mut bytes = vec![0; len_bytes.min(CONTROL_BYTES.into()) as usize];
+        self.memory.region.read(inbox, &mut bytes)?;
+        match Note::parse(&bytes)? {
+            Note::Ask { id, method, key } => {
+                let key = Key::parse(key)?;
+                ensure!(
+                    key.producer == self.group.rank() && key.consumer == from,
+                    "rank {from} asks for {key}"
+                );
+                let rank = from;
+                self.asked(key, Asker { rank, id, method })
+            }
+            Note::Located {
+                id,
+                number,
+                len,
+                addr,
+                rkey,
+            } => {
+                let peer = self.peers.get_mut(&from).context("no such rank")?;
+                match self.pending.remove(&id) {
+                    Some(Pending::Asked(key)) => {
+                        let tensor = self.memory.tensor(len as usize)?;
+                        let into = [tensor.buffer.slice()?];
+                        let remote = RemoteSlice::new(addr, rkey, tensor.buffer.len_bytes);
+                        peer.endpoint.post_send(&Work::read(&into, remote))?;
+                        peer.reading.push_back(id);
+                        self.pending.insert(id, Pending::Reading(key, tensor));
+                    }
+                    // The step was aborted meanwhile. The producer is to have its tensor back all the same.
+                    Some(Pending::Failed(aborted)) => {
+                        self.pending.insert(id, Pending::Failed(aborted));
+                    }
+                    None => (),
+                    Some(_) => bail!("rank {from} has answered twice"),
+                }
+                // Gives the tensor back, and must not overtake the read.
+                let release = Work::write(&[], RemoteSlice::new(addr, rkey, 0));
+                let release = release.imm(number).fence(true).signaled(false);
+                peer.endpoint.post_send(&release)?;
+                Ok(())
+            }
+            Note::Encoded { id, .. } => {
+                let key = match self.pending.get(&id) {
+                    Some(Pending::Asked(key)) => key.clone(),
+                    _ => return Ok(()),
+                };
+                let values = len_bytes - ENCODED_HEADER as u64;
+                let tensor = self.memory.tensor(values as usize / 4)?;
+                let region = &self.memory.region;
+                let from = region.slice(inbox + ENCODED_HEADER as u64, values)?;
+                region.copy_from(tensor.buffer.at, from)?;
+                self.copied(values);
+                self.complete(id, key.step, tensor);
+                Ok(())
+            }
+            Note::Abort { step, reason } => {
+                self.aborted(step, reason);
+                Ok(())
+            }
+        }
+    }
+
+    /// Goes on until no peer needs this rank any more: all of them call it.
+    pub fn drain(&mut self, name: &str) -> Result<()> {
+        self.until(name, |r| {
+            let mut peers = r.peers.values();
+            r.lent.is_empty() && peers.all(|p| p.reading.is_empty() && p.posted.is_empty())
+        })?;
+        Ok(self.group.barrier()?)
+    }
+
+    /// Goes on until something is so.
+    pub fn until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) -> Result<()> {
+        wait_until(Some(DEADLINE), || -> Result<Option<()>> {
+            if is_so(self) {
+                return Ok(Some(()));
+            }
+            self.progress().map(|()| None)
+        })
+        .with_context(|| what.to_owned())
+    }
+
+    /// Whether all tensors of a step were asked for.
+    pub fn is_taken(&self, step: u64) -> bool {
+        let step = self.steps.get(&step);
+        step.is_none_or(|step| step.tensors.values().all(VecDeque::is_empty))
+    }
+
+    /// Whether a step was heard of that is not over.
+    pub fn knows(&self, step: u64) -> bool {
+        self.steps.contains_key(&step)
+    }
+
+    /// Bytes that are neither free nor the rendezvous' own.
+    pub fn held_bytes(&self) -> u64 {
+        let free = self.memory.free.borrow().values().sum::<u64>();
+        self.memory.region.len_bytes() - free - self.inbox.size
+    }
+}

@@ -1,0 +1,105 @@
+//! What a key, an order of calls and an abort mean.
+
+use std::rc::Rc;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::exchange::Rendezvous;
+use crate::note::{Aborted, Key, Method};
+use crate::tensor::Tensor;
+
+/// Ranks 0 and 1 send each other a few tensors, in each order of send and receive and with an abort.
+pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
+    let group = rendezvous.group;
+    let key = |name: &str, step: u64| Key::new(0, 1, name, step);
+    let tensor = |rendezvous: &Rendezvous<'_>, first: f32| -> Result<Rc<Tensor>> {
+        let mut tensor = rendezvous.memory.tensor(300)?;
+        for (value, at) in tensor.values_mut()?.iter_mut().zip(0_u16..) {
+            *value = first + f32::from(at);
+        }
+        Ok(Rc::new(tensor))
+    };
+    let check = |tensor: &Tensor, first: f32| -> Result<()> {
+        let expected = (0..300_u16).map(|at| first + f32::from(at));
+        ensure!(
+            tensor.values()?.iter().copied().eq(expected),
+            "other values"
+        );
+        Ok(())
+    };
+    for (method, step) in [(Method::Read, 1), (Method::Message, 2)] {
+        let (early, other, late) = (key("early", step), key("other", step), key("late", step));
+        match group.rank() {
+            0 => {
+                for key in [&early, &other] {
+                    rendezvous.until("ask for a tensor", |r| r.is_awaited(key))?;
+                }
+                let [first, second, third] = [1.0, 1000.0, 2000.0].map(|at| tensor(rendezvous, at));
+                // Of two keys in another order than they were asked for, and of one key twice.
+                rendezvous.send(&other, &second?)?;
+                rendezvous.send(&early, &first?)?;
+                rendezvous.send(&late, &third?)?;
+                rendezvous.send(&late, &tensor(rendezvous, 3000.0)?)?;
+                group.barrier()?;
+                rendezvous.until("ask for `late`", |r| r.is_taken(step))?;
+            }
+            1 => {
+                let first = rendezvous.start_recv(&early, method)?;
+                let second = rendezvous.start_recv(&other, method)?;
+                check(&*rendezvous.wait(first)?, 1.0)?;
+                check(&*rendezvous.wait(second)?, 1000.0)?;
+                group.barrier()?;
+                for first in [2000.0, 3000.0] {
+                    let id = rendezvous.start_recv(&late, method)?;
+                    check(&*rendezvous.wait(id)?, first)?;
+                }
+                println!("{}: received before and after their sends", method.name());
+            }
+            _ => group.barrier()?,
+        }
+        rendezvous.drain("the check of keys")?;
+        rendezvous.finish_step(step);
+    }
+
+    let (aborted, goes_on) = (3, 4);
+    let (a, b, c) = (key("a", aborted), key("b", aborted), key("c", goes_on));
+    match group.rank() {
+        0 => {
+            for key in [&a, &b, &c] {
+                rendezvous.until("ask for a tensor", |r| r.is_awaited(key))?;
+            }
+            rendezvous.abort(aborted, "out of memory")?;
+            let late = rendezvous.send(&a, &tensor(rendezvous, 1.0)?);
+            let failure: Aborted = late
+                .err()
+                .context("a send of an aborted step has ended well")?
+                .downcast()?;
+            println!("{a}, sent later: {failure}");
+            rendezvous.send(&c, &tensor(rendezvous, 2.0)?)?;
+        }
+        1 => {
+            let pending = [&a, &b, &c].map(|key| rendezvous.start_recv(key, Method::Read));
+            let [of_a, of_b, of_c] = pending;
+            for (key, id) in [(&a, of_a?), (&b, of_b?)] {
+                let Err(failure) = rendezvous.wait(id) else {
+                    bail!("{key} was received, though its step was aborted");
+                };
+                let failure: Aborted = failure.downcast()?;
+                println!("{key}: {failure}");
+            }
+            // One that begins after the abort fails, too.
+            let id = rendezvous.start_recv(&a, Method::Read)?;
+            let failure = rendezvous.wait(id).err();
+            let failure = failure.context("a receive of an aborted step has ended well")?;
+            ensure!(failure.is::<Aborted>(), "{failure}");
+            check(&*rendezvous.wait(of_c?)?, 2.0)?;
+            println!("{c}: received");
+        }
+        _ => rendezvous.until("abort", |r| r.knows(aborted))?,
+    }
+    rendezvous.drain("the check of aborts")?;
+    rendezvous.finish_step(goes_on);
+    let held = rendezvous.held_bytes();
+    ensure!(held == 0, "{held} bytes are held when all tensors are gone");
+    Ok(())
+}

@@ -1,0 +1,189 @@
+//! What ranks say to each other: keys, and the messages about them.
+
+use std::fmt;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+
+/// Where a tensor comes from, where it goes, its name, and the step.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Key {
+    pub producer: u32,
+    pub consumer: u32,
+    pub name: String,
+    pub step: u64,
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Key {
+            producer,
+            consumer,
+            name,
+            step,
+        } = self;
+        write!(f, "/task:{producer};/task:{consumer};{name};{step}")
+    }
+}
+
+impl Key {
+    pub fn new(producer: u32, consumer: u32, name: &str, step: u64) -> Key {
+        Key {
+            producer,
+            consumer,
+            name: name.into(),
+            step,
+        }
+    }
+
+    /// Reads what a peer sent: the text of a key.
+    pub fn parse(text: &str) -> Result<Key> {
+        let [producer, consumer, name, step] = text.split(';').collect::<Vec<_>>()[..] else {
+            bail!("`{text}` is no key: it has not four parts");
+        };
+        let task = |part: &str| -> Result<u32> {
+            let number = part.strip_prefix("/task:");
+            Ok(number
+                .with_context(|| format!("`{text}` is no key"))?
+                .parse()?)
+        };
+        ensure!(!name.is_empty(), "`{text}` is no key: it has no name");
+        Ok(Key::new(
+            task(producer)?,
+            task(consumer)?,
+            name,
+            step.parse()?,
+        ))
+    }
+}
+
+/// A step was aborted: what all its receives end with.
+#[derive(Debug, Clone)]
+pub struct Aborted {
+    pub step: u64,
+    pub reason: String,
+}
+
+impl fmt::Display for Aborted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {} was aborted: {}", self.step, self.reason)
+    }
+}
+
+impl std::error::Error for Aborted {}
+
+/// How a consumer gets a tensor.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// Where it is, and an RDMA READ.
+    Read = 0,
+    /// In a message that is encoded and decoded.
+    Message = 1,
+}
+
+impl Method {
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::Read => "READ",
+            Method::Message => "message",
+        }
+    }
+}
+
+/// What ranks send to each other. On the wire: a byte for the kind, and the rest, little-endian.
+pub enum Note<'a> {
+    /// The consumer asks for a tensor.
+    Ask {
+        id: u64,
+        method: Method,
+        key: &'a str,
+    },
+    /// Where it is. The consumer gives the number back when it has read it.
+    Located {
+        id: u64,
+        number: u32,
+        len: u32,
+        addr: u64,
+        rkey: u32,
+    },
+    /// The tensor itself.
+    Encoded {
+        id: u64,
+        values: &'a [u8],
+    },
+    Abort {
+        step: u64,
+        reason: &'a str,
+    },
+}
+
+/// Bytes of an encoded tensor in front of its values.
+pub const ENCODED_HEADER: usize = 9;
+
+impl<'a> Note<'a> {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        match self {
+            Note::Ask { id, method, key } => [
+                &[0][..],
+                &id.to_le_bytes(),
+                &[*method as u8],
+                key.as_bytes(),
+            ]
+            .concat(),
+            Note::Located {
+                id,
+                number,
+                len,
+                addr,
+                rkey,
+            } => [
+                &[1][..],
+                &id.to_le_bytes(),
+                &number.to_le_bytes(),
+                &len.to_le_bytes(),
+                &addr.to_le_bytes(),
+                &rkey.to_le_bytes(),
+            ]
+            .concat(),
+            Note::Encoded { id, values } => [&[2][..], &id.to_le_bytes(), values].concat(),
+            Note::Abort { step, reason } => {
+                [&[3][..], &step.to_le_bytes(), reason.as_bytes()].concat()
+            }
+        }
+    }
+
+    pub fn parse(bytes: &'a [u8]) -> Result<Note<'a>> {
+        let malformed = || anyhow!("a note of {} bytes", bytes.len());
+        let (kind, rest) = bytes.split_first().with_context(malformed)?;
+        let (first, rest) = rest.split_first_chunk().with_context(malformed)?;
+        let first = u64::from_le_bytes(*first);
+        match (kind, rest) {
+            (0, [method, key @ ..]) => Ok(Note::Ask {
+                id: first,
+                method: if *method == 0 {
+                    Method::Read
+                } else {
+                    Method::Message
+                },
+                key: std::str::from_utf8(key)?,
+            }),
+            (1, rest) => {
+                let words = rest.as_chunks::<4>().0;
+                ensure!(words.len() == 5, malformed());
+                let word = |at: usize| u32::from_le_bytes(words[at]);
+                Ok(Note::Located {
+                    id: first,
+                    number: word(0),
+                    len: word(1),
+                    addr: u64::from(word(2)) | u64::from(word(3)) << 32,
+                    rkey: word(4),
+                })
+            }
+            (2, values) => Ok(Note::Encoded { id: first, values }),
+            (3, reason) => Ok(Note::Abort {
+                step: first,
+                reason: std::str::from_utf8(reason)?,
+            }),
+            _ => Err(malformed()),
+        }
+    }
+}
