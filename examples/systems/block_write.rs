@@ -12,7 +12,7 @@ mod support;
 
 use std::fmt;
 use std::io::{BufReader, IoSlice, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
@@ -576,18 +576,25 @@ struct Sockets {
 
 const HEADER: usize = 12;
 
+/// The address by which the other ranks reach this host: the one from which it reaches rank 0.
+fn own_address() -> Result<IpAddr> {
+    let named = ["DOORBELL_MASTER_ADDR", "MASTER_ADDR"].map(std::env::var);
+    let master = named.into_iter().find_map(std::result::Result::ok);
+    let master = master.unwrap_or_else(|| "127.0.0.1".into());
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    // Nothing is sent: the kernel chooses the route.
+    socket.connect((master.as_str(), 9))?;
+    Ok(socket.local_addr()?.ip())
+}
+
 impl Sockets {
     fn connect(group: &Group) -> Result<Sockets> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        let port = listener.local_addr()?.port().to_le_bytes();
-        let ports = group.store().gather(&port, DEADLINE)?;
-        let next = match ports.get(group.rank() as usize + 1) {
+        let listener = TcpListener::bind(SocketAddr::new(own_address()?, 0))?;
+        let own = listener.local_addr()?.to_string();
+        let all = group.store().gather(own.as_bytes(), DEADLINE)?;
+        let next = match all.get(group.rank() as usize + 1) {
             None => None,
-            Some(port) => {
-                let port = port.first_chunk().context("a short port")?;
-                let port = u16::from_le_bytes(*port);
-                Some(TcpStream::connect(("127.0.0.1", port))?)
-            }
+            Some(address) => Some(TcpStream::connect(std::str::from_utf8(address)?)?),
         };
         let before = match group.rank() {
             CLIENT => None,
