@@ -18,6 +18,12 @@ use crate::group::torch_store::TorchExchange;
 use crate::group::{LaunchEnvironment, Token};
 use crate::{Error, Result, StateKind};
 
+/// What a value that is gathered begins with: all of it follows, or its length and a part of it.
+const WHOLE: u8 = 0;
+const PART: u8 = 1;
+/// Bytes in front of a part.
+const PART_HEADER: usize = 1 + size_of::<u64>();
+
 /// The store by which the processes of a group exchange data: values under keys, barriers, gatherings. Rank 0 hosts it, in a thread of its
 /// own.
 ///
@@ -184,19 +190,38 @@ impl Store {
         };
         // As long as the answer with the pieces of all ranks has room for: each has its length of four bytes before it.
         let most = (LIST_BYTES_MAX / self.size() as usize - 4).min(VALUE_BYTES_MAX);
-        // The first one begins with the length of the value.
-        let (first, mut rest) = value.split_at(value.len().min(most - 8));
-        let first = [&(value.len() as u64).to_le_bytes()[..], first].concat();
-        let (mut values, mut lens) = (Vec::new(), Vec::new());
-        for piece in pieces(&first)? {
-            let parts = piece.split_first_chunk();
-            let (len, begin) = parts.ok_or_else(|| malformed("a value has no length"))?;
-            lens.push(u64::from_le_bytes(*len));
-            values.push(begin.to_vec());
+        // The first one says whether it is all of the value, in a byte. If not, the length of the value comes next.
+        let (head, begin, mut rest) = match value.len() < most {
+            true => (vec![WHOLE], value, &value[value.len()..]),
+            false => {
+                let (begin, rest) = value.split_at(most - PART_HEADER);
+                let mut head = vec![PART];
+                head.extend((value.len() as u64).to_le_bytes());
+                (head, begin, rest)
+            }
+        };
+        let mut values = pieces(&[&head, begin].concat())?;
+        let mut lens = Vec::with_capacity(values.len());
+        for value in &mut values {
+            let (len, header) = match value.split_first() {
+                Some((&WHOLE, all)) => (Some(all.len() as u64), 1),
+                Some((&PART, part)) => (
+                    part.first_chunk().copied().map(u64::from_le_bytes),
+                    PART_HEADER,
+                ),
+                _ => (None, 0),
+            };
+            let len = len.ok_or_else(|| malformed("a value does not say how long it is"))?;
+            lens.push(len);
+            value.drain(..header);
         }
         let longest = lens.iter().copied().max().unwrap_or(0);
-        let mut had = most as u64 - 8;
-        while had < longest {
+        let mut had = (most - PART_HEADER) as u64;
+        let is_cut = lens
+            .iter()
+            .zip(&values)
+            .any(|(len, value)| value.len() as u64 != *len);
+        while is_cut && had < longest {
             let (piece, left) = rest.split_at(rest.len().min(most));
             rest = left;
             for (value, piece) in values.iter_mut().zip(pieces(piece)?) {
