@@ -158,7 +158,7 @@ impl LauncherExchange {
         };
         let list = wait.client.request(wait.deadline, request)?;
         let all = Message::split_list(&list, wait.client.size())?;
-        if all.iter().any(|said| said != DONE) {
+        if all.iter().any(|said| *said != DONE) {
             return Ok(None);
         }
         self.store.fence(wait)?;

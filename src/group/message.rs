@@ -214,13 +214,13 @@ impl<'a> Message<'a> {
     ///
     /// # Errors
     /// [`Error::Malformed`] if there are not `count` of them.
-    pub fn split_list(mut values: &[u8], count: u32) -> Result<Vec<Vec<u8>>> {
+    pub fn split_list(mut values: &[u8], count: u32) -> Result<Vec<&[u8]>> {
         let mut split = Vec::new();
         while let Some((len, rest)) = values.split_first_chunk::<4>() {
             let (value, rest) = rest
                 .split_at_checked(u32::from_le_bytes(*len) as usize)
                 .ok_or_else(|| bad("a value leaves its list".into()))?;
-            split.push(value.to_vec());
+            split.push(value);
             values = rest;
         }
         if !values.is_empty() || split.len() != count as usize {
@@ -466,7 +466,7 @@ mod tests {
     #[test]
     fn lists_are_taken_apart_whole_or_not() {
         let list = b"\x01\0\0\0a\0\0\0\0\x02\0\0\0bc";
-        let split = vec![b"a".to_vec(), Vec::new(), b"bc".to_vec()];
+        let split = vec![&b"a"[..], b"", b"bc"];
         assert_eq!(Message::split_list(list, 3), Ok(split));
         assert!(Message::split_list(list, 2).is_err());
         assert!(Message::split_list(&list[..list.len() - 1], 3).is_err());

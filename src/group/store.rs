@@ -183,10 +183,9 @@ impl Store {
     pub fn gather(&self, value: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         let _turn = turn(&self.in_gather, "gathering of the group")?;
         let deadline = Deadline::new("gathering of the group", timeout);
-        let pieces = |piece: &[u8]| {
+        let exchange = |piece: &[u8]| {
             let request = |id| Message::Gather { id, value: piece };
-            let list = self.client.request(&deadline, request)?;
-            Message::split_list(&list, self.size())
+            self.client.request(&deadline, request)
         };
         // As long as the answer with the pieces of all ranks has room for: each has its length of four bytes before it.
         let most = (LIST_BYTES_MAX / self.size() as usize - 4).min(VALUE_BYTES_MAX);
@@ -200,20 +199,20 @@ impl Store {
                 (head, begin, rest)
             }
         };
-        let mut values = pieces(&[&head, begin].concat())?;
-        let mut lens = Vec::with_capacity(values.len());
-        for value in &mut values {
-            let (len, header) = match value.split_first() {
-                Some((&WHOLE, all)) => (Some(all.len() as u64), 1),
-                Some((&PART, part)) => (
-                    part.first_chunk().copied().map(u64::from_le_bytes),
-                    PART_HEADER,
-                ),
-                _ => (None, 0),
+        let list = exchange(&[&head, begin].concat())?;
+        let (mut values, mut lens) = (Vec::new(), Vec::new());
+        for value in Message::split_list(&list, self.size())? {
+            let (len, piece) = match value.split_first() {
+                Some((&WHOLE, all)) => (Some(all.len() as u64), all),
+                Some((&PART, part)) => match part.split_first_chunk() {
+                    Some((len, part)) => (Some(u64::from_le_bytes(*len)), part),
+                    None => (None, part),
+                },
+                _ => (None, value),
             };
             let len = len.ok_or_else(|| malformed("a value does not say how long it is"))?;
             lens.push(len);
-            value.drain(..header);
+            values.push(piece.to_vec());
         }
         let longest = lens.iter().copied().max().unwrap_or(0);
         let mut had = (most - PART_HEADER) as u64;
@@ -224,8 +223,10 @@ impl Store {
         while is_cut && had < longest {
             let (piece, left) = rest.split_at(rest.len().min(most));
             rest = left;
-            for (value, piece) in values.iter_mut().zip(pieces(piece)?) {
-                value.extend(piece);
+            let list = exchange(piece)?;
+            let pieces = Message::split_list(&list, self.size())?;
+            for (value, piece) in values.iter_mut().zip(pieces) {
+                value.extend_from_slice(piece);
             }
             had += most as u64;
         }
@@ -367,7 +368,7 @@ fn malformed(reason: &str) -> Error {
 fn parse_survivors(list: &[u8]) -> Result<(Vec<u32>, u16)> {
     let values = Message::split_list(list, 2)?;
     let (ranks, rest) = values[0].as_chunks::<4>();
-    let port = <[u8; 2]>::try_from(&values[1][..]);
+    let port = <[u8; 2]>::try_from(values[1]);
     match port {
         Ok(port) if rest.is_empty() => {
             let ranks = ranks.iter().map(|rank| u32::from_le_bytes(*rank));
