@@ -7,7 +7,7 @@ use crate::message::{MessageAddress, MessageQueue};
 use crate::{Error, StateKind};
 
 /// One side of a connection with another rank, which its peer opens by the same tag.
-pub(super) trait PeerLink {
+pub(super) trait RankLink {
     /// Its name in errors. The tags of one kind are not those of another one.
     const NAME: &'static str;
     /// What its keys in the store begin with.
@@ -21,7 +21,7 @@ pub(super) trait PeerLink {
     fn abort_handle(&self) -> AbortHandle;
 }
 
-impl PeerLink for MessageQueue {
+impl RankLink for MessageQueue {
     const NAME: &'static str = "message queue of the group";
     const KEYS: &'static str = "doorbell/messages/";
 
@@ -38,7 +38,7 @@ impl PeerLink for MessageQueue {
     }
 }
 
-impl PeerLink for Endpoint {
+impl RankLink for Endpoint {
     const NAME: &'static str = "further endpoint of the group";
     const KEYS: &'static str = "doorbell/endpoints/";
 
@@ -68,7 +68,7 @@ impl Group {
     /// # Errors
     /// Those of `make`; [`Error::Range`] if a peer is not a rank of the group; [`Error::State`] if it is this rank, or if the tag was opened before;
     /// [`Error::Rank`] if the group has failed.
-    pub(super) fn open_links<L: PeerLink>(
+    pub(super) fn open_links<L: RankLink>(
         &self,
         with: &[(u32, u64)],
         make: impl Fn() -> Result<L>,
@@ -96,7 +96,7 @@ impl Group {
     ///
     /// # Errors
     /// [`Error::Timeout`]; [`Error::Rank`] if the group has failed; those of the connection.
-    pub(super) fn connect_links<L: PeerLink>(
+    pub(super) fn connect_links<L: RankLink>(
         &self,
         links: &mut [L],
         with: &[(u32, u64)],
@@ -122,7 +122,7 @@ impl Group {
 }
 
 /// The key of what the rank `from` has stored for the rank `to`.
-fn key<L: PeerLink>(step: LinkStep, from: u32, to: u32, tag: u64) -> Vec<u8> {
+fn key<L: RankLink>(step: LinkStep, from: u32, to: u32, tag: u64) -> Vec<u8> {
     let mut key = L::KEYS.as_bytes().to_vec();
     key.push(step as u8);
     key.extend(from.to_le_bytes());
