@@ -463,17 +463,24 @@ fn an_endpoint_of_the_group_needs_no_repetition() {
     }
 }
 
+const TAGS: [u64; 2] = [7, u64::MAX];
+
+/// Each other rank with each tag, in an order of this rank's own.
+fn peers_and_tags(group: &Group) -> Vec<(u32, u64)> {
+    let mut with: Vec<_> = (0..group.size())
+        .filter(|peer| *peer != group.rank())
+        .flat_map(|peer| TAGS.map(|tag| (peer, tag)))
+        .collect();
+    with.rotate_left(group.rank() as usize);
+    with
+}
+
 /// Each rank opens its queues in its own order. Messages of different tags do not meet, and long ones come from every rank to every rank at once.
 #[test]
 fn message_queues_connect_in_any_order() {
-    const TAGS: [u64; 2] = [7, u64::MAX];
     groups(3, |group| {
         let (rank, size) = (group.rank(), group.size());
-        let mut with: Vec<_> = (0..size)
-            .filter(|peer| *peer != rank)
-            .flat_map(|peer| TAGS.map(|tag| (peer, tag)))
-            .collect();
-        with.rotate_left(rank as usize);
+        let with = peers_and_tags(&group);
         let config = MessageConfig::default().eager_bytes(64);
         let mut queues = group.message_queues(&with, &config).unwrap();
         let memory = Region::alloc(group.domain(), 1 << 16, Access::ALL).unwrap();
@@ -734,15 +741,12 @@ fn survivors_go_on_without_a_rank_that_ends_while_they_shrink() {
 /// Two further endpoints to each peer, whose tags are those of message queues as well. Each word comes by the endpoint that it was sent on.
 #[test]
 fn further_endpoints_connect_in_any_order() {
-    const TAGS: [u64; 2] = [7, u64::MAX];
     groups(3, |group| {
         let (rank, size) = (group.rank(), group.size());
-        let mut with: Vec<_> = (0..size)
-            .filter(|peer| *peer != rank)
-            .flat_map(|peer| TAGS.map(|tag| (peer, tag)))
-            .collect();
-        with.rotate_left(rank as usize);
-        let queues = group.message_queues(&with, &MessageConfig::default());
+        let with = peers_and_tags(&group);
+        let queues = group
+            .message_queues(&with, &MessageConfig::default())
+            .unwrap();
         let config = EndpointConfig::default().send_depth(8);
         let mut endpoints = group.endpoints(&with, &config).unwrap();
         let memory = Region::alloc(group.domain(), 64, Access::ALL).unwrap();
