@@ -175,11 +175,12 @@ typedef struct doorbell_group_peer {
 } doorbell_group_peer;
 
 /*
- * Makes further endpoints to other ranks, one for each of the `peer_count` entries of `peers`, beside the one of
+ * Makes further endpoints between ranks, one for each of the `peer_count` entries of `peers`, beside the one of
  * doorbell_group_endpoint, and waits until all are connected: for threads of their own, or with another configuration.
  * `config` may be NULL. Each peer makes its side, with the same tag, in any order, in one call or in several. Tags of
- * message queues are others. `endpoints` receives a handle for each entry, which the caller destroys. If the group fails,
- * they are aborted. Returns DOORBELL_ESTATE if a rank is this process or an endpoint with that tag was made before;
+ * message queues are others. An endpoint of this process to itself receives what it sends; atomics by it are atomic with
+ * those of other ranks. `endpoints` receives a handle for each entry, which the caller destroys. If the group fails,
+ * they are aborted. Returns DOORBELL_ESTATE if an endpoint with that tag was made before;
  * DOORBELL_ETIMEOUT if a peer does not make its side within the timeout of the group; DOORBELL_ERANK if the group has
  * failed. After a failure the endpoints of the call cannot be made again.
  */

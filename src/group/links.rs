@@ -12,6 +12,8 @@ pub(super) trait RankLink {
     const NAME: &'static str;
     /// What its keys in the store begin with.
     const KEYS: &'static str;
+    /// Whether a rank may open one with itself: it is connected with its own address then.
+    const TO_ITSELF: bool;
 
     fn address(&self) -> Vec<u8>;
 
@@ -24,6 +26,7 @@ pub(super) trait RankLink {
 impl RankLink for MessageQueue {
     const NAME: &'static str = "message queue of the group";
     const KEYS: &'static str = "doorbell/messages/";
+    const TO_ITSELF: bool = false;
 
     fn address(&self) -> Vec<u8> {
         MessageQueue::address(self).to_bytes().to_vec()
@@ -41,6 +44,7 @@ impl RankLink for MessageQueue {
 impl RankLink for Endpoint {
     const NAME: &'static str = "further endpoint of the group";
     const KEYS: &'static str = "doorbell/endpoints/";
+    const TO_ITSELF: bool = true;
 
     fn address(&self) -> Vec<u8> {
         Endpoint::address(self).to_bytes().to_vec()
@@ -66,15 +70,18 @@ impl Group {
     /// Makes one side for each pair of a peer and a tag. The failure of the group aborts it.
     ///
     /// # Errors
-    /// Those of `make`; [`Error::Range`] if a peer is not a rank of the group; [`Error::State`] if it is this rank, or if the tag was opened before;
-    /// [`Error::Rank`] if the group has failed.
+    /// Those of `make`; [`Error::Range`] if a peer is not a rank of the group; [`Error::State`] if it is this rank and the kind has none to itself, or if
+    /// the tag was opened before; [`Error::Rank`] if the group has failed.
     pub(super) fn open_links<L: RankLink>(
         &self,
         with: &[(u32, u64)],
         make: impl Fn() -> Result<L>,
     ) -> Result<Vec<L>> {
         for (peer, _) in with {
-            self.check_peer(*peer)?;
+            match L::TO_ITSELF && *peer == self.rank() {
+                true => self.check()?,
+                false => self.check_peer(*peer)?,
+            }
         }
         let mut links = Vec::with_capacity(with.len());
         for (peer, tag) in with {

@@ -738,15 +738,17 @@ fn survivors_go_on_without_a_rank_that_ends_while_they_shrink() {
     });
 }
 
-/// Two further endpoints to each peer, whose tags are those of message queues as well. Each word comes by the endpoint that it was sent on.
+/// Two further endpoints to each peer, whose tags are those of message queues as well, and two to the rank itself. Each word comes by the endpoint that it was
+/// sent on.
 #[test]
 fn further_endpoints_connect_in_any_order() {
     groups(3, |group| {
         let (rank, size) = (group.rank(), group.size());
-        let with = peers_and_tags(&group);
+        let mut with = peers_and_tags(&group);
         let queues = group
             .message_queues(&with, &MessageConfig::default())
             .unwrap();
+        with.splice(1..1, TAGS.map(|tag| (rank, tag)));
         let config = EndpointConfig::default().send_depth(8);
         let mut endpoints = group.endpoints(&with, &config).unwrap();
         let memory = Region::alloc(group.domain(), 64, Access::ALL).unwrap();
@@ -781,7 +783,7 @@ fn further_endpoints_connect_in_any_order() {
             other => panic!("{other:?}"),
         };
         assert_eq!(kind(&with[..1]), StateKind::Taken);
-        assert_eq!(kind(&[(rank, 1)]), StateKind::WrongKind);
+        assert_eq!(kind(&[(rank, TAGS[0])]), StateKind::Taken);
         let stranger = group.endpoints(&[(size, 1)], &config);
         assert!(matches!(stranger, Err(Error::Range { .. })));
         group.barrier().unwrap();

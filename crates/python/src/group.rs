@@ -141,7 +141,8 @@ impl PyGroup {
         }
     }
 
-    /// Further endpoints to other ranks, by peer and tag, each of which makes its side with the same tag. Waits until they are connected.
+    /// Further endpoints between ranks, by peer and tag, each of which makes its side with the same tag. One to this rank itself receives what it sends. Waits until they
+    /// are connected.
     #[pyo3(signature = (peers, config = None))]
     fn endpoints(
         &self,

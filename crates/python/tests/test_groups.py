@@ -97,16 +97,16 @@ with doorbell.Group.from_environment("softcx", config=doorbell.EndpointConfig(se
     group.barrier()
     group.check()
     assert bytes(memoryview(region)) == bytes([peer + 7]) * 4 + bytes(4)
-    further = group.endpoints([(peer, 5), (peer, 6)], doorbell.EndpointConfig(send_depth=8))
-    assert [it.send_room() for it in further] == [8, 8]
-    for it, byte in zip(further, (1, 2)):
+    further = group.endpoints([(peer, 5), (peer, 6), (group.rank, 5)], doorbell.EndpointConfig(send_depth=8))
+    assert [it.send_room() for it in further] == [8, 8, 8]
+    for it, byte in zip(further, (1, 2, 3)):
         it.post_recv(region[byte:byte + 1])
     group.barrier()
-    for it, byte in zip(further, (1, 2)):
+    for it, byte in zip(further, (1, 2, 3)):
         it.post_send(group.domain.register(bytes([byte]) * 1))
     for it in further:
         it.wait_recv(30)
-    assert bytes(memoryview(region))[1:3] == bytes([1, 2])
+    assert bytes(memoryview(region))[1:4] == bytes([1, 2, 3])
     for wrong in (group.rank, 2):
         try:
             group.endpoint(wrong)

@@ -229,7 +229,6 @@ pub struct Node {
     pub counts: Counts,
     /// One for each rank. That to this rank itself makes its atomics those of the device, as are those of others.
     links: Vec<Link>,
-    _own: Endpoint,
     /// The lines of this home, the slots of the cache, the receives of each peer, and the result of a direct access.
     region: Region,
     remotes: Vec<RemoteRegion>,
@@ -270,17 +269,10 @@ impl Node {
         let receives_at = cache_at + slots as u64 * LINE_BYTES;
         let direct_at = receives_at + u64::from(size) * RECEIVES * MESSAGE_BYTES;
         let region = Region::alloc(group.domain(), direct_at + LINE_BYTES, Access::ALL)?;
-        let mut own = Endpoint::new(group.domain(), &EndpointConfig::default())?;
+        let with: Vec<_> = (0..size).map(|peer| (peer, 0)).collect();
+        let endpoints = group.endpoints(&with, &EndpointConfig::default())?;
         let mut links = Vec::new();
-        for peer in 0..size {
-            let mut endpoint = if peer == rank {
-                let mut endpoint = Endpoint::new(group.domain(), &EndpointConfig::default())?;
-                endpoint.connect(&own.address())?;
-                own.connect(&endpoint.address())?;
-                endpoint
-            } else {
-                group.take_endpoint(peer)?
-            };
+        for (peer, mut endpoint) in (0..size).zip(endpoints) {
             for number in 0..RECEIVES {
                 let at = receives_at + (u64::from(peer) * RECEIVES + number) * MESSAGE_BYTES;
                 endpoint.post_recv(number, &[region.slice(at, MESSAGE_BYTES)?])?;
@@ -307,7 +299,6 @@ impl Node {
             group,
             counts: Counts::default(),
             links,
-            _own: own,
             region,
             remotes,
             cache_at,

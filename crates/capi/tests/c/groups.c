@@ -69,7 +69,7 @@ static void goes_round(doorbell_group *group)
 	WORKS(doorbell_domain_destroy(domain));
 }
 
-/* Further endpoints beside the group's own: two to each peer, each with a word of its own. */
+/* Further endpoints beside the group's own: two to each rank, this one too, each with a word of its own. */
 static void further_endpoints(doorbell_group *group)
 {
 	const uint32_t rank = (uint32_t)doorbell_group_rank(group), size = (uint32_t)doorbell_group_size(group);
@@ -81,11 +81,10 @@ static void further_endpoints(doorbell_group *group)
 	uint32_t *words, count = 0, i;
 
 	EXPECT(peers && endpoints);
-	for (i = 0; i < 2 * size; i++)
-		if (i / 2 != rank) {
-			peers[count].rank = i / 2;
-			peers[count++].tag = 7 + i % 2;
-		}
+	for (; count < 2 * size; count++) {
+		peers[count].rank = count / 2;
+		peers[count].tag = 7 + count % 2;
+	}
 	WORKS(doorbell_endpoint_config_init(&config, sizeof config));
 	config.send_depth = 4;
 	WORKS(doorbell_group_endpoints(group, peers, count, &config, endpoints));
