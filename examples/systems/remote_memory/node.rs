@@ -255,7 +255,7 @@ pub struct Node {
 impl Node {
     /// A memory with so many lines at each rank. Every rank calls this with the same numbers.
     pub fn new(group: Group, lines: u64, slots: usize) -> Result<Node> {
-        let (rank, size) = (group.rank(), group.size());
+        let size = group.size();
         ensure!(
             (2..=64).contains(&size),
             "the memory has 2 to 64 ranks, not {size}"
