@@ -35,7 +35,7 @@ struct Options {
     /// Rounds of each litmus test
     #[arg(long, default_value_t = 2048)]
     rounds: u64,
-    /// Part of the packets that the software ConnectX holds back for up to 50 us during the litmus tests: messages of different peers then overtake each other
+    /// Part of the packets that the software ConnectX holds back for up to 50 us: messages of different peers then overtake each other
     #[arg(long, default_value_t = 0.0)]
     reorder: f64,
     /// Rounds between two barriers
@@ -83,6 +83,19 @@ fn rank(options: &Options, group: Group) -> Result<()> {
     let table_lines = Table::lines_for(options.keys);
     let lines = (litmus_lines + 2 * table_lines).div_ceil(size);
     let mut node = Node::new(group, lines, options.cache_lines)?;
+    if options.reorder > 0.0 {
+        let device = node.group.domain().device();
+        let faults = Faults {
+            reorder: options.reorder,
+            seed: options.seed,
+            ..Faults::default()
+        };
+        ensure!(
+            device.set_faults(faults),
+            "{} holds no packets back",
+            device.name()
+        );
+    }
     let outcomes = test_order(options, &mut node)?;
     let mut tables = [(Method::Cached, 0), (Method::Direct, table_lines)].map(|(method, skip)| {
         Table::new(
@@ -116,21 +129,6 @@ fn test_order(options: &Options, node: &mut Node) -> Result<Vec<Outcomes>> {
     let is_first = node.rank() == 0;
     let mut batches = Batches::new(options.batch, options.seed, node.rank());
     let mut all = Vec::new();
-    let device = node.group.domain().device().clone();
-    let set_reorder = |reorder| {
-        let set = device.set_faults(Faults {
-            reorder,
-            seed: options.seed,
-            ..Faults::default()
-        });
-        ensure!(
-            set || reorder == 0.0,
-            "{} holds no packets back",
-            device.name()
-        );
-        Ok(())
-    };
-    set_reorder(options.reorder)?;
     for test in TESTS.iter().filter(|_| options.rounds > 0) {
         let started = Instant::now();
         let Some(outcomes) = batches.run(node, test, options.rounds)? else {
@@ -163,7 +161,6 @@ fn test_order(options: &Options, node: &mut Node) -> Result<Vec<Outcomes>> {
         );
         all.push(outcomes);
     }
-    set_reorder(0.0)?;
     Ok(all)
 }
 

@@ -146,6 +146,8 @@ struct Transaction {
     left: u32,
     owner: Option<u32>,
     needs_data: bool,
+    /// The requester has had the line and written it back.
+    evicted: bool,
 }
 
 struct Entry {
@@ -710,6 +712,7 @@ impl Node {
                     left,
                     owner: owner_of,
                     needs_data: false,
+                    evicted: false,
                 };
                 self.entry(line)?.transaction = Some(transaction);
                 let kind = if request.write {
@@ -739,6 +742,7 @@ impl Node {
                     left,
                     owner: None,
                     needs_data,
+                    evicted: false,
                 });
                 for peer in (0..self.size()).filter(|peer| others >> peer & 1 == 1) {
                     self.send(peer, Message::of(Kind::Invalidate, line))?;
@@ -784,6 +788,7 @@ impl Node {
             request,
             owner,
             needs_data,
+            evicted,
             ..
         }) = entry.transaction.take()
         else {
@@ -794,6 +799,7 @@ impl Node {
             None => self.give(line, request, needs_data)?,
             Some(owner) => {
                 self.entry(line)?.state = match request.write {
+                    true if evicted => State::Unshared,
                     true => self.owned_by(from),
                     false => State::Shared(self.bit(owner) | self.bit(from)),
                 };
@@ -807,15 +813,20 @@ impl Node {
 
     fn evicted(&mut self, line: u64, from: u32) -> Result<()> {
         let entry = self.entry(line)?;
-        if entry.transaction.is_none() {
-            ensure!(
-                entry.state == State::Dirty(from),
-                "rank {from} evicts line {line}, which is {:?}",
-                entry.state
-            );
-            entry.state = State::Unshared;
+        match &mut entry.transaction {
+            // It got the line from the old owner, whose answer has not come yet.
+            Some(transaction) if transaction.request.from == from => transaction.evicted = true,
+            // The owner gets the forward of the transaction while it keeps the line for this answer.
+            Some(_) => {}
+            None => {
+                ensure!(
+                    entry.state == State::Dirty(from),
+                    "rank {from} evicts line {line}, which is {:?}",
+                    entry.state
+                );
+                entry.state = State::Unshared;
+            }
         }
-        // Else the owner gets the forward of the transaction while it keeps the line for this answer.
         self.send(from, Message::of(Kind::Evicted, line))
     }
 
@@ -833,12 +844,12 @@ impl Node {
             matches!(held, Held::Dirty | Held::Evicting),
             "a forward of line {line}, which is {held:?} here"
         );
-        // The slot is not used again before the device has read it.
-        self.write_line(requester, place, message.place, write.then_some(slot))?;
+        // The slot is not used again before the device has read it, whether the line leaves now or later.
+        self.write_line(requester, place, message.place, Some(slot))?;
         if requester != home {
             self.send(requester, Message::of(Kind::Granted, line))?;
             if !write {
-                self.write_line(home, place, self.home_place(line), None)?;
+                self.write_line(home, place, self.home_place(line), Some(slot))?;
             }
         }
         self.send(home, Message::of(Kind::Released, line))?;
