@@ -224,7 +224,7 @@ fn random_calls_report_only_possible_outcomes() {
     let told = told.collect::<String>();
     assert!(findings.is_empty(), "contradictions:{told}");
     drop(runner);
-    await_engines();
+    await_threads();
     // Otherwise nothing was checked.
     let Ends {
         complete,
@@ -241,21 +241,15 @@ fn random_calls_report_only_possible_outcomes() {
     assert!(operations < 10_000 || launched > 0 && (put > 0 || !can_put()) || !means().cuda);
 }
 
-/// Threads drop the last handles of streams and of plans later, which ends the threads of devices. A sanitizer that looks for leaks takes what a thread has while
-/// it ends for lost. Waits until none has ended for a while. Some stay: a device that does not stop may still write its memory, which is kept.
-fn await_engines() {
-    let engines = || {
-        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-        let names =
-            tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
-        names
-            .filter(|name| name.trim_end() == "softcx-engine")
-            .count()
-    };
-    let (mut last, mut since) = (engines(), Instant::now());
-    while last > 0 && since.elapsed() < Duration::from_millis(500) {
+/// Threads end after the last plan: those of devices when the last handle is dropped, and those of the library that had no work for a second. A sanitizer that
+/// looks for leaks takes what a thread has while it ends for lost. Waits until none has ended for a while. Some stay: a device that does not stop may still
+/// write its memory, which is kept.
+fn await_threads() {
+    let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+    let (mut last, mut since) = (threads(), Instant::now());
+    while since.elapsed() < Duration::from_secs(2) {
         std::thread::sleep(Duration::from_millis(10));
-        let now = engines();
+        let now = threads();
         if now != last {
             (last, since) = (now, Instant::now());
         }
