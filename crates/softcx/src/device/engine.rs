@@ -25,7 +25,7 @@ pub(super) struct EngineCore {
     pub(super) wake_word: EngineWake,
     started: Instant,
     stop: AtomicBool,
-    /// Changes with every turn that another thread than the engine made, or tried to make.
+    /// When another thread than the engine last made a turn ([`EngineCore::now_ns`]). Changes also when one could not, because the core was locked.
     pub(super) driven: AtomicU64,
     /// Slots of queue pairs whose doorbells were rung and that no turn looks at.
     pub(super) rung: NumberSet,

@@ -194,12 +194,9 @@ impl Device {
             nic.driven.fetch_add(1, Ordering::Relaxed);
             return false;
         };
-        // Load and store instead of a read-modify-write: a lost increment does not matter, the word changes anyway.
-        nic.driven.store(
-            nic.driven.load(Ordering::Relaxed).wrapping_add(1),
-            Ordering::Relaxed,
-        );
-        let worked = nic.turn(&mut core, nic.now_ns());
+        let now_ns = nic.now_ns();
+        nic.driven.store(now_ns, Ordering::Relaxed);
+        let worked = nic.turn(&mut core, now_ns);
         let more = core.has_more_to_do();
         drop(core);
         if more {

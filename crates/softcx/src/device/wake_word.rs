@@ -46,6 +46,11 @@ impl WakeWord {
         }
     }
 
+    /// Whether a thread polls for the engine.
+    pub(crate) fn is_suppressed(&self) -> bool {
+        self.word.load(Ordering::Relaxed) == SUPPRESSED
+    }
+
     /// Ends that. If it returns `true`, the caller polls once more, because a wake may have been suppressed before.
     #[inline]
     pub(crate) fn resume_wake(&self) -> bool {

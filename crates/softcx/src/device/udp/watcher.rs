@@ -11,7 +11,11 @@ use crate::device::engine::EngineCore;
 use crate::{Error, Result};
 
 /// How long it leaves the socket to a thread that makes the device's progress, before it looks whether that still does.
-const NAP: Duration = Duration::from_micros(200);
+const LONGEST_PAUSE: Duration = Duration::from_micros(200);
+/// The first of these times; the next are twice as long.
+const FIRST_PAUSE: Duration = Duration::from_micros(10);
+/// A thread that polls makes progress more often than this. One that waits for a word in memory makes none.
+const POLLS_WITHIN_NS: u64 = 3000;
 
 /// The thread. It ends with this.
 #[derive(Debug)]
@@ -53,31 +57,44 @@ impl UdpWatcher {
 }
 
 fn watch(nic: &EngineCore, socket: &OwnedFd, bell: &OwnedFd, stop: &AtomicBool) {
-    let mut seen = nic.driven.load(Ordering::Relaxed);
-    while !stop.load(Ordering::Acquire) {
-        let driven = nic.driven.load(Ordering::Relaxed);
-        if driven != seen {
-            // Another thread runs the device, and takes what arrives.
-            seen = driven;
-            std::thread::sleep(NAP);
-            continue;
-        }
+    let (mut seen_ns, mut pause) = (0, Duration::ZERO);
+    loop {
         wait(socket, bell);
-        if nic.driven.load(Ordering::Relaxed) != seen || stop.load(Ordering::Acquire) {
-            continue;
+        if stop.load(Ordering::Acquire) {
+            return;
         }
-        let mut core = nic.lock();
-        let worked = nic.turn(&mut core, nic.now_ns());
-        let more = core.has_more_to_do();
-        drop(core);
-        if more {
-            nic.wake_word.wake();
-        }
-        if !worked {
-            // A device that does nothing, such as one that is gone, leaves the datagram where it is.
-            std::thread::sleep(NAP);
+        if !is_driven(nic, &mut seen_ns) && take(nic) {
+            // Such a wake may come between two polls, too: only several in a row show that nobody polls.
+            pause /= 4;
+        } else {
+            // Another thread takes what arrives; or the device does nothing, such as one that is gone, and leaves the datagram where it is.
+            pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+            std::thread::sleep(pause);
         }
     }
+}
+
+/// Whether another thread makes the device's progress repeatedly.
+fn is_driven(nic: &EngineCore, seen_ns: &mut u64) -> bool {
+    let driven_ns = nic.driven.load(Ordering::Relaxed);
+    let is_new = std::mem::replace(seen_ns, driven_ns) != driven_ns;
+    is_new
+        && (nic.wake_word.is_suppressed()
+            || nic.now_ns().saturating_sub(driven_ns) < POLLS_WITHIN_NS)
+}
+
+/// Has the device take what has arrived, unless another thread has it work at this moment. Returns whether it did anything.
+fn take(nic: &EngineCore) -> bool {
+    let Some(mut core) = nic.try_lock() else {
+        return false;
+    };
+    let worked = nic.turn(&mut core, nic.now_ns());
+    let more = core.has_more_to_do();
+    drop(core);
+    if more {
+        nic.wake_word.wake();
+    }
+    worked
 }
 
 fn wait(socket: &OwnedFd, bell: &OwnedFd) {
