@@ -145,6 +145,7 @@ impl DeviceParts {
             from,
             to,
             source_port: FIRST_SOURCE_PORT | spread as u16,
+            identification: 0,
         };
         let len_bytes = seal_frame(&flow, &mut frame, end);
         let now_ns = self.now_ns;

@@ -33,9 +33,11 @@ impl DeviceCore {
         for _ in 0..ROUNDS {
             let (count, more) = udp.receive();
             for at in 0..count {
-                match udp.arrivals.get(at) {
-                    Some(arrival) => self.take_datagram(now_ns, udp.gid, &arrival),
-                    None => self.parts.counters.packets_dropped += 1,
+                for arrival in udp.arrivals.get(at) {
+                    match arrival {
+                        Some(arrival) => self.take_datagram(now_ns, udp.gid, &arrival),
+                        None => self.parts.counters.packets_dropped += 1,
+                    }
                 }
             }
             // What refers to the bytes is done before the next ones take their place.
@@ -54,6 +56,7 @@ impl DeviceCore {
             from: arrival.from,
             to: own,
             source_port: arrival.source_port,
+            identification: arrival.identification,
         };
         let Ok(frame) = read_frame(&flow, arrival.bytes) else {
             self.parts.counters.packets_dropped += 1;
@@ -183,6 +186,7 @@ fn write_notice(udp: &mut UdpWire, to: [u8; 16], qpn: u32) {
         from: udp.gid,
         to,
         source_port,
+        identification: 0,
     };
     let Some(frame) = udp.departures.slot(0) else {
         return;
@@ -251,6 +255,7 @@ impl FrameBuilder<'_> {
             from: self.udp.gid,
             to,
             source_port,
+            identification: 0,
         };
         let Some(frame) = self.udp.departures.slot(ahead) else {
             return;

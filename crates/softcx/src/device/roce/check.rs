@@ -50,6 +50,28 @@ const BACK: [u32; 16] = {
     powers
 };
 
+/// `x^8`, and its squares: what adds 1, 2, 4, ... bytes of zeros.
+const AHEAD: [u32; 16] = {
+    let mut powers = [0; 16];
+    let (mut power, mut at) = (0x0080_0000, 0);
+    while at < powers.len() {
+        powers[at] = power;
+        power = product(power, power);
+        at += 1;
+    }
+    powers
+};
+
+/// What a difference in two bytes, as they stand on the wire, makes of the CRC. `behind` is the number of bytes from the first of the two to the
+/// end.
+pub(super) fn effect_of_bytes(bytes: [u8; 2], behind: usize) -> u32 {
+    let difference = u32::from_le_bytes([bytes[0], bytes[1], 0, 0]);
+    let powers = AHEAD.iter().enumerate();
+    powers
+        .filter(|(bit, _)| behind >> bit & 1 != 0)
+        .fold(difference, |crc, (_, power)| product(crc, *power))
+}
+
 /// The two bytes, as they stand on the wire, that differ from those that a CRC was taken over, if these two alone explain the difference of two
 /// CRCs. `behind` is the number of bytes from the first of the two to the end.
 pub(super) fn explaining_bytes(difference: u32, behind: usize) -> Option<[u8; 2]> {
@@ -84,6 +106,7 @@ mod tests {
                     Some([0x12, 0xf7]),
                     "{len} {at}"
                 );
+                assert_eq!(effect_of_bytes([0x12, 0xf7], len - at), difference);
             }
         }
         assert_eq!(explaining_bytes(0, 99), Some([0, 0]));

@@ -13,6 +13,8 @@ const UDP: u8 = 17;
 const DO_NOT_FRAGMENT: u16 = 0x4000;
 /// The longest headers of IP and UDP.
 pub(super) const MAX_PSEUDO_BYTES: usize = IPV6_BYTES + UDP_BYTES;
+/// The headers of IPv4 and UDP.
+pub(super) const IPV4_HEADERS_BYTES: usize = IPV4_BYTES + UDP_BYTES;
 /// Where the identification stands in an IPv4 header.
 pub(super) const IDENTIFICATION_AT: usize = 4;
 
@@ -23,6 +25,8 @@ pub(crate) struct UdpFlow {
     pub(crate) to: [u8; 16],
     /// The UDP port of the sender, which differs by queue pair, so that switches spread the traffic.
     pub(crate) source_port: u16,
+    /// The identification of the IPv4 header. The CRC covers it. 0 in the first datagram of a system call, and one more in each further one.
+    pub(crate) identification: u16,
 }
 
 /// The IPv4 address that a GID maps, if it does.
@@ -30,9 +34,14 @@ pub(super) fn mapped(gid: &[u8; 16]) -> Option<Ipv4Addr> {
     Ipv6Addr::from(*gid).to_ipv4_mapped()
 }
 
+/// Whether a GID stands for an IPv4 address.
+pub(crate) fn is_ipv4(gid: &[u8; 16]) -> bool {
+    mapped(gid).is_some()
+}
+
 impl UdpFlow {
     pub(super) fn is_ipv4(&self) -> bool {
-        mapped(&self.to).is_some()
+        is_ipv4(&self.to)
     }
 
     /// The headers of IP and UDP in front of so many bytes, with what the invariant CRC does not cover set to ones. Returns their length.
@@ -65,7 +74,7 @@ impl UdpFlow {
                 into[..4].copy_from_slice(&[0x45, 0, 0, 0]);
                 let total = IPV4_BYTES as u16 + udp_bytes;
                 into[2..4].copy_from_slice(&total.to_be_bytes());
-                into[4..6].fill(0);
+                into[4..6].copy_from_slice(&self.identification.to_be_bytes());
                 into[6..8].copy_from_slice(&DO_NOT_FRAGMENT.to_be_bytes());
                 into[8..12].copy_from_slice(&[HOPS, UDP, 0, 0]);
                 into[12..16].copy_from_slice(&from.octets());

@@ -31,6 +31,7 @@ fn vectors() -> Vec<Vector> {
                 from: gid(from),
                 to: gid(to),
                 source_port: port.parse().unwrap(),
+                identification: 0,
             },
             bytes: hex.as_bytes().chunks(2).map(byte).collect(),
         }

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::check::{explaining_bytes, invariant_crc};
-use super::frame::{IDENTIFICATION_AT, MAX_PSEUDO_BYTES, UdpFlow};
+use super::check::{effect_of_bytes, explaining_bytes, invariant_crc};
+use super::frame::{IDENTIFICATION_AT, IPV4_HEADERS_BYTES, MAX_PSEUDO_BYTES, UdpFlow};
 use super::opcode::{CONGESTION_NOTICE, OpcodeMeaning};
 use crate::device::packet::{AckCode, Header, MAX_PAYLOAD_BYTES, flag};
 
@@ -228,7 +228,21 @@ pub(crate) fn seal_frame(flow: &UdpFlow, frame: &mut [u8], unpadded: usize) -> u
     end + CRC_BYTES
 }
 
-/// The CRC of a frame without its CRC, for an IPv4 header with the identification 0.
+/// Changes the CRC of a sealed frame: that of the IPv4 header's identification `from` becomes that of `to`.
+pub(crate) fn renumber_frame(frame: &mut [u8], from: u16, to: u16) {
+    let body_bytes = frame.len().saturating_sub(CRC_BYTES);
+    if let Some(crc) = frame.last_chunk_mut() {
+        let effect = effect_of_bytes((from ^ to).to_be_bytes(), bytes_behind(body_bytes));
+        *crc = (u32::from_le_bytes(*crc) ^ effect).to_le_bytes();
+    }
+}
+
+/// The bytes from the identification of the IPv4 header to the end of a frame without its CRC.
+fn bytes_behind(body_bytes: usize) -> usize {
+    IPV4_HEADERS_BYTES - IDENTIFICATION_AT + body_bytes
+}
+
+/// The CRC of a frame without its CRC.
 fn crc_of(flow: &UdpFlow, frame: &[u8]) -> u32 {
     let mut pseudo = [0; MAX_PSEUDO_BYTES + BASE_BYTES];
     let at = pseudo.first_chunk_mut().map_or(0, |headers| {
@@ -243,20 +257,18 @@ fn crc_of(flow: &UdpFlow, frame: &[u8]) -> u32 {
 
 /// Reads a frame that came over UDP and checks its CRC.
 ///
-/// A socket does not tell the identification of the IPv4 header, which the CRC covers. It is 0 from this device, as for any datagram that may
-/// not be fragmented. The kernel's SoftRoCE counts it up; a difference that a change of this field explains is no error.
+/// A socket does not tell the identification of the IPv4 header, which the CRC covers. Frames of this device have the one of `flow`. The kernel's
+/// SoftRoCE counts it up; a difference that a change of this field explains is no error.
 pub(crate) fn read_frame(flow: &UdpFlow, bytes: &[u8]) -> Result<RoceFrame, BadFrame> {
     let frame = RoceFrame::parse(bytes)?;
     let Some((body, crc)) = bytes.split_last_chunk() else {
         return Err(BadFrame::Short);
     };
     let difference = crc_of(flow, body) ^ u32::from_le_bytes(*crc);
-    if difference != 0 {
-        let headers = if flow.is_ipv4() { 20 + 8 } else { 0 };
-        let behind = headers - IDENTIFICATION_AT.min(headers) + body.len();
-        if !flow.is_ipv4() || explaining_bytes(difference, behind).is_none() {
-            return Err(BadFrame::Crc);
-        }
+    let is_explained =
+        || flow.is_ipv4() && explaining_bytes(difference, bytes_behind(body.len())).is_some();
+    if difference != 0 && !is_explained() {
+        return Err(BadFrame::Crc);
     }
     Ok(frame)
 }

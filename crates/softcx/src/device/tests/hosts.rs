@@ -179,6 +179,7 @@ fn frame(from: Ipv4Addr, to: Ipv4Addr, source_port: u16, header: &Header, len: u
         from: gid(from),
         to: gid(to),
         source_port,
+        identification: 0,
     };
     let end = seal_frame(&flow, &mut bytes, at + len);
     bytes.truncate(end);

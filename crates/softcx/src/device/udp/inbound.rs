@@ -4,15 +4,15 @@
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use super::socket::UdpSocketAddress;
+use super::socket::{UDP_GRO, UdpSocketAddress};
 use crate::device::roce::MAX_FRAME_BYTES;
 
-/// Datagrams that one system call takes.
+/// Messages that one system call takes.
 const BATCH: usize = 32;
-/// A longer datagram is no frame: it is cut off, and dropped for that.
-const STRIDE: usize = MAX_FRAME_BYTES.next_multiple_of(64);
-/// Room for the control messages about one datagram.
-const CONTROL_BYTES: usize = 64;
+/// A message: one datagram, or several of one flow.
+const STRIDE: usize = 0x1_0000;
+/// Room for the control messages about one message.
+const CONTROL_BYTES: usize = 96;
 
 /// A datagram.
 #[derive(Debug)]
@@ -22,18 +22,28 @@ pub(crate) struct UdpArrival<'a> {
     pub(crate) source_port: u16,
     pub(crate) traffic_class: u8,
     pub(crate) hop_limit: u8,
+    /// Its place in its message, which is the identification of its IPv4 header if it was sent with these others.
+    pub(crate) identification: u16,
     pub(crate) bytes: &'a [u8],
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct ArrivalNote {
     from: Option<([u8; 16], u16)>,
-    traffic_class: u8,
-    hop_limit: u8,
+    marks: ArrivalMarks,
     len_bytes: usize,
 }
 
-/// The datagrams of one system call.
+/// What control messages say of a message.
+#[derive(Debug, Clone, Copy, Default)]
+struct ArrivalMarks {
+    traffic_class: u8,
+    hop_limit: u8,
+    /// The length of its datagrams, of which the last may be shorter; 0 if it is one.
+    segment_bytes: usize,
+}
+
+/// The messages of one system call.
 #[derive(Debug)]
 pub(crate) struct Arrivals {
     bytes: Box<[u8]>,
@@ -85,35 +95,45 @@ impl Arrivals {
         let got = usize::try_from(got).unwrap_or(0);
         for at in 0..got {
             let message = &messages[at];
-            let (traffic_class, hop_limit) = marks(&message.msg_hdr);
             let is_whole = message.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
             self.notes[at] = ArrivalNote {
                 from: names[at].gid_and_port().filter(|_| is_whole),
-                traffic_class,
-                hop_limit,
+                marks: marks(&message.msg_hdr),
                 len_bytes: (message.msg_len as usize).min(STRIDE),
             };
         }
         (got, got == BATCH)
     }
 
-    /// A datagram of the last call; `None` if it was longer than any frame.
-    pub(crate) fn get(&self, at: usize) -> Option<UdpArrival<'_>> {
-        let note = self.notes.get(at)?;
-        let (from, source_port) = note.from?;
-        Some(UdpArrival {
-            from,
-            source_port,
-            traffic_class: note.traffic_class,
-            hop_limit: note.hop_limit,
-            bytes: self.bytes.get(at * STRIDE..at * STRIDE + note.len_bytes)?,
+    /// The datagrams of a message of the last call; `None` for each that is longer than any frame.
+    pub(crate) fn get(&self, at: usize) -> impl Iterator<Item = Option<UdpArrival<'_>>> {
+        let note = self.notes.get(at).copied().unwrap_or_default();
+        let segment_bytes = match note.marks.segment_bytes {
+            0 => STRIDE,
+            bytes => bytes,
+        };
+        // Also an empty datagram is one.
+        let count = note.len_bytes.div_ceil(segment_bytes).max(1);
+        (0..count).map(move |place| {
+            let (from, source_port) = note.from?;
+            let start = place * segment_bytes;
+            let end = (start + segment_bytes).min(note.len_bytes);
+            let bytes = self.bytes.get(at * STRIDE + start..at * STRIDE + end)?;
+            (bytes.len() <= MAX_FRAME_BYTES).then_some(UdpArrival {
+                from,
+                source_port,
+                traffic_class: note.marks.traffic_class,
+                hop_limit: note.marks.hop_limit,
+                identification: place as u16,
+                bytes,
+            })
         })
     }
 }
 
-/// Traffic class and hop limit from the control messages of a datagram.
-fn marks(message: &libc::msghdr) -> (u8, u8) {
-    let (mut traffic_class, mut hop_limit) = (0, 0);
+/// What the control messages of a message say.
+fn marks(message: &libc::msghdr) -> ArrivalMarks {
+    let mut marks = ArrivalMarks::default();
     // SAFETY: the kernel has filled the control messages of this header.
     let mut control = unsafe { libc::CMSG_FIRSTHDR(message) };
     while !control.is_null() {
@@ -122,23 +142,26 @@ fn marks(message: &libc::msghdr) -> (u8, u8) {
         let (level, kind, value) = unsafe {
             let data = libc::CMSG_DATA(control);
             let value = if (*control).cmsg_len as usize >= libc::CMSG_LEN(4) as usize {
-                data.cast::<i32>().read_unaligned() as u8
+                data.cast::<i32>().read_unaligned()
             } else {
-                data.read()
+                i32::from(data.read())
             };
             ((*control).cmsg_level, (*control).cmsg_type, value)
         };
         match (level, kind) {
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                traffic_class = value;
+                marks.traffic_class = value as u8;
             }
             (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
-                hop_limit = value;
+                marks.hop_limit = value as u8;
+            }
+            (libc::SOL_UDP, UDP_GRO) => {
+                marks.segment_bytes = usize::try_from(value).unwrap_or(0);
             }
             _ => {}
         }
         // SAFETY: as above.
         control = unsafe { libc::CMSG_NXTHDR(message, control) };
     }
-    (traffic_class, hop_limit)
+    marks
 }

@@ -2,15 +2,21 @@
 #![allow(unsafe_code)] // a system call with many buffers
 
 use std::io;
-use std::mem::zeroed;
+use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use super::socket::UdpSocketAddress;
-use crate::device::roce::{MAX_FRAME_BYTES, ROCE_PORT};
+use super::socket::{UDP_SEGMENT, UdpSocketAddress, takes_segments};
+use crate::device::roce::{MAX_FRAME_BYTES, ROCE_PORT, is_ipv4, renumber_frame};
 
 /// Frames that one system call sends.
 const BATCH: usize = 32;
 const STRIDE: usize = MAX_FRAME_BYTES.next_multiple_of(64);
+/// All datagrams of one message: an IP packet without its headers.
+const MESSAGE_BYTES: usize = 0xffff - 40 - 8;
+
+#[repr(align(8))]
+#[derive(Clone, Copy)]
+struct SegmentControl([u8; 24]);
 
 /// A frame that is ready to leave.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +25,8 @@ struct ReadyFrame {
     to: [u8; 16],
     flow: usize,
     len_bytes: usize,
+    /// The identification of the IPv4 header that its CRC is for.
+    identification: u16,
 }
 
 /// Frames that are built, and the sockets that they leave by.
@@ -31,6 +39,8 @@ pub(crate) struct Departures {
     /// So many of `frames` have left.
     left: usize,
     flows: Vec<(OwnedFd, u16)>,
+    /// A message may hold several frames.
+    takes_segments: bool,
 }
 
 impl Departures {
@@ -40,6 +50,7 @@ impl Departures {
             frames: Vec::with_capacity(BATCH),
             used: 0,
             left: 0,
+            takes_segments: flows.iter().all(|(socket, _)| takes_segments(socket)),
             flows,
         }
     }
@@ -82,6 +93,7 @@ impl Departures {
             to,
             flow,
             len_bytes,
+            identification: 0,
         });
     }
 
@@ -105,6 +117,8 @@ impl Departures {
                     return (false, refused);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The way of this message takes no several frames in one: an interface without checksums, or with a shorter MTU.
+                Err(_) if self.message_of(self.left, run) > 1 => self.takes_segments = false,
                 // No route, or longer than the interface takes: lost, as in a network.
                 Err(_) => {
                     refused += 1;
@@ -117,41 +131,100 @@ impl Departures {
         (true, refused)
     }
 
+    /// How many of the `run` frames from `first` on go into one message: of one length, but for the last, which may be shorter, to one host.
+    fn message_of(&self, first: usize, run: usize) -> usize {
+        let frames = &self.frames[first..first + run];
+        if !self.takes_segments {
+            return run.min(1);
+        }
+        let (mut count, mut bytes) = (0, 0);
+        for frame in frames {
+            let is_next = frame.to == frames[0].to && frame.len_bytes <= frames[0].len_bytes;
+            if !is_next || bytes + frame.len_bytes > MESSAGE_BYTES {
+                break;
+            }
+            (count, bytes) = (count + 1, bytes + frame.len_bytes);
+            if frame.len_bytes < frames[0].len_bytes {
+                break;
+            }
+        }
+        count
+    }
+
+    /// Sends frames of one flow. Returns how many.
     fn send_run(&mut self, flow: usize, run: usize) -> io::Result<usize> {
+        let run = run.min(BATCH);
         let mut names = [UdpSocketAddress::zero(); BATCH];
         let mut buffers = [libc::iovec {
             iov_base: std::ptr::null_mut(),
             iov_len: 0,
         }; BATCH];
+        let mut controls = [SegmentControl([0; 24]); BATCH];
         // SAFETY: all zeros is a message without buffers.
         let mut messages: [libc::mmsghdr; BATCH] = unsafe { zeroed() };
-        let frames = self.frames.iter().skip(self.left).take(run);
-        for (at, frame) in frames.enumerate() {
-            names[at] = UdpSocketAddress::of_gid(&frame.to, ROCE_PORT);
-            let start = frame.slot * STRIDE;
-            let Some(bytes) = self.bytes.get_mut(start..start + frame.len_bytes) else {
-                return Err(io::ErrorKind::InvalidInput.into());
-            };
-            buffers[at].iov_base = bytes.as_mut_ptr().cast();
-            buffers[at].iov_len = frame.len_bytes;
-            let message = &mut messages[at].msg_hdr;
-            message.msg_name = (&raw mut names[at]).cast();
-            message.msg_namelen = names[at].len();
-            message.msg_iov = &raw mut buffers[at];
-            message.msg_iovlen = 1;
+        let mut counts = [0; BATCH];
+        let (mut done, mut used) = (0, 0);
+        while done < run {
+            let first = self.left + done;
+            let count = self.message_of(first, run - done);
+            for at in 0..count {
+                buffers[done + at] = self
+                    .buffer(first + at, at as u16)
+                    .ok_or(io::ErrorKind::InvalidInput)?;
+            }
+            let frame = self.frames[first];
+            names[used] = UdpSocketAddress::of_gid(&frame.to, ROCE_PORT);
+            let message = &mut messages[used].msg_hdr;
+            message.msg_name = (&raw mut names[used]).cast();
+            message.msg_namelen = names[used].len();
+            message.msg_iov = &raw mut buffers[done];
+            message.msg_iovlen = count as _;
+            if count > 1 {
+                let control = &mut controls[used];
+                message.msg_control = (&raw mut control.0).cast();
+                message.msg_controllen = size_of::<SegmentControl>() as _;
+                // SAFETY: the control buffer is aligned, and has room for one message with two bytes.
+                unsafe {
+                    let header = libc::CMSG_FIRSTHDR(message);
+                    (*header).cmsg_level = libc::SOL_UDP;
+                    (*header).cmsg_type = UDP_SEGMENT;
+                    (*header).cmsg_len = libc::CMSG_LEN(2) as _;
+                    libc::CMSG_DATA(header)
+                        .cast::<u16>()
+                        .write_unaligned(frame.len_bytes as u16);
+                }
+            }
+            counts[used] = count;
+            (done, used) = (done + count, used + 1);
         }
         let Some((socket, _)) = self.flows.get(flow) else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        // SAFETY: each message has a name and a buffer of these lengths, which outlive the call.
+        // SAFETY: each message has a name, buffers and control messages of these lengths, which outlive the call.
         let sent = unsafe {
             libc::sendmmsg(
                 socket.as_raw_fd(),
                 messages.as_mut_ptr(),
-                run.min(BATCH) as libc::c_uint,
+                used as libc::c_uint,
                 (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as _,
             )
         };
-        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+        let sent = usize::try_from(sent).map_err(|_| io::Error::last_os_error())?;
+        Ok(counts.iter().take(sent).sum())
+    }
+
+    /// A frame with the CRC for its place in its message: the kernel numbers the datagrams of one by the identification of the IPv4 header.
+    fn buffer(&mut self, at: usize, identification: u16) -> Option<libc::iovec> {
+        let frame = self.frames.get_mut(at)?;
+        let start = frame.slot * STRIDE;
+        let bytes = self.bytes.get_mut(start..start + frame.len_bytes)?;
+        if frame.identification != identification && is_ipv4(&frame.to) {
+            renumber_frame(bytes, frame.identification, identification);
+            frame.identification = identification;
+        }
+        Some(libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: frame.len_bytes,
+        })
     }
 }

@@ -9,6 +9,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 /// Buffers that the kernel is asked for; it gives what it allows.
 const RECEIVE_BYTES: libc::c_int = 8 << 20;
 const SEND_BYTES: libc::c_int = 2 << 20;
+/// `UDP_SEGMENT`: one message holds datagrams of that length. `UDP_GRO`: one message may hold what has arrived of one flow.
+pub(super) const UDP_SEGMENT: libc::c_int = 103;
+pub(super) const UDP_GRO: libc::c_int = 104;
 /// "ECN-capable transport" in the type of service (RFC 3168).
 const ECN_CAPABLE: libc::c_int = 2;
 
@@ -104,6 +107,11 @@ fn set(socket: &OwnedFd, level: libc::c_int, name: libc::c_int, value: libc::c_i
     rc == 0
 }
 
+/// Whether the kernel takes several datagrams in one message.
+pub(super) fn takes_segments(socket: &OwnedFd) -> bool {
+    set(socket, libc::SOL_UDP, UDP_SEGMENT, 0)
+}
+
 /// A socket at an address and a port; 0 for a free port.
 pub(super) fn bind(address: IpAddr, port: u16) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() {
@@ -133,6 +141,7 @@ pub(super) fn bind(address: IpAddr, port: u16) -> io::Result<OwnedFd> {
             set(&socket, libc::SOL_SOCKET, own, bytes);
         }
     }
+    set(&socket, libc::SOL_UDP, UDP_GRO, 1);
     if address.is_ipv4() {
         // Sets "do not fragment", with which the identification is 0.
         set(
@@ -144,7 +153,10 @@ pub(super) fn bind(address: IpAddr, port: u16) -> io::Result<OwnedFd> {
         set(&socket, libc::IPPROTO_IP, libc::IP_TOS, ECN_CAPABLE);
         set(&socket, libc::IPPROTO_IP, libc::IP_RECVTOS, 1);
         set(&socket, libc::IPPROTO_IP, libc::IP_RECVTTL, 1);
-        set(&socket, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1);
+        // Datagrams in one message have to have checksums.
+        if !takes_segments(&socket) {
+            set(&socket, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1);
+        }
     } else {
         set(
             &socket,
