@@ -128,6 +128,13 @@ fn crc_over_an_identification_that_nobody_told_is_taken_and_others_are_not() {
         ..vector.flow
     };
     assert_eq!(read_frame(&other, &vector.bytes), Err(BadFrame::Crc));
+    // The number that `tests/roce/vectors` has set.
+    let mut bytes = vector.bytes.clone();
+    renumber_frame(&mut bytes, 0x7a31, 0);
+    let unpadded = bytes.len() - 4;
+    let mut sealed = bytes.clone();
+    seal_frame(&vector.flow, &mut sealed, unpadded);
+    assert_eq!(bytes, sealed);
     let v6 = find("v6-write-only");
     let mut bytes = v6.bytes.clone();
     let at = bytes.len() - 1;

@@ -228,3 +228,75 @@ impl Departures {
         })
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::net::{IpAddr, UdpSocket};
+
+    use super::*;
+    use crate::device::roce::{UdpFlow, gid_of_address, seal_frame};
+    use crate::device::udp::socket;
+
+    const SENDER: &str = "127.77.0.1";
+    /// Of each frame its length without the CRC, its host, and its place in its message: frames of one message have one length, but for the last.
+    const FRAMES: [(usize, usize, u16); 12] = [
+        (400, 0, 0),
+        (400, 0, 1),
+        (400, 0, 2),
+        (100, 0, 3),
+        (400, 0, 0),
+        (100, 1, 0),
+        (100, 0, 0),
+        (4100, 0, 0),
+        (4100, 1, 0),
+        (60, 0, 0),
+        (400, 0, 0),
+        (400, 0, 1),
+    ];
+
+    /// The kernel takes messages apart for a socket that has not asked for them. That it numbers the datagrams so is checked where SoftRoCE is the peer.
+    #[test]
+    fn frames_of_one_message_arrive_one_by_one_with_a_crc_for_their_place() {
+        for (round, takes) in [(0, true), (1, false)] {
+            let hosts = [2, 3].map(|host| format!("127.77.{round}.{host}"));
+            let sockets = hosts.each_ref().map(|host| {
+                let socket = UdpSocket::bind((host.as_str(), ROCE_PORT)).unwrap();
+                socket.set_nonblocking(true).unwrap();
+                socket
+            });
+            let flow = socket::bind(SENDER.parse().unwrap(), 0).unwrap();
+            let port = socket::port_of(&flow).unwrap();
+            let gid = |host: &str| gid_of_address(host.parse::<IpAddr>().unwrap());
+            let ends = |host: usize, identification| UdpFlow {
+                from: gid(SENDER),
+                to: gid(&hosts[host]),
+                source_port: port,
+                identification,
+            };
+            let mut departures = Departures::new(vec![(flow, port)]);
+            assert!(departures.takes_segments, "a kernel older than 4.18");
+            departures.takes_segments = takes;
+            for (ahead, (len, host, _)) in FRAMES.into_iter().enumerate() {
+                let frame = departures.slot(ahead).unwrap();
+                frame[..len].fill(ahead as u8);
+                let len_bytes = seal_frame(&ends(host, 0), frame, len);
+                departures.push(ahead, gid(&hosts[host]), 0, len_bytes);
+            }
+            departures.use_slots(FRAMES.len());
+            assert_eq!(departures.send(), (true, 0));
+            assert_eq!(departures.takes_segments, takes);
+            for (ahead, (len, host, place)) in FRAMES.into_iter().enumerate() {
+                let mut expected = [ahead as u8; MAX_FRAME_BYTES];
+                let place = if takes { place } else { 0 };
+                let len_bytes = seal_frame(&ends(host, place), &mut expected, len);
+                let mut got = [0; MAX_FRAME_BYTES + 1];
+                let (got_bytes, from) = sockets[host].recv_from(&mut got).unwrap();
+                assert_eq!(got[..got_bytes], expected[..len_bytes], "{takes} {ahead}");
+                assert_eq!(from.port(), port);
+            }
+            for socket in &sockets {
+                assert!(socket.recv_from(&mut [0; 8]).is_err());
+            }
+        }
+    }
+}
