@@ -1,6 +1,7 @@
 //! Frames that are to leave.
 #![allow(unsafe_code)] // a system call with many buffers
 
+use std::collections::HashSet;
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -41,6 +42,8 @@ pub(crate) struct Departures {
     flows: Vec<(OwnedFd, u16)>,
     /// A message may hold several frames.
     takes_segments: bool,
+    /// But not to these hosts.
+    without_segments: HashSet<[u8; 16]>,
 }
 
 impl Departures {
@@ -51,6 +54,7 @@ impl Departures {
             used: 0,
             left: 0,
             takes_segments: flows.iter().all(|(socket, _)| takes_segments(socket)),
+            without_segments: HashSet::new(),
             flows,
         }
     }
@@ -106,7 +110,7 @@ impl Departures {
     pub(crate) fn send(&mut self) -> (bool, u64) {
         let mut refused = 0;
         while let Some(first) = self.frames.get(self.left) {
-            let flow = first.flow;
+            let (flow, to) = (first.flow, first.to);
             let run = self.frames[self.left..]
                 .iter()
                 .take_while(|frame| frame.flow == flow)
@@ -117,12 +121,15 @@ impl Departures {
                     return (false, refused);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The way of this message takes no several frames in one: an interface without checksums, or with a shorter MTU.
-                Err(_) if self.message_of(self.left, run) > 1 => self.takes_segments = false,
-                // No route, or longer than the interface takes: lost, as in a network.
-                Err(_) => {
-                    refused += 1;
-                    self.left += 1;
+                Err(error) => {
+                    let count = self.message_of(self.left, run);
+                    if count > 1 && is_about_segments(&error) {
+                        self.without_segments.insert(to);
+                        continue;
+                    }
+                    // No route, a filter, or longer than the interface takes: lost, as in a network.
+                    refused += count as u64;
+                    self.left += count;
                 }
             }
         }
@@ -134,7 +141,11 @@ impl Departures {
     /// How many of the `run` frames from `first` on go into one message: of one length, but for the last, which may be shorter, to one host.
     fn message_of(&self, first: usize, run: usize) -> usize {
         let frames = &self.frames[first..first + run];
-        if !self.takes_segments {
+        let may = self.takes_segments
+            && frames
+                .first()
+                .is_some_and(|frame| !self.without_segments.contains(&frame.to));
+        if !may {
             return run.min(1);
         }
         let (mut count, mut bytes) = (0, 0);
@@ -229,6 +240,14 @@ impl Departures {
     }
 }
 
+/// Whether the way of a message takes no several frames in one: through an interface that makes no checksums, or that has a shorter MTU.
+fn is_about_segments(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE)
+    )
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::net::{IpAddr, UdpSocket};
@@ -266,6 +285,9 @@ mod tests {
             });
             let flow = socket::bind(SENDER.parse().unwrap(), 0).unwrap();
             let port = socket::port_of(&flow).unwrap();
+            if !takes {
+                without_checksums(&flow);
+            }
             let gid = |host: &str| gid_of_address(host.parse::<IpAddr>().unwrap());
             let ends = |host: usize, identification| UdpFlow {
                 from: gid(SENDER),
@@ -275,7 +297,6 @@ mod tests {
             };
             let mut departures = Departures::new(vec![(flow, port)]);
             assert!(departures.takes_segments, "a kernel older than 4.18");
-            departures.takes_segments = takes;
             for (ahead, (len, host, _)) in FRAMES.into_iter().enumerate() {
                 let frame = departures.slot(ahead).unwrap();
                 frame[..len].fill(ahead as u8);
@@ -284,7 +305,12 @@ mod tests {
             }
             departures.use_slots(FRAMES.len());
             assert_eq!(departures.send(), (true, 0));
-            assert_eq!(departures.takes_segments, takes);
+            let refused = (!takes).then(|| gid(&hosts[0]));
+            assert_eq!(
+                departures.without_segments,
+                refused.into_iter().collect(),
+                "only one host was sent several frames at once"
+            );
             for (ahead, (len, host, place)) in FRAMES.into_iter().enumerate() {
                 let mut expected = [ahead as u8; MAX_FRAME_BYTES];
                 let place = if takes { place } else { 0 };
@@ -298,5 +324,39 @@ mod tests {
                 assert!(socket.recv_from(&mut [0; 8]).is_err());
             }
         }
+    }
+
+    #[test]
+    fn frames_without_a_route_are_lost_and_change_nothing_for_others() {
+        let flow = socket::bind(SENDER.parse().unwrap(), 0).unwrap();
+        let mut departures = Departures::new(vec![(flow, 0)]);
+        // The kernel refuses broadcasts of sockets that have not asked for them (EACCES).
+        let broadcast = gid_of_address("255.255.255.255".parse::<IpAddr>().unwrap());
+        let host = gid_of_address("127.77.2.2".parse::<IpAddr>().unwrap());
+        for (ahead, to) in [broadcast, broadcast, broadcast, host, host]
+            .into_iter()
+            .enumerate()
+        {
+            departures.push(ahead, to, 0, 400);
+        }
+        departures.use_slots(5);
+        assert_eq!(departures.send(), (true, 3));
+        assert!(departures.without_segments.is_empty());
+    }
+
+    /// The kernel takes no message of several datagrams from a socket whose datagrams have no checksum.
+    fn without_checksums(socket: &OwnedFd) {
+        let on: libc::c_int = 1;
+        // SAFETY: the option is an integer.
+        let rc = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_NO_CHECK,
+                (&raw const on).cast(),
+                size_of_val(&on) as libc::socklen_t,
+            )
+        };
+        assert_eq!(rc, 0);
     }
 }
