@@ -1,0 +1,197 @@
+//! The endpoints between the ranks: posts whose completions are taken when there is time, and receives of messages.
+
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use doorbell::{Endpoint, QueueKind, Work};
+
+use super::directory::Request;
+use super::message::{Kind, MESSAGE_BYTES, Message};
+use super::{DEADLINE, LINE_BYTES, Node};
+
+/// Receives that are posted for each peer: the depth of an endpoint of a group.
+pub(super) const RECEIVES: u64 = 128;
+
+/// One of so many posts without a completion of its own is signaled.
+const POSTS_PER_SIGNAL: u32 = 8;
+
+/// Signaled posts under way, at most: with the others they fit into the send queue.
+const SIGNALS: u32 = 12;
+
+/// `wr_id` of messages; that of a line that leaves its slot is one more than the slot's number.
+pub(super) const MESSAGE: u64 = 0;
+
+pub(super) const DIRECT: u64 = u64::MAX;
+
+pub(super) struct Link {
+    pub(super) endpoint: Endpoint,
+    pub(super) unsignaled: u32,
+    pub(super) signals: u32,
+}
+
+impl Node {
+    fn handle(&mut self, from: u32, message: Message) -> Result<()> {
+        let Message {
+            kind, line, place, ..
+        } = message;
+        match kind {
+            Kind::Read | Kind::Write | Kind::Upgrade => {
+                let (write, had_line) = (kind != Kind::Read, kind == Kind::Upgrade);
+                self.enter(
+                    line,
+                    Request {
+                        from,
+                        write,
+                        had_line,
+                        place,
+                    },
+                )
+            }
+            Kind::ForwardRead | Kind::ForwardWrite => self.forwarded(message),
+            Kind::Invalidate => self.invalidated(line, from),
+            Kind::Invalidated | Kind::Released | Kind::Done => self.answered(line),
+            Kind::Granted => self.granted(from, line),
+            Kind::Evict => self.evicted(line, from),
+            Kind::Evicted => {
+                self.drop_line(line);
+                Ok(())
+            }
+            Kind::Barrier => {
+                self.arrived[place as usize] = line;
+                Ok(())
+            }
+        }
+    }
+
+    /// A send comes behind the writes of its endpoint, so that a grant comes behind its line.
+    pub(super) fn send(&mut self, to: u32, message: Message) -> Result<()> {
+        self.counts.messages += 1;
+        self.post(to, &Work::send_inline(&message.to_bytes()), false, MESSAGE)
+    }
+
+    /// Writes the line at `from` here to `place` at another rank. If it leaves a slot, this is not used again before the write is done.
+    pub(super) fn write_line(
+        &mut self,
+        to: u32,
+        from: u64,
+        place: u64,
+        leaves: Option<usize>,
+    ) -> Result<()> {
+        let region = self.region.clone();
+        let slices = [region.slice(from, LINE_BYTES)?];
+        let remote = self.remotes[to as usize].slice(place, LINE_BYTES)?;
+        self.counts.writes += 1;
+        if let Some(slot) = leaves {
+            self.leaving[slot] += 1;
+        }
+        let wr_id = leaves.map_or(MESSAGE, |slot| slot as u64 + 1);
+        self.post(to, &Work::write(&slices, remote), leaves.is_some(), wr_id)
+    }
+
+    pub(super) fn post(
+        &mut self,
+        to: u32,
+        work: &Work<'_>,
+        signaled: bool,
+        wr_id: u64,
+    ) -> Result<()> {
+        let started = Instant::now();
+        while self.links[to as usize].signals >= SIGNALS {
+            self.collect(to)?;
+            ensure!(
+                started.elapsed() < DEADLINE,
+                "rank {to} takes no work for {DEADLINE:?}"
+            );
+        }
+        let link = &mut self.links[to as usize];
+        let signaled = signaled || link.unsignaled + 1 >= POSTS_PER_SIGNAL;
+        if signaled {
+            link.signals += 1;
+            link.unsignaled = 0;
+        } else {
+            link.unsignaled += 1;
+        }
+        let posted = link
+            .endpoint
+            .post_send(&work.signaled(signaled).wr_id(wr_id));
+        posted.map_err(|error| self.group.cause_of(error))?;
+        Ok(())
+    }
+
+    /// Takes completions of what was posted to a rank.
+    fn collect(&mut self, peer: u32) -> Result<()> {
+        let link = &mut self.links[peer as usize];
+        while link.signals > 0 {
+            let polled = link.endpoint.poll_cq(QueueKind::Send);
+            let Some(completion) = polled.map_err(|error| self.group.cause_of(error))? else {
+                break;
+            };
+            link.signals -= 1;
+            match completion.wr_id {
+                MESSAGE => {}
+                DIRECT => self.direct_done = true,
+                slot => {
+                    let slot = slot as usize - 1;
+                    self.leaving[slot] -= 1;
+                    if self.leaving[slot] == 0 && self.slots[slot].is_none() {
+                        self.free.push(slot);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles the messages that have come. Returns whether there were any.
+    pub(super) fn serve(&mut self) -> Result<bool> {
+        let mut found = false;
+        let rank = self.rank();
+        for peer in (0..self.size()).filter(|peer| *peer != rank) {
+            loop {
+                let endpoint = &mut self.links[peer as usize].endpoint;
+                let polled = endpoint.poll_cq(QueueKind::Recv);
+                let Some(completion) = polled.map_err(|error| self.group.cause_of(error))? else {
+                    break;
+                };
+                let number = u64::from(peer) * RECEIVES + completion.wr_id;
+                let at = self.receives_at + number * MESSAGE_BYTES;
+                let mut bytes = [0; MESSAGE_BYTES as usize];
+                self.region.read(at, &mut bytes)?;
+                let slices = [self.region.slice(at, MESSAGE_BYTES)?];
+                endpoint.post_recv(completion.wr_id, &slices)?;
+                self.handle(peer, Message::from_bytes(&bytes)?)?;
+                found = true;
+            }
+        }
+        Ok(found)
+    }
+
+    pub(super) fn wait(&mut self, what: &str, until: impl Fn(&Node) -> bool) -> Result<()> {
+        let mut idle = 0_u32;
+        let mut started = None;
+        while !until(self) {
+            for peer in 0..self.size() {
+                self.collect(peer)?;
+            }
+            if self.serve()? {
+                idle = 0;
+                continue;
+            }
+            idle += 1;
+            if idle > 4 {
+                // The ranks are more than the cores.
+                std::thread::yield_now();
+            }
+            if idle.is_multiple_of(256) {
+                self.group.check()?;
+                let started = started.get_or_insert_with(Instant::now);
+                ensure!(
+                    started.elapsed() < DEADLINE,
+                    "{what} of rank {} took {DEADLINE:?}",
+                    self.rank()
+                );
+            }
+        }
+        Ok(())
+    }
+}
