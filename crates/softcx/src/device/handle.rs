@@ -11,7 +11,7 @@ use crate::device::fabric::{Fabric, gid_of};
 use crate::device::faults::{FAULT, Faults};
 use crate::device::inbox::WireAddress;
 use crate::device::keys::Access;
-use crate::device::management::{MadBytes, MadQueue};
+use crate::device::management::{MadBytes, MadPeer, MadQueue};
 use crate::device::options::{DeviceOptions, Function, LinkLayer, WireKind};
 use crate::device::pace::EnginePace;
 use crate::device::port_id::PortId;
@@ -301,9 +301,15 @@ impl Device {
         Arc::clone(self.lock().mads())
     }
 
-    /// Sends a management datagram to queue pair 1 of a node. It may be lost.
-    pub(crate) fn send_mad(&self, node: u16, mad: &MadBytes) {
-        self.lock().send_mad(self.now_ns(), node, mad);
+    /// The port of this device, as others send management datagrams to it.
+    pub(crate) fn mad_port(&self) -> MadPeer {
+        let host = self.lock().parts.host_gid;
+        host.map_or_else(|| MadPeer::Node(self.node()), MadPeer::Host)
+    }
+
+    /// Sends a management datagram to queue pair 1 of a port. It may be lost.
+    pub(crate) fn send_mad(&self, peer: MadPeer, mad: &MadBytes) {
+        self.lock().send_mad(self.now_ns(), peer, mad);
         self.rung();
     }
 

@@ -13,6 +13,15 @@ pub(crate) const QP1_QKEY: u32 = 0x8001_0000;
 /// Datagrams that wait to be read. What comes on top is lost, as on a card whose receive queue is empty.
 const MOST_WAITING: usize = 8192;
 
+/// The port that one goes to, or comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum MadPeer {
+    /// That of the device with this number on the fabric.
+    Node(u16),
+    /// The one with this GID on the UDP wire.
+    Host([u8; 16]),
+}
+
 /// The bytes of one.
 pub(crate) type MadBytes = [u8; MAD_BYTES];
 
@@ -29,8 +38,8 @@ struct WaitingMads {
     is_read: bool,
     /// [`MadQueue::wake`] was called since the last wait.
     woken: bool,
-    /// With the node that each comes from.
-    mads: VecDeque<(u16, MadBytes)>,
+    /// With the port that each comes from.
+    mads: VecDeque<(MadPeer, MadBytes)>,
 }
 
 impl MadQueue {
@@ -39,8 +48,8 @@ impl MadQueue {
         self.lock().is_read = true;
     }
 
-    /// Adds one that has arrived from a node. Whether it is kept.
-    pub(super) fn push(&self, from: u16, mad: MadBytes) -> bool {
+    /// Adds one that has arrived. Whether it is kept.
+    pub(super) fn push(&self, from: MadPeer, mad: MadBytes) -> bool {
         let mut waiting = self.lock();
         if !waiting.is_read || waiting.mads.len() >= MOST_WAITING {
             return false;
@@ -51,8 +60,8 @@ impl MadQueue {
     }
 
     /// Waits until there is one, [`MadQueue::wake`] is called, or the time is over (`None`: without a limit). Returns all that have arrived, each with
-    /// the node that it comes from.
-    pub(crate) fn wait(&self, limit: Option<Duration>) -> VecDeque<(u16, MadBytes)> {
+    /// the port that it comes from.
+    pub(crate) fn wait(&self, limit: Option<Duration>) -> VecDeque<(MadPeer, MadBytes)> {
         let waiting = self.lock();
         let nothing = |waiting: &mut WaitingMads| waiting.mads.is_empty() && !waiting.woken;
         let mut waiting = match limit {
@@ -87,14 +96,18 @@ mod tests {
     #[test]
     fn datagrams_are_lost_before_somebody_reads_and_when_there_are_too_many() {
         let queue = MadQueue::default();
-        assert!(!queue.push(1, [0; MAD_BYTES]));
+        let from = MadPeer::Node(2);
+        assert!(!queue.push(from, [0; MAD_BYTES]));
         queue.open();
         for count in 0..MOST_WAITING {
-            assert!(queue.push(2, [count as u8; MAD_BYTES]));
+            assert!(queue.push(from, [count as u8; MAD_BYTES]));
         }
-        assert!(!queue.push(2, [0; MAD_BYTES]));
+        assert!(!queue.push(from, [0; MAD_BYTES]));
         let mads = queue.wait(None);
-        assert_eq!((mads.len(), mads[3]), (MOST_WAITING, (2, [3; MAD_BYTES])));
+        assert_eq!(
+            (mads.len(), mads[3]),
+            (MOST_WAITING, (from, [3; MAD_BYTES]))
+        );
         queue.wake();
         assert!(queue.wait(None).is_empty());
         assert!(queue.wait(Some(Duration::ZERO)).is_empty());

@@ -37,7 +37,7 @@ mod qp;
 mod queue_pair;
 mod requester;
 mod responder;
-mod roce;
+pub(crate) mod roce;
 pub(crate) mod space;
 mod srq;
 #[cfg(all(test, not(loom)))]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::DeviceCore;
 use crate::device::fabric::{Fabric, NODES, gid_of};
 use crate::device::gather::GatherSource;
-use crate::device::management::{MAD_BYTES, MadBytes, MadQueue, QP1, QP1_QKEY};
+use crate::device::management::{MAD_BYTES, MadBytes, MadPeer, MadQueue, QP1, QP1_QKEY};
 use crate::device::options::LinkLayer;
 use crate::device::packet::{Header, Packet, PacketKind, PacketPayload, Service, flag, psn_add};
 use doorbell_wire::mlx5::Datagram;
@@ -19,8 +19,8 @@ impl DeviceCore {
         &self.management.arrived
     }
 
-    /// Sends a datagram to queue pair 1 of a node. It leaves with the next turn, and may be lost.
-    pub(crate) fn send_mad(&mut self, now_ns: u64, node: u16, mad: &MadBytes) {
+    /// Sends a datagram to queue pair 1 of a port. It leaves with the next turn, and may be lost.
+    pub(crate) fn send_mad(&mut self, now_ns: u64, peer: MadPeer, mad: &MadBytes) {
         if self.gone {
             return;
         }
@@ -34,14 +34,17 @@ impl DeviceCore {
         header.source_qpn = QP1;
         header.qkey = QP1_QKEY;
         let link = self.parts.link();
+        let (gid, to) = match peer {
+            MadPeer::Node(node) => (gid_of(link, node), self.parts.route(node)),
+            MadPeer::Host(gid) => (gid, self.parts.route_to_host(&gid)),
+        };
         if link == LinkLayer::Ethernet {
             header.set_grh(&Datagram {
-                gid: gid_of(link, node),
+                gid,
                 hop_limit: HOPS,
                 ..Datagram::default()
             });
         }
-        let to = self.parts.route(node);
         self.parts.counters.packets_sent += 1;
         if let Some(trace) = &mut self.parts.trace {
             trace.sent(now_ns, to, &header);
@@ -63,7 +66,11 @@ impl DeviceCore {
         }
         let taken = source.take(&self.parts.keys, &mut self.parts.copies);
         let mad = taken.ok().and_then(|bytes| MadBytes::try_from(bytes).ok());
-        mad.is_some_and(|mad| self.management.arrived.push(header.source_lid, mad))
+        let from = match (self.parts.host_gid, self.parts.sender) {
+            (Some(own), sender) => MadPeer::Host(sender.unwrap_or(own)),
+            (None, _) => MadPeer::Node(header.source_lid),
+        };
+        mad.is_some_and(|mad| self.management.arrived.push(from, mad))
     }
 
     /// The nodes of the fabric, this one included, whose devices are alive.

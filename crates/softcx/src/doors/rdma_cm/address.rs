@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
 use crate::device::LinkLayer;
 use crate::device::fabric::{NODES, gid_of, node_of};
+use crate::device::roce::{ROCE_PORT, gid_of_address};
 
 pub(super) const INET: u16 = libc::AF_INET as u16;
 pub(super) const INET6: u16 = libc::AF_INET6 as u16;
@@ -24,6 +25,8 @@ pub(super) enum AddressTarget {
     Node(u16),
     /// This host: any device of the fabric.
     Host,
+    /// The port with this GID on the UDP wire.
+    Port([u8; 16]),
     /// No device.
     Foreign,
 }
@@ -206,6 +209,23 @@ impl SocketAddress {
         }
     }
 
+    /// What it stands for on the UDP wire, from the port with the GID `own`: every address is that of a port, if there is a route to it.
+    pub(super) fn target_on_udp(&self, own: &[u8; 16]) -> AddressTarget {
+        let gid = match self.ip() {
+            _ if self.is_zero() => *own,
+            Some(ip) => gid_of_address(ip),
+            None => self.gid(),
+        };
+        let [from, to] = [own, &gid].map(|gid| Ipv6Addr::from(*gid).to_canonical());
+        let connect = |socket: UdpSocket| socket.connect((to, ROCE_PORT));
+        let has_route =
+            from.is_ipv4() == to.is_ipv4() && UdpSocket::bind((from, 0)).and_then(connect).is_ok();
+        match has_route {
+            true => AddressTarget::Port(gid),
+            false => AddressTarget::Foreign,
+        }
+    }
+
     /// Whether an interface of this host has it.
     fn is_of_this_host(&self) -> bool {
         match self.ip() {
@@ -241,7 +261,7 @@ fn node_of_v6(ip: &Ipv6Addr) -> Option<u16> {
     ((1..=NODES).contains(&node) && gid_of(link, node) == ip.octets()).then_some(node)
 }
 
-/// The address of a device.
+/// The address of a device of the fabric.
 pub(super) fn ip_of_node(node: u16) -> IpAddr {
     Ipv4Addr::new(127, 0, 0, node as u8).into()
 }
@@ -278,6 +298,28 @@ mod tests {
             assert_eq!(gid(&[0; 16]), AddressTarget::Host);
             assert_eq!(gid(&[9; 16]), AddressTarget::Foreign);
         }
+    }
+
+    #[test]
+    fn on_the_udp_wire_every_address_with_a_route_is_a_port() {
+        let gid = |ip: &str| gid_of_address(ip.parse().unwrap());
+        let own = gid("127.0.0.9");
+        for (ip, target) in [
+            ("127.0.0.1", AddressTarget::Port(gid("127.0.0.1"))),
+            ("127.0.0.2", AddressTarget::Port(gid("127.0.0.2"))),
+            ("::ffff:127.0.0.2", AddressTarget::Port(gid("127.0.0.2"))),
+            ("0.0.0.0", AddressTarget::Port(own)),
+            ("::", AddressTarget::Port(own)),
+            ("::1", AddressTarget::Foreign),
+            // Broadcasts are refused.
+            ("255.255.255.255", AddressTarget::Foreign),
+        ] {
+            assert_eq!(address(ip).target_on_udp(&own), target, "{ip}");
+        }
+        let by_gid = |gid: &[u8; 16]| SocketAddress::of_gid(gid, 0).target_on_udp(&own);
+        assert_eq!(by_gid(&own), AddressTarget::Port(own));
+        assert_eq!(by_gid(&[0; 16]), AddressTarget::Port(own));
+        assert_eq!(by_gid(&[9; 16]), AddressTarget::Foreign);
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! What leads to a connection: addresses are bound and resolved, routes found, services offered.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use super::address::{AddressTarget, IB, INET, INET6, SocketAddress, ip_of_node};
 use super::id::{FileKey, IdState, port_space, qp_type};
 use super::table::{CmTable, EventParam, event};
 use crate::device::client::Errno;
-use crate::device::fabric::gid_of;
+use crate::device::management::MadPeer;
 
 /// `net.rdma_ucm.max_backlog`.
 const MOST_REQUESTS: u32 = 1024;
@@ -46,15 +48,19 @@ impl CmTable {
         if id.state != IdState::Idle || address.lacks_scope() {
             return Err(libc::EINVAL);
         }
-        if !address.is_any() {
-            match address.target(self.port.link) {
-                AddressTarget::Host => {}
-                AddressTarget::Node(node) if node == self.node => {}
-                AddressTarget::Node(_) | AddressTarget::Foreign if address.family() == IB => {
-                    return Err(libc::ENODEV);
-                }
-                _ => return Err(libc::EADDRNOTAVAIL),
-            }
+        let is_own = match (self.own, self.target(address)) {
+            (MadPeer::Host(own), AddressTarget::Port(gid)) => gid == own,
+            (MadPeer::Host(_), _) => false,
+            _ if address.is_any() => true,
+            (_, AddressTarget::Host) => true,
+            (own, AddressTarget::Node(node)) => own == MadPeer::Node(node),
+            _ => false,
+        };
+        if !is_own {
+            return Err(match address.family() {
+                IB => libc::ENODEV,
+                _ => libc::EADDRNOTAVAIL,
+            });
         }
         let mut source = *address;
         let bound = self.ports.bind(&self.ids, handle, &mut source)?;
@@ -82,16 +88,16 @@ impl CmTable {
             }
             self.bind(file, handle, &source)?;
         }
-        let (link, own) = (self.port.link, self.node);
+        let own = self.own;
         let id = self.id_mut(file, handle)?;
         let is_wrong = id.source.family() != destination.family();
         if is_wrong || id.state != IdState::AddressBound {
             return Err(libc::EINVAL);
         }
         id.destination = *destination;
-        let target = destination.target(link);
-        let nodes = self.nodes_of(target);
-        let Some((&first, others)) = nodes.split_first() else {
+        let target = self.target(destination);
+        let peers = self.peers_of(target);
+        let Some((&first, others)) = peers.split_first() else {
             let status = match target {
                 AddressTarget::Foreign => -libc::ENODEV,
                 _ => -libc::EHOSTUNREACH,
@@ -99,8 +105,9 @@ impl CmTable {
             self.post(handle, event::ADDR_ERROR, status, NOTHING);
             return Ok(());
         };
+        let own_gid = self.gid(own);
         let id = self.id_mut(file, handle)?;
-        id.exchange.node = first;
+        id.exchange.peer = Some(first);
         id.exchange.others = others.to_vec();
         id.has_device = true;
         id.state = IdState::AddressResolved;
@@ -109,13 +116,17 @@ impl CmTable {
             let (service, mask) = id.source.service();
             id.source = match (destination.family(), target) {
                 (IB, _) => {
-                    let mut own = SocketAddress::of_gid(&gid_of(link, own), 0);
+                    let mut own = SocketAddress::of_gid(&own_gid, 0);
                     own.set_service(service, mask);
                     own
                 }
-                (_, AddressTarget::Node(_)) => {
-                    let ip = match (ip_of_node(own), destination.family()) {
-                        (std::net::IpAddr::V4(ip), INET6) => ip.to_ipv6_mapped().into(),
+                (family, AddressTarget::Node(_) | AddressTarget::Port(_)) => {
+                    let ip = match own {
+                        MadPeer::Node(node) => ip_of_node(node),
+                        MadPeer::Host(gid) => Ipv6Addr::from(gid).to_canonical(),
+                    };
+                    let ip = match (ip, family) {
+                        (IpAddr::V4(ip), INET6) => ip.to_ipv6_mapped().into(),
                         (ip, _) => ip,
                     };
                     SocketAddress::of_ip(ip, port)
@@ -136,8 +147,8 @@ impl CmTable {
     fn unspecified(&self, other: &SocketAddress) -> SocketAddress {
         let mut source = SocketAddress::NONE;
         match other.family() {
-            INET => source = SocketAddress::of_ip(std::net::Ipv4Addr::UNSPECIFIED.into(), 0),
-            INET6 => source = SocketAddress::of_ip(std::net::Ipv6Addr::UNSPECIFIED.into(), 0),
+            INET => source = SocketAddress::of_ip(Ipv4Addr::UNSPECIFIED.into(), 0),
+            INET6 => source = SocketAddress::of_ip(Ipv6Addr::UNSPECIFIED.into(), 0),
             IB => {
                 source = SocketAddress::of_gid(&[0; 16], 0);
                 let (service, mask) = other.service();
@@ -148,16 +159,26 @@ impl CmTable {
         source
     }
 
+    fn target(&self, address: &SocketAddress) -> AddressTarget {
+        match self.own {
+            MadPeer::Node(_) => address.target(self.port.link),
+            MadPeer::Host(own) => address.target_on_udp(&own),
+        }
+    }
+
     /// The devices that a target may be, in the order in which they are asked: those of this host are asked one after the other for one that offers
     /// the service, this device first.
-    fn nodes_of(&self, target: AddressTarget) -> Vec<u16> {
+    fn peers_of(&self, target: AddressTarget) -> Vec<MadPeer> {
         let mut nodes = self.device.lock().nodes();
         match target {
             AddressTarget::Node(node) => nodes.retain(|&it| it == node),
-            AddressTarget::Host => nodes.sort_by_key(|&node| (node != self.node, node)),
+            AddressTarget::Host => {
+                nodes.sort_by_key(|&node| (MadPeer::Node(node) != self.own, node));
+            }
+            AddressTarget::Port(gid) => return vec![MadPeer::Host(gid)],
             AddressTarget::Foreign => nodes.clear(),
         }
-        nodes
+        nodes.into_iter().map(MadPeer::Node).collect()
     }
 
     /// `rdma_resolve_route`. The result is an event.
@@ -174,7 +195,7 @@ impl CmTable {
     /// `rdma_listen`.
     pub(super) fn listen(&mut self, file: FileKey, handle: u32, backlog: u32) -> Result<(), Errno> {
         if self.id_of(file, handle)?.state == IdState::Idle {
-            let any = SocketAddress::of_ip(std::net::Ipv4Addr::UNSPECIFIED.into(), 0);
+            let any = SocketAddress::of_ip(Ipv4Addr::UNSPECIFIED.into(), 0);
             self.bind(file, handle, &any)?;
         }
         if self.id_of(file, handle)?.state != IdState::AddressBound {

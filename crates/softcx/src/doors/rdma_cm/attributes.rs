@@ -2,12 +2,12 @@
 
 use super::address::{IB, SocketAddress};
 use super::connect::UDP_QKEY;
-use super::id::{ConnectionId, ExchangeState, FileKey, PACKET_LIFE_TIME, PATH_MTU, qp_type};
+use super::id::{ConnectionId, ExchangeState, FileKey, PACKET_LIFE_TIME, qp_type};
 use super::mad::RATE;
 use super::messages::lids;
 use super::table::CmTable;
 use crate::device::client::{Errno, mask};
-use crate::device::fabric::gid_of;
+use crate::device::management::MadPeer;
 use crate::doors::abi::{
     AhAttr, CmPathData, CmQpAttr, CmQueryAddrResp, CmQueryPathResp, CmQueryRouteResp, CmUserPath,
     GlobalRoute, Layout,
@@ -31,15 +31,14 @@ impl CmTable {
         self.port.guid.to_be()
     }
 
-    /// The address vector of the path to a node.
-    pub(super) fn path_attributes(&self, node: u16) -> AhAttr {
-        let link = self.port.link;
-        let [_, dlid] = lids(link, [self.node, node]);
+    /// The address vector of the path to a peer.
+    pub(super) fn path_attributes(&self, peer: MadPeer) -> AhAttr {
+        let [_, dlid] = lids(self.port.link, [self.own, peer]);
         let is_global = self.port.needs_grh();
         AhAttr {
             grh: if is_global {
                 GlobalRoute {
-                    dgid: gid_of(link, node),
+                    dgid: self.gid(peer),
                     sgid_index: self.device.gid_index().unwrap_or(0),
                     hop_limit: HOPS,
                     ..GlobalRoute::default()
@@ -80,9 +79,8 @@ impl CmTable {
     }
 
     fn user_path(&self, id: &ConnectionId) -> CmUserPath {
-        let link = self.port.link;
-        let nodes = [self.node, id.exchange.node];
-        let [slid, dlid] = lids(link, nodes);
+        let peer = id.exchange.peer.unwrap_or(self.own);
+        let [slid, dlid] = lids(self.port.link, [self.own, peer]);
         let [sgid, dgid] = self.gids(id);
         let path = CmUserPath {
             dgid,
@@ -97,7 +95,7 @@ impl CmTable {
             dlid: dlid.to_be(),
             slid: slid.to_be(),
             reversible: 1,
-            mtu: PATH_MTU.into(),
+            mtu: self.path_mtu.into(),
             hop_limit: if self.port.needs_grh() { HOPS } else { 0 },
             traffic_class: id.type_of_service,
             numb_path: 1,
@@ -112,11 +110,8 @@ impl CmTable {
 
     /// The GIDs of both ends of a path; zero for an end that is not known.
     fn gids(&self, id: &ConnectionId) -> [[u8; 16]; 2] {
-        let gid = |node: u16| match node {
-            0 => [0; 16],
-            node => gid_of(self.port.link, node),
-        };
-        [self.node, id.exchange.node].map(gid)
+        let gid = |peer| self.gid(peer);
+        [Some(self.own), id.exchange.peer].map(|end| end.map_or([0; 16], gid))
     }
 
     fn query_device(&self, id: &ConnectionId) -> CmQueryAddrResp {
@@ -219,7 +214,7 @@ impl CmTable {
         put(42, &route.slid.to_ne_bytes());
         put(47, &[route.hop_limit, route.traffic_class, 1 << 7 | 1]);
         put(50, &route.pkey.to_ne_bytes());
-        put(54, &[EXACTLY << 6 | PATH_MTU, EXACTLY << 6 | RATE]);
+        put(54, &[EXACTLY << 6 | self.path_mtu, EXACTLY << 6 | RATE]);
         put(56, &[EXACTLY << 6 | PACKET_LIFE_TIME]);
         record
     }
@@ -276,7 +271,7 @@ impl CmTable {
                     | mask::DEST_QPN
                     | mask::RQ_PSN
                     | if_reliable(mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER),
-                ah_attr: self.path_attributes(exchange.node),
+                ah_attr: self.path_attributes(exchange.peer.ok_or(libc::EINVAL)?),
                 path_mtu: exchange.mtu.into(),
                 dest_qp_num: exchange.remote_qpn,
                 rq_psn: exchange.remote_psn,

@@ -9,7 +9,6 @@ use super::mad::{
 use super::messages::{fits_request, lids, service_status, write_ip_header};
 use super::table::CmTable;
 use crate::device::client::Errno;
-use crate::device::fabric::gid_of;
 use crate::doors::abi::CmConnParam;
 
 /// `RDMA_UDP_QKEY`.
@@ -60,9 +59,9 @@ impl CmTable {
         id.exchange.retry_count = param.retry_count.min(7);
         id.exchange.rnr_retry_count = param.rnr_retry_count.min(7);
         id.exchange.service = id.service_of(&id.destination);
-        let node = id.exchange.node;
+        let peer = id.exchange.peer.ok_or(libc::EINVAL)?;
         let first = self.request_of(handle, param, &private_data);
-        self.begin_exchange(handle, node);
+        self.begin_exchange(handle, peer);
         if let Some(id) = self.ids.get_mut(&handle) {
             id.request = first;
         }
@@ -114,11 +113,14 @@ impl CmTable {
 
     /// Sends the request to the device whose turn it is.
     pub(super) fn send_request(&mut self, handle: u32) {
-        let (link, own) = (self.port.link, self.node);
+        let peer = self.ids.get(&handle).and_then(|id| id.exchange.peer);
+        let Some(ends) = peer.map(|peer| [self.own, peer]) else {
+            return;
+        };
+        let (lids, gids) = (lids(self.port.link, ends), ends.map(|end| self.gid(end)));
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
         };
-        let nodes = [own, id.exchange.node];
         let (request, state) = match id.request {
             Some(CmMessage::ServiceRequest(request)) => {
                 let request_id = id.exchange.local_id;
@@ -134,8 +136,8 @@ impl CmTable {
             Some(CmMessage::Request(request)) => {
                 let request = ConnectionRequest {
                     local_id: id.exchange.local_id,
-                    lids: lids(link, nodes),
-                    gids: nodes.map(|node| gid_of(link, node)),
+                    lids,
+                    gids,
                     ..request
                 };
                 (CmMessage::Request(request), ExchangeState::RequestSent)

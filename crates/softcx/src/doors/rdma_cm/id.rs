@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::address::SocketAddress;
 use super::mad::CmMessage;
-use crate::device::management::MadBytes;
+use crate::device::management::{MadBytes, MadPeer};
 
 /// The file of an identifier, by its inode.
 pub(super) type FileKey = (u64, u64);
@@ -62,11 +62,11 @@ pub(super) struct CmExchange {
     pub(super) state: ExchangeState,
     /// It was begun once (`id_priv->cm_id.ib`).
     pub(super) exists: bool,
-    /// The peer's number on the fabric, and the port that had it when the exchange began.
-    pub(super) node: u16,
+    pub(super) peer: Option<MadPeer>,
+    /// Of a device of the fabric: the port that had its number when the exchange began.
     pub(super) port: u64,
     /// Further devices that the address may stand for.
-    pub(super) others: Vec<u16>,
+    pub(super) others: Vec<MadPeer>,
     pub(super) local_id: u32,
     pub(super) remote_id: u32,
     pub(super) transaction: u64,
@@ -119,7 +119,13 @@ pub(super) struct ConnectionId {
 }
 
 impl ConnectionId {
-    pub(super) fn new(file: FileKey, port_space: u16, qp_type: u8, local_psn: u32) -> ConnectionId {
+    pub(super) fn new(
+        file: FileKey,
+        port_space: u16,
+        qp_type: u8,
+        local_psn: u32,
+        mtu: u8,
+    ) -> ConnectionId {
         ConnectionId {
             file: Some(file),
             is_known: true,
@@ -141,7 +147,7 @@ impl ConnectionId {
             exchange: CmExchange {
                 state: ExchangeState::Idle,
                 exists: false,
-                node: 0,
+                peer: None,
                 port: 0,
                 others: Vec::new(),
                 local_id: 0,
@@ -160,7 +166,7 @@ impl ConnectionId {
                 retry_count: 0,
                 rnr_retry_count: 0,
                 ack_timeout: ACK_TIMEOUT,
-                mtu: PATH_MTU,
+                mtu,
                 service: 0,
             },
         }
@@ -185,8 +191,6 @@ impl ConnectionId {
     }
 }
 
-/// The MTU of every path: 4,096 bytes.
-pub(super) const PATH_MTU: u8 = 5;
 /// The life time of a packet, in units of 4.096 us to the power of two (`CMA_IBOE_PACKET_LIFETIME`).
 pub(super) const PACKET_LIFE_TIME: u8 = 16;
 /// The timeout of an acknowledgement, from it.

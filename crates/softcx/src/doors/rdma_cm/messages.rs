@@ -11,7 +11,7 @@ use super::mad::{
 };
 use super::table::{CmTable, EventParam, event};
 use crate::device::LinkLayer;
-use crate::device::fabric::gid_of;
+use crate::device::management::MadPeer;
 use crate::doors::abi::{CmConnParam, CmUdParam};
 
 /// Length of the header in the private data of requests between IP addresses (`struct cma_hdr`).
@@ -59,8 +59,8 @@ fn private_data(from: &[u8]) -> ([u8; 256], u8) {
 }
 
 impl CmTable {
-    /// Handles a message of a node.
-    pub(super) fn on_message(&mut self, from: u16, transaction: u64, message: &CmMessage) {
+    /// Handles a message of a peer.
+    pub(super) fn on_message(&mut self, from: MadPeer, transaction: u64, message: &CmMessage) {
         match message {
             CmMessage::Request(request) => self.on_request(from, transaction, request),
             CmMessage::Reply(reply) => self.on_reply(from, transaction, reply),
@@ -91,11 +91,11 @@ impl CmTable {
         }
     }
 
-    /// The identifier whose exchange with that node has this number.
-    fn exchange_with(&self, from: u16, number: u32) -> Option<u32> {
+    /// The identifier whose exchange with that peer has this number.
+    fn exchange_with(&self, from: MadPeer, number: u32) -> Option<u32> {
         let handle = *self.exchanges.get(&number)?;
         let id = self.ids.get(&handle)?;
-        (id.exchange.node == from).then_some(handle)
+        (id.exchange.peer == Some(from)).then_some(handle)
     }
 
     fn state_of(&self, handle: u32) -> Exchange {
@@ -103,7 +103,7 @@ impl CmTable {
         id.map_or(Exchange::Idle, |id| id.exchange.state)
     }
 
-    fn on_request(&mut self, from: u16, transaction: u64, request: &ConnectionRequest) {
+    fn on_request(&mut self, from: MadPeer, transaction: u64, request: &ConnectionRequest) {
         if let Some(&handle) = self.requests.get(&(from, request.local_id, false)) {
             // It is there already, and the peer does not know that.
             match self.state_of(handle) {
@@ -200,18 +200,20 @@ impl CmTable {
 
     /// Tells the peer that its message has come, and that the answer takes time.
     fn acknowledge(&self, handle: u32, about: u8) {
-        if let Some(id) = self.ids.get(&handle) {
+        if let Some(id) = self.ids.get(&handle)
+            && let Some(peer) = id.exchange.peer
+        {
             let message = CmMessage::Received {
                 local_id: id.exchange.local_id,
                 remote_id: id.exchange.remote_id,
                 about,
                 service_timeout: SERVICE_TIMEOUT,
             };
-            self.send_to(id.exchange.node, id.exchange.transaction, &message);
+            self.send_to(peer, id.exchange.transaction, &message);
         }
     }
 
-    fn on_received(&mut self, from: u16, number: u32, message: u8, service_timeout: u8) {
+    fn on_received(&mut self, from: MadPeer, number: u32, message: u8, service_timeout: u8) {
         let Some(handle) = self.exchange_with(from, number) else {
             return;
         };
@@ -233,7 +235,7 @@ impl CmTable {
         self.set_timer(handle, Some(wait));
     }
 
-    fn on_reply(&mut self, from: u16, transaction: u64, reply: &ConnectionReply) {
+    fn on_reply(&mut self, from: MadPeer, transaction: u64, reply: &ConnectionReply) {
         let Some(handle) = self.exchange_with(from, reply.remote_id) else {
             let rejection = Rejection {
                 local_id: reply.remote_id,
@@ -288,7 +290,7 @@ impl CmTable {
         );
     }
 
-    fn on_rejection(&mut self, from: u16, rejection: &Rejection) {
+    fn on_rejection(&mut self, from: MadPeer, rejection: &Rejection) {
         let by_number = self.exchange_with(from, rejection.remote_id);
         let by_request = || {
             self.requests
@@ -341,9 +343,9 @@ impl CmTable {
         if id.exchange.others.is_empty() {
             return false;
         }
-        let node = id.exchange.others.remove(0);
+        let peer = id.exchange.others.remove(0);
         self.exchanges.remove(&id.exchange.local_id);
-        self.begin_exchange(handle, node);
+        self.begin_exchange(handle, peer);
         self.send_request(handle);
         true
     }
@@ -369,7 +371,7 @@ impl CmTable {
         waits
     }
 
-    fn on_disconnect(&mut self, from: u16, transaction: u64, peer: u32, number: u32) {
+    fn on_disconnect(&mut self, from: MadPeer, transaction: u64, peer: u32, number: u32) {
         let answer = |table: &CmTable| {
             let reply = CmMessage::DisconnectReply {
                 local_id: number,
@@ -410,7 +412,7 @@ impl CmTable {
         }
     }
 
-    fn on_disconnect_reply(&mut self, from: u16, number: u32) {
+    fn on_disconnect_reply(&mut self, from: MadPeer, number: u32) {
         let Some(handle) = self.exchange_with(from, number) else {
             return;
         };
@@ -438,7 +440,7 @@ impl CmTable {
         }
     }
 
-    fn on_service_request(&mut self, from: u16, transaction: u64, request: &ServiceRequest) {
+    fn on_service_request(&mut self, from: MadPeer, transaction: u64, request: &ServiceRequest) {
         if let Some(&handle) = self.requests.get(&(from, request.request_id, true)) {
             // The answer was lost, or there is none yet.
             return self.send_again(handle);
@@ -464,7 +466,7 @@ impl CmTable {
         };
         let (space, is_gid) = (id.port_space, id.source.family() == IB);
         let addresses = if is_gid {
-            let gids = [from, self.node].map(|node| gid_of(self.port.link, node));
+            let gids = [from, self.own].map(|peer| self.gid(peer));
             Some(gids.map(|gid| SocketAddress::of_gid(&gid, request.service)))
         } else {
             addresses
@@ -503,7 +505,7 @@ impl CmTable {
         }
     }
 
-    fn on_service_reply(&mut self, from: u16, reply: &ServiceReply) {
+    fn on_service_reply(&mut self, from: MadPeer, reply: &ServiceReply) {
         let Some(handle) = self.exchange_with(from, reply.request_id) else {
             return;
         };
@@ -573,10 +575,10 @@ pub(super) fn fits_request(is_datagram: bool, len_bytes: usize) -> bool {
     len_bytes <= room
 }
 
-/// LIDs of a path between two nodes; Ethernet has none.
-pub(super) fn lids(link: LinkLayer, nodes: [u16; 2]) -> [u16; 2] {
-    match link {
-        LinkLayer::InfiniBand => nodes,
-        LinkLayer::Ethernet => [0; 2],
-    }
+/// LIDs of a path between two ports; Ethernet has none.
+pub(super) fn lids(link: LinkLayer, ends: [MadPeer; 2]) -> [u16; 2] {
+    ends.map(|end| match (link, end) {
+        (LinkLayer::InfiniBand, MadPeer::Node(node)) => node,
+        _ => 0,
+    })
 }

@@ -165,7 +165,7 @@ mod tests {
 
     impl Host {
         fn bind(&mut self, handle: u32, ip: &str, port: u16, reuses: bool) -> Result<u16, Errno> {
-            let mut id = ConnectionId::new((0, 0), port_space::TCP, 2, 0);
+            let mut id = ConnectionId::new((0, 0), port_space::TCP, 2, 0, 5);
             id.reuses_address = reuses;
             let mut source = SocketAddress::of_ip(ip.parse().unwrap(), port);
             id.source = source;

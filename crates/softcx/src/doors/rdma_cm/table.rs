@@ -10,7 +10,8 @@ use super::mad::CmMessage;
 use super::ports::Ports;
 use crate::device::Device;
 use crate::device::client::Errno;
-use crate::device::management::MadBytes;
+use crate::device::fabric::gid_of;
+use crate::device::management::MadPeer;
 use crate::doors::abi::{CmConnParam, CmEventResp, CmUdParam, Layout};
 use crate::doors::port::PortIdentity;
 
@@ -63,14 +64,18 @@ pub(super) struct CmTable {
     pub(super) device: Device,
     pub(super) port: PortIdentity,
     /// The number of the device on its fabric.
-    pub(super) node: u16,
+    node: u16,
+    /// Its own port.
+    pub(super) own: MadPeer,
+    /// The MTU of every path from here, as `IBV_MTU_*`.
+    pub(super) path_mtu: u8,
     pub(super) ids: HashMap<u32, ConnectionId>,
     pub(super) files: HashMap<FileKey, EventFile>,
     pub(super) ports: Ports,
     /// Identifiers by the number of their exchange.
     pub(super) exchanges: HashMap<u32, u32>,
-    /// Identifiers of requests from peers: by the node, the peer's number, and whether it is a request for a service.
-    pub(super) requests: HashMap<(u16, u32, bool), u32>,
+    /// Identifiers of requests from peers: by the peer, its number, and whether it is a request for a service.
+    pub(super) requests: HashMap<(MadPeer, u32, bool), u32>,
     pub(super) timers: BTreeSet<(Instant, u32)>,
     free: BTreeSet<u32>,
     handles: u32,
@@ -83,6 +88,8 @@ impl CmTable {
         CmTable {
             port: PortIdentity::of(&device),
             node: device.node(),
+            own: device.mad_port(),
+            path_mtu: (device.mtu_bytes() / 128).ilog2() as u8,
             device,
             ids: HashMap::new(),
             files: HashMap::new(),
@@ -125,7 +132,7 @@ impl CmTable {
             }
         };
         let psn = self.psn();
-        let id = ConnectionId::new(file, port_space, qp_type, psn);
+        let id = ConnectionId::new(file, port_space, qp_type, psn, self.path_mtu);
         self.ids.insert(handle, id);
         Ok(handle)
     }
@@ -155,26 +162,39 @@ impl CmTable {
     }
 
     /// Gives an exchange a number, and a transaction.
-    pub(super) fn begin_exchange(&mut self, handle: u32, node: u16) {
+    pub(super) fn begin_exchange(&mut self, handle: u32, peer: MadPeer) {
         self.last_exchange = self.last_exchange.wrapping_add(1);
         let number = self.last_exchange;
-        let port = self.device.lock().port_of(node);
+        let port = self.port_of(peer);
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
         };
         id.exchange.exists = true;
-        id.exchange.node = node;
+        id.exchange.peer = Some(peer);
         id.exchange.port = port;
         id.exchange.local_id = number;
         id.exchange.transaction = u64::from(number) << 16 | u64::from(self.node);
         self.exchanges.insert(number, handle);
     }
 
-    /// Sends a message to a node, about no identifier.
-    pub(super) fn send_to(&self, node: u16, transaction: u64, message: &CmMessage) -> MadBytes {
-        let mad = message.encode(transaction);
-        self.device.send_mad(node, &mad);
-        mad
+    /// The port that has the number of a peer on the fabric now. The UDP wire has no numbers.
+    pub(super) fn port_of(&self, peer: MadPeer) -> u64 {
+        match peer {
+            MadPeer::Node(node) => self.device.lock().port_of(node),
+            MadPeer::Host(_) => 0,
+        }
+    }
+
+    pub(super) fn gid(&self, peer: MadPeer) -> [u8; 16] {
+        match peer {
+            MadPeer::Node(node) => gid_of(self.port.link, node),
+            MadPeer::Host(gid) => gid,
+        }
+    }
+
+    /// Sends a message about no identifier.
+    pub(super) fn send_to(&self, peer: MadPeer, transaction: u64, message: &CmMessage) {
+        self.device.send_mad(peer, &message.encode(transaction));
     }
 
     /// Sends a message to the peer of an identifier. It is kept, to be sent again if it is lost, and repeated if `repeats`.
@@ -185,7 +205,9 @@ impl CmTable {
         let mad = message.encode(id.exchange.transaction);
         id.exchange.sent = Some(Box::new(mad));
         id.exchange.repetitions = 0;
-        self.device.send_mad(id.exchange.node, &mad);
+        if let Some(peer) = id.exchange.peer {
+            self.device.send_mad(peer, &mad);
+        }
         self.set_timer(handle, repeats.then_some(FIRST_REPETITION));
     }
 
@@ -193,8 +215,9 @@ impl CmTable {
     pub(super) fn send_again(&self, handle: u32) {
         if let Some(id) = self.ids.get(&handle)
             && let Some(mad) = &id.exchange.sent
+            && let Some(peer) = id.exchange.peer
         {
-            self.device.send_mad(id.exchange.node, mad);
+            self.device.send_mad(peer, mad);
         }
     }
 
@@ -340,10 +363,13 @@ impl CmTable {
             return 0;
         };
         self.exchanges.remove(&id.exchange.local_id);
-        let (node, peer) = (id.exchange.node, id.exchange.remote_id);
         for is_service in [false, true] {
-            if self.requests.get(&(node, peer, is_service)) == Some(&handle) {
-                self.requests.remove(&(node, peer, is_service));
+            let Some(peer) = id.exchange.peer else {
+                break;
+            };
+            let key = (peer, id.exchange.remote_id, is_service);
+            if self.requests.get(&key) == Some(&handle) {
+                self.requests.remove(&key);
             }
         }
         if let Some(key) = id.bound {

@@ -98,18 +98,13 @@ impl CmTable {
         use ExchangeState::*;
         let mut ports = HashMap::new();
         let mut gone = Vec::new();
-        let own = self.node;
-        let others = |node: u16| node != own;
         for (&handle, id) in &self.ids {
             let exchange = &id.exchange;
             let talks = !matches!(exchange.state, Idle | TimeWait);
-            if !talks || !others(exchange.node) {
+            let Some(peer) = exchange.peer.filter(|&peer| talks && peer != self.own) else {
                 continue;
-            }
-            let device = &self.device;
-            let port = *ports
-                .entry(exchange.node)
-                .or_insert_with(|| device.lock().port_of(exchange.node));
+            };
+            let port = *ports.entry(peer).or_insert_with(|| self.port_of(peer));
             if port != exchange.port {
                 gone.push(handle);
             }

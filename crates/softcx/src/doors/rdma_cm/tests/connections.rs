@@ -1,16 +1,18 @@
 //! Connections that come about, and their end.
 
 use super::*;
-use crate::device::fabric::gid_of;
 
 #[test]
 fn a_connection_carries_private_data_and_the_attributes_of_both_queue_pairs() {
-    for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
-        let options = DeviceOptions { link, ..fabric() };
+    for options in fabrics() {
         let (client, server) = (Host::on(&options), Host::on(&options));
         server.listen(TCP, 7174, 8);
-        // By the address of this host, which any device may have: the other device has the service.
-        let id = client.routed(TCP, "127.0.0.1", 7174);
+        // By the address of this host, which any device of the fabric may have: the other device has the service. On UDP a device has one address.
+        let ip = match options.wire {
+            WireKind::SharedMemory => "127.0.0.1".into(),
+            WireKind::Udp(_) => server.ip(),
+        };
+        let id = client.routed(TCP, &ip, 7174);
         assert_eq!(client.attributes(id, 2), client.attributes(id, 2));
         client.connect(id, b"hello").unwrap();
         let (accepted, event) = server.request();
@@ -34,12 +36,11 @@ fn a_connection_carries_private_data_and_the_attributes_of_both_queue_pairs() {
             (ready.dest_qp_num, ready.rq_psn),
             (0x4321, { server.attributes(accepted, 3).unwrap().sq_psn })
         );
-        let node = server.device.node();
-        match link {
-            LinkLayer::InfiniBand => assert_eq!(ready.ah_attr.dlid, node),
+        match options.link {
+            LinkLayer::InfiniBand => assert_eq!(ready.ah_attr.dlid, server.device.lid()),
             LinkLayer::Ethernet => {
-                let grh = ready.ah_attr.grh;
-                assert_eq!((ready.ah_attr.is_global, grh.dgid), (1, gid_of(link, node)));
+                let (grh, gid) = (ready.ah_attr.grh, server.device.gid());
+                assert_eq!((ready.ah_attr.is_global, grh.dgid), (1, gid));
             }
         }
         let sends = client.attributes(id, 3).unwrap();
@@ -61,20 +62,21 @@ fn a_connection_carries_private_data_and_the_attributes_of_both_queue_pairs() {
 
 #[test]
 fn connections_come_about_and_end_though_messages_are_lost() {
-    let options = fabric();
-    let (client, server) = (
-        Host::with_loss(&options, 0.2, 5),
-        Host::with_loss(&options, 0.2, 6),
-    );
-    server.listen(TCP, 9, 64);
-    for _ in 0..4 {
-        let (id, accepted) = connected(&client, &server, &server.ip(), 9);
-        server.disconnect(accepted).unwrap();
-        client.expect(DISCONNECTED, id);
-        client.disconnect(id).unwrap();
-        server.expect(DISCONNECTED, accepted);
-        client.destroy(id).unwrap();
-        server.destroy(accepted).unwrap();
+    for options in fabrics() {
+        let (client, server) = (
+            Host::with_loss(&options, 0.2, 5),
+            Host::with_loss(&options, 0.2, 6),
+        );
+        server.listen(TCP, 9, 64);
+        for _ in 0..4 {
+            let (id, accepted) = connected(&client, &server, &server.ip(), 9);
+            server.disconnect(accepted).unwrap();
+            client.expect(DISCONNECTED, id);
+            client.disconnect(id).unwrap();
+            server.expect(DISCONNECTED, accepted);
+            client.destroy(id).unwrap();
+            server.destroy(accepted).unwrap();
+        }
     }
 }
 
@@ -95,11 +97,10 @@ fn a_process_connects_to_its_own_device() {
 
 #[test]
 fn a_datagram_service_says_where_its_queue_pair_is() {
-    for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
-        let options = DeviceOptions { link, ..fabric() };
+    for options in fabrics() {
         let (client, server) = (Host::on(&options), Host::on(&options));
         server.listen(UDP, 7, 8);
-        let id = client.routed(UDP, "127.0.0.1", 7);
+        let id = client.routed(UDP, &server.ip(), 7);
         let made = client.attributes(id, 1).unwrap();
         assert_eq!((made.qkey, made.port_num), (0x0123_4567, 1));
         client.connect(id, b"where").unwrap();
@@ -111,10 +112,9 @@ fn a_datagram_service_says_where_its_queue_pair_is() {
         let found = datagram_of(&client.expect(ESTABLISHED, id));
         assert_eq!((found.qp_num, found.qkey), (0x4321, 0x0123_4567));
         assert!(found.private_data.starts_with(b"here\0"));
-        let node = server.device.node();
-        match link {
-            LinkLayer::InfiniBand => assert_eq!(found.ah_attr.dlid, node),
-            LinkLayer::Ethernet => assert_eq!(found.ah_attr.grh.dgid, gid_of(link, node)),
+        match options.link {
+            LinkLayer::InfiniBand => assert_eq!(found.ah_attr.dlid, server.device.lid()),
+            LinkLayer::Ethernet => assert_eq!(found.ah_attr.grh.dgid, server.device.gid()),
         }
         // Refused, and not there.
         let id = client.routed(UDP, &server.ip(), 7);

@@ -64,7 +64,7 @@ proptest! {
         let host = Host::on(&fabric());
         host.listen(TCP, 0x0101, 3);
         host.listen(UDP, 0x0101, 3);
-        let node = host.device.node();
+        let peer = host.device.mad_port();
         for (attribute, bytes) in mads {
             let mut mad: [u8; MAD_BYTES] = bytes.try_into().unwrap();
             mad[..4].copy_from_slice(&[1, 7, 2, 3]);
@@ -73,7 +73,7 @@ proptest! {
             let service = if attribute == 0x17 { 0x0111_0101_u64 } else { 0x0106_0101 };
             mad[32..40].copy_from_slice(&service.to_be_bytes());
             let (transaction, message) = CmMessage::parse(&mad).unwrap();
-            host.manager.shared.lock().on_message(node, transaction, &message);
+            host.manager.shared.lock().on_message(peer, transaction, &message);
         }
         while host.try_event().is_ok() {}
         host.manager.close(host.opened.inode);

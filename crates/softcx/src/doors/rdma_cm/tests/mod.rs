@@ -5,6 +5,7 @@ mod hostile;
 mod refusals;
 
 use std::cell::Cell;
+use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,9 @@ use super::commands::{CmAnswer, CmCaller};
 use super::event_file::EventWaiter;
 use super::{ConnectionManager, OpenedFile};
 use crate::device::client::Errno;
+use crate::device::management::MadPeer;
 use crate::device::space::Space;
-use crate::device::{Device, DeviceOptions, Faults, LinkLayer};
+use crate::device::{Device, DeviceOptions, Faults, LinkLayer, WireKind};
 use crate::doors::abi::*;
 
 /// Commands by their numbers in `rdma_user_cm.h`.
@@ -58,6 +60,20 @@ fn fabric() -> DeviceOptions {
         fabric: format!("cm-{}-{count}", std::process::id()),
         ..DeviceOptions::default()
     }
+}
+
+/// A fabric of each link, and one whose devices are connected by UDP.
+fn fabrics() -> [DeviceOptions; 3] {
+    let of = |link, wire| DeviceOptions {
+        link,
+        wire,
+        ..fabric()
+    };
+    [
+        of(LinkLayer::InfiniBand, WireKind::SharedMemory),
+        of(LinkLayer::Ethernet, WireKind::SharedMemory),
+        of(LinkLayer::Ethernet, WireKind::Udp(None)),
+    ]
 }
 
 /// A process with an open file, on a device of its own.
@@ -298,7 +314,10 @@ impl Host {
 
     /// The address of its device.
     fn ip(&self) -> String {
-        format!("127.0.0.{}", self.device.node())
+        match self.device.mad_port() {
+            MadPeer::Node(node) => format!("127.0.0.{node}"),
+            MadPeer::Host(gid) => Ipv6Addr::from(gid).to_canonical().to_string(),
+        }
     }
 }
 
