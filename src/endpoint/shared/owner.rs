@@ -104,10 +104,14 @@ unsafe impl Owner for EndpointShared {
             Owner::rung(self);
             return;
         }
-        self.ring_triggered(QueueKind::Send);
+        let has_rung = self.ring_triggered(QueueKind::Send);
         if self.ring_triggered(QueueKind::Recv) {
             // Work behind the program may be what allows a peer to send.
             self.qp.wait_receives_posted();
+        }
+        if has_rung && self.holds_work() {
+            // This thread may not look here again.
+            self.watch();
         }
     }
 

@@ -398,11 +398,13 @@ impl Proxied for EndpointShared {
         };
         let rang = self.ring_triggered(QueueKind::Send) | self.ring_triggered(QueueKind::Recv);
         // Without work on a stream, nothing waits for the device here. Kernels that own the queue count as work on a stream.
-        let moved = (rang || self.on_streams.any() || self.qp.holds_work()) && self.qp.progress();
+        let moved = (rang || self.on_streams.any() || self.holds_work()) && self.qp.progress();
         if self.reap() | rang | moved {
             return PollResult::Worked;
         }
-        if self.expects_triggers(doorbells) {
+        // What was rung for and waits for others needs a thread that looks, and the stream that triggered it may be done.
+        let is_expected = || self.expects_triggers(doorbells) || self.holds_work();
+        if is_expected() {
             if doorbells.last_work_ns.load(Ordering::Relaxed) != 0 {
                 doorbells.last_work_ns.store(0, Ordering::Relaxed);
             }
@@ -421,7 +423,7 @@ impl Proxied for EndpointShared {
         if now.saturating_sub(last) < LINGER_NS {
             return PollResult::Resting;
         }
-        doorbells.served.leave(|| self.expects_triggers(doorbells))
+        doorbells.served.leave(is_expected)
     }
 }
 

@@ -148,8 +148,14 @@ impl EndpointShared {
         look_at_stream(self.looked_stream.load(Ordering::Relaxed))
     }
 
+    /// Whether requests that were rung for are still to be posted, by a thread that looks at the queue pair.
     #[inline]
-    fn watch(&self) {
+    pub(super) fn holds_work(&self) -> bool {
+        !self.has_failed.load(Ordering::SeqCst) && self.qp.holds_work()
+    }
+
+    #[inline]
+    pub(super) fn watch(&self) {
         if self.watched.join() {
             self.last_active_ns.store(now_ns(), Ordering::Relaxed);
             self.watchdog.register(self.weak.clone());
@@ -224,8 +230,7 @@ impl Watched for EndpointShared {
             return PollResult::Waiting;
         }
         // Requests that wait for others are posted by a look of this thread, if no other thread looks.
-        let holds_work = || !self.has_failed.load(Ordering::SeqCst) && self.qp.holds_work();
-        if self.on_streams.any() || holds_work() {
+        if self.on_streams.any() || self.holds_work() {
             self.last_active_ns.store(now, Ordering::Relaxed);
             return PollResult::Resting;
         }
@@ -236,7 +241,7 @@ impl Watched for EndpointShared {
             let has_failed = self.has_failed.load(Ordering::SeqCst);
             let is_to_stop = has_failed && !self.is_shut_down.load(Ordering::Relaxed);
             let is_to_fail = !has_failed && self.is_dropped.load(Ordering::Acquire);
-            is_to_stop || is_to_fail || self.on_streams.any() || holds_work()
+            is_to_stop || is_to_fail || self.on_streams.any() || self.holds_work()
         })
     }
 }
