@@ -274,7 +274,7 @@ impl CmTable {
                 ah_attr: self.path_attributes(exchange.peer.ok_or(libc::EINVAL)?),
                 path_mtu: exchange.mtu.into(),
                 dest_qp_num: exchange.remote_qpn,
-                rq_psn: exchange.remote_psn,
+                rq_psn: exchange.receive_psn,
                 max_dest_rd_atomic: exchange.responder_resources,
                 ..own
             }),
@@ -284,7 +284,7 @@ impl CmTable {
                     | if_reliable(
                         mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC,
                     ),
-                sq_psn: exchange.local_psn,
+                sq_psn: exchange.send_psn,
                 timeout: id.ack_timeout.unwrap_or(exchange.ack_timeout),
                 retry_cnt: exchange.retry_count,
                 rnr_retry: exchange.rnr_retry_count,

@@ -78,8 +78,9 @@ pub(super) struct CmExchange {
     pub(super) due: Option<Instant>,
     pub(super) local_qpn: u32,
     pub(super) remote_qpn: u32,
-    pub(super) local_psn: u32,
-    pub(super) remote_psn: u32,
+    /// What the peer begins to send with: this side chooses it, and its message says so (the kernel's `cm_format_req`: `rq_psn`).
+    pub(super) receive_psn: u32,
+    pub(super) send_psn: u32,
     pub(super) responder_resources: u8,
     pub(super) initiator_depth: u8,
     pub(super) retry_count: u8,
@@ -123,7 +124,7 @@ impl ConnectionId {
         file: FileKey,
         port_space: u16,
         qp_type: u8,
-        local_psn: u32,
+        receive_psn: u32,
         mtu: u8,
     ) -> ConnectionId {
         ConnectionId {
@@ -159,8 +160,8 @@ impl ConnectionId {
                 due: None,
                 local_qpn: 0,
                 remote_qpn: 0,
-                local_psn,
-                remote_psn: 0,
+                receive_psn,
+                send_psn: 0,
                 responder_resources: 0,
                 initiator_depth: 0,
                 retry_count: 0,

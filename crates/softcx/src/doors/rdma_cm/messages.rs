@@ -167,7 +167,7 @@ impl CmTable {
             exchange.remote_id = request.local_id;
             exchange.transaction = transaction;
             exchange.remote_qpn = request.qpn;
-            exchange.remote_psn = request.psn;
+            exchange.send_psn = request.psn;
             exchange.responder_resources = request.initiator_depth;
             exchange.initiator_depth = request.responder_resources;
             exchange.retry_count = request.retry_count;
@@ -262,7 +262,7 @@ impl CmTable {
         exchange.others.clear();
         exchange.remote_id = reply.local_id;
         exchange.remote_qpn = reply.qpn;
-        exchange.remote_psn = reply.psn;
+        exchange.send_psn = reply.psn;
         exchange.responder_resources = reply.initiator_depth;
         exchange.initiator_depth = reply.responder_resources;
         exchange.rnr_retry_count = reply.rnr_retry_count;
