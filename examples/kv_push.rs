@@ -67,6 +67,7 @@ impl Calls {
         result
     }
 
+    #[cfg(feature = "cuda")]
     fn launch<T>(&self, result: T) -> T {
         self.launches.set(self.launches.get() + 1);
         result

@@ -675,6 +675,8 @@ fn carry_out_all(
     let ranks = communicators(device, count, SOON);
     #[cfg(feature = "cuda")]
     let meeting = &Meeting::new(count as usize);
+    #[cfg(not(feature = "cuda"))]
+    let _ = in_graphs;
     let carry_out = |mut rank: Communicator| {
         let stream = stream_of(&rank);
         let by_gpu = !stream.executes_on_host();

@@ -45,7 +45,7 @@ const CREDIT_BYTES: u64 = 4;
 /// A wait that misses its deadline, or that its stream discards, fails the queue: the peer may still use what was sent.
 ///
 /// Sends and receives can be queued on every stream, receives on one of a GPU if this library has kernels for it. A kernel takes the message out of its slot there, into
-/// memory of the host or of the GPU ([`Region::register_device`]). After a receive that has failed, the memory must not be used before the stream is synchronized: a kernel may be at it.
+/// memory of the host or of the GPU (`Region::register_device`). After a receive that has failed, the memory must not be used before the stream is synchronized: a kernel may be at it.
 ///
 /// ```
 /// use doorbell::{Access, Device, HostStream, MessageConfig, MessageQueue, Region};

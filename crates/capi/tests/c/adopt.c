@@ -17,7 +17,7 @@ static void note(void *argument)
 	released[len + 1] = 0;
 }
 
-static char of_device[] = "d", of_domain[] = "p", of_source[] = "s", of_target[] = "t", of_handle[] = "h";
+static char of_device[] = "d", of_domain[] = "p", of_source[] = "s";
 
 static void refused(struct rig *rig)
 {
@@ -52,6 +52,7 @@ static void refused(struct rig *rig)
 }
 
 #if WITH_VERBS
+static char of_target[] = "t", of_handle[] = "h";
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
