@@ -1,4 +1,4 @@
-//! The home of a line: who has it, and in which order ranks get it.
+//! The directory of a home: for each of its lines the ranks that have it, and the requests that wait for it.
 
 use std::collections::VecDeque;
 

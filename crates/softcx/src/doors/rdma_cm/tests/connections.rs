@@ -15,6 +15,7 @@ fn a_connection_carries_private_data_and_the_attributes_of_both_queue_pairs() {
         let id = client.routed(TCP, &ip, 7174);
         assert_eq!(client.attributes(id, 2), client.attributes(id, 2));
         client.connect(id, b"hello").unwrap();
+        let asked_psn = client.sent_psn(id);
         let (accepted, event) = server.request();
         let asked = connection_of(&event);
         assert_eq!(asked.qp_num, 0x1234);
@@ -43,6 +44,8 @@ fn a_connection_carries_private_data_and_the_attributes_of_both_queue_pairs() {
                 assert_eq!((ready.ah_attr.is_global, grh.dgid), (1, gid));
             }
         }
+        // A request says what its sender receives first (the kernel's `cm_format_req`: `rq_psn`).
+        assert_eq!(ready.rq_psn, asked_psn);
         let sends = client.attributes(id, 3).unwrap();
         assert_eq!((sends.retry_cnt, sends.rnr_retry), (7, 6));
         assert_eq!(server.attributes(accepted, 2).unwrap().rq_psn, sends.sq_psn);

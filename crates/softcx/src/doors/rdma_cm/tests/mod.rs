@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use super::address::SocketAddress;
 use super::commands::{CmAnswer, CmCaller};
 use super::event_file::EventWaiter;
+use super::mad::CmMessage;
 use super::{ConnectionManager, OpenedFile};
 use crate::device::client::Errno;
 use crate::device::management::MadPeer;
@@ -310,6 +311,16 @@ impl Host {
             id,
             qp_state,
         })
+    }
+
+    /// The starting PSN of the request that an identifier has sent.
+    fn sent_psn(&self, id: u32) -> u32 {
+        let table = self.manager.shared.lock();
+        let sent = table.ids[&id].exchange.sent.as_deref();
+        match sent.and_then(CmMessage::parse) {
+            Some((_, CmMessage::Request(request))) => request.psn,
+            other => panic!("{other:?}"),
+        }
     }
 
     /// The address of its device.
