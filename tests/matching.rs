@@ -1253,6 +1253,52 @@ fn failed_peer_is_named_and_can_be_excluded() {
     });
 }
 
+/// Messages that arrived whole behind one that only the sender had, while there was no memory for messages without a receive.
+#[test]
+fn messages_behind_a_lost_one_are_received_after_a_failure() {
+    let _turn = turn();
+    let test = "messages_behind_a_lost_one_are_received_after_a_failure";
+    let _limit = Limit::new(test, STEP);
+    let device = strict_device();
+    if rig::has_no_queue(&device, test) {
+        return;
+    }
+    let domain = device.protection_domain();
+    let config = impatient(&domain, &config().unexpected(1));
+    let queues = mesh(&domain, 2, &config);
+    let aborts =
+        [(0, 1), (1, 0)].map(|(at, peer)| queues[at][peer].as_ref().unwrap().abort_handle());
+    let ranks: Vec<Matcher> = (queues.into_iter())
+        .map(|queues| Matcher::new(&domain, queues, &config).unwrap())
+        .collect();
+    let memory = region(&ranks[0], 1 << 15);
+    let stream = rig::stream("sends");
+    let send = |tag: u32, len_bytes| {
+        let at = 8192 + u64::from(tag) * 8;
+        memory.fill(at, 8, tag as u8).unwrap();
+        let slice = [memory.slice(at, len_bytes).unwrap()];
+        ranks[1].send(&stream, 0, tag, &slice).unwrap()
+    };
+    let first = send(1, 8);
+    let long = [memory.slice(16_384, 5000).unwrap()];
+    let lost = ranks[1].start_send(&stream, 0, 2, &long).unwrap();
+    let eager = [first, send(3, 8), send(4, 8)];
+    await_message(&ranks[0], Source::Any, 1.into());
+    until("sends", || {
+        eager.iter().all(|it| it.check().unwrap().is_some())
+    });
+    aborts.iter().for_each(|abort| abort.abort());
+    until("the failure", || ranks[0].failure(1).is_some());
+    let is_lost = ranks[1].wait_send(&stream, lost).map(|it| it.wait(SOON));
+    assert!(!matches!(is_lost, Ok(Ok(_))), "{is_lost:?}");
+    for tag in [3, 4, 1] {
+        let target = [memory.slice(0, 8).unwrap()];
+        let message = ranks[0].recv_now(Source::Any, tag.into(), &target, SOON);
+        assert_eq!(message.map(|it| it.tag), Ok(tag));
+        assert!(memory.is_filled_with(0, 8, tag as u8).unwrap());
+    }
+}
+
 /// What became of the receives and sends between two ranks, one of whose connections fails at a random moment.
 fn fail_among_messages(device: &Device, seed: u64) -> [usize; 2] {
     const COUNT: usize = 16;

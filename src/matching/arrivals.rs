@@ -239,7 +239,9 @@ impl MatchEngine {
                 Some(message) if matches!(message.at, StoredAt::Sender { .. }) => {
                     state.pool.leave();
                 }
-                _ => state.head = None,
+                // It was in the first slot; what arrived behind it is in the next ones.
+                Some(_) => state.free_slot(queue),
+                None => {}
             }
         }
     }
