@@ -76,7 +76,7 @@ pub(crate) use instantiated_graph::InstantiatedGraph;
 pub use memory::DeviceBuffer;
 pub(crate) use memory::{Allocation, DmabufMapping, HeldBuffer};
 pub use module::kernels_made_by;
-pub(crate) use nic_registers::{RegistersFound, check_registers};
+pub(crate) use nic_registers::{ProbeResult, RegistersFound, check_registers};
 pub use stream::CudaStream;
 pub use timing::TimingEvent;
 pub use trigger::Trigger;

@@ -21,12 +21,23 @@ pub(crate) struct RegistersFound {
     pub(crate) pinned: Option<HostRegistration>,
 }
 
+/// What a trial of a GPU's doorbell showed, with the text for messages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ProbeResult {
+    /// The card executed the request.
+    Reached(String),
+    /// The path is of no use.
+    Lost(String),
+    /// The trial could not be made. The next queue pair makes another one.
+    Unknown(String),
+}
+
 /// What was found of a card and a GPU: the text for messages, or why the path is of no use.
 type Finding = std::result::Result<String, String>;
 
 /// Whether a GPU can store to a card's registers, which are mapped at that address, or why not: `Ok` also if this process has no CUDA context. It is tried
 /// in a context that the library knows or in the one that is current in this thread, once for each card and GPU: what is between the two decides whether a
-/// store arrives. If the driver maps the registers, `probe` tries that, and returns what it found or why the path is of no use.
+/// store arrives. If the driver maps the registers, `probe` tries that.
 ///
 /// To give the registration back may take until the GPU has done its work, so the caller keeps it as long as the registers.
 ///
@@ -37,7 +48,7 @@ pub(crate) unsafe fn check_registers(
     device: MappingOwner,
     start: usize,
     len_bytes: usize,
-    probe: impl FnOnce(&CudaContext) -> std::result::Result<String, String>,
+    probe: impl FnOnce(&CudaContext) -> ProbeResult,
 ) -> std::result::Result<RegistersFound, String> {
     static TRIED: Mutex<BTreeMap<(String, CUdevice), Finding>> = Mutex::new(BTreeMap::new());
     // A process that has not loaded the driver is not made to; and a host function must not call it.
@@ -66,8 +77,14 @@ pub(crate) unsafe fn check_registers(
     // SAFETY: the caller's promise.
     match unsafe { HostRegistration::new_kept(&context, start, len_bytes, Some(device)) } {
         Ok(pinned) => {
-            let arrives = probe(&context);
-            tried.insert(pair, arrives.clone());
+            let (is_known, arrives) = match probe(&context) {
+                ProbeResult::Reached(finding) => (true, Ok(finding)),
+                ProbeResult::Lost(why) => (true, Err(why)),
+                ProbeResult::Unknown(finding) => (false, Ok(finding)),
+            };
+            if is_known {
+                tried.insert(pair, arrives.clone());
+            }
             arrives.map(|finding| RegistersFound {
                 finding,
                 pinned: Some(pinned),

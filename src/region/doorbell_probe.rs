@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::ProtectionDomain;
 use crate::Result;
 use crate::bytecode::{Program, Role, TargetId, Targets};
-use crate::cuda::{CudaContext, CudaStream};
+use crate::cuda::{CudaContext, CudaStream, ProbeResult};
 use crate::mlx5::{CqRing, CqRingConfig, SendQueue, SendQueueConfig, SendRequest};
 use crate::nic::{Attributes, Capacity, NicQueuePair, Queues, Transport};
 use crate::stream::{Attachments, Executor, Owner, Submission};
@@ -66,16 +66,16 @@ unsafe impl Owner for ProbePair {
 
 /// Has a stream of that context ring for a NOP, and looks whether the card executes it. A trial that could not be made shows nothing, and is no error:
 /// the GPU may be too busy to execute the doorbell in time.
-pub(super) fn try_ring(domain: &ProtectionDomain, context: &CudaContext) -> Result<String, String> {
+pub(super) fn try_ring(domain: &ProtectionDomain, context: &CudaContext) -> ProbeResult {
     match ring_and_look(domain, context) {
         // Told of every later endpoint: only the first card and the first GPU are tried.
-        Ok(true) => Ok("a test doorbell from the GPU reached the card".into()),
-        Ok(false) => Err(format!(
+        Ok(true) => ProbeResult::Reached("a test doorbell from the GPU reached the card".into()),
+        Ok(false) => ProbeResult::Lost(format!(
             "in this process a GPU has stored to a card's doorbell register, and the card has not executed the request after {} ms: PCIe access control (ACS) \
              or an IOMMU may drop what one device stores to another",
             COMPLETED.as_millis()
         )),
-        Err(error) => Ok(format!(
+        Err(error) => ProbeResult::Unknown(format!(
             "whether a GPU can ring a card was not found out: {error}"
         )),
     }
