@@ -9,8 +9,9 @@
 
 static __device__ void spin(uint64_t ns)
 {
-	const uint64_t start = dbl_now_ns();
-	while (dbl_now_ns() - start < ns)
+	const uint64_t start_ns = dbl_now_ns();
+	const uint64_t bound_ns = dbl_bounded(ns);
+	while (!dbl_has_passed(dbl_now_ns(), start_ns, bound_ns))
 		;
 }
 

@@ -16,8 +16,9 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 use doorbell::{
-    Condition, Control, CudaContext, CudaStream, EndpointConfig, Error, Executor, GraphBuilder,
-    GraphExec, HostStream, QueueKind, Region, RemoteSlice, Status, Work, stream_write_value32,
+    Condition, Condition64, Control, CudaContext, CudaStream, EndpointConfig, Error, Executor,
+    GraphBuilder, GraphExec, HostStream, QueueKind, Region, RemoteSlice, Status, Work,
+    stream_write_value32,
 };
 use rig::gpu::{alone, context};
 use rig::{Limit, Pair, Random, SOON, control, device, from_env};
@@ -741,6 +742,49 @@ fn dropped_graph_completes_and_dropped_capture_ends() {
     // All are dropped with work queued.
     bench.launch(&mut graph).unwrap();
     drop((graph, bench));
+}
+
+#[test]
+fn capture_that_was_broken_off_leaves_the_stream_usable() {
+    let _alone = alone();
+    let Some(bench) = Bench::new("broken_off_capture", 8) else {
+        return;
+    };
+    let (stream, words) = (bench.stream.clone(), bench.pair.region(4096));
+    let raw = stream.raw();
+    // SAFETY: the context lives longer than the test's work.
+    ok(unsafe { sys::cuCtxSetCurrent(bench.context.raw()) });
+    let wait = || {
+        let condition = Condition64::Equal(0);
+        doorbell::stream_wait_value64(&stream, &words, 0, condition, SOON)
+    };
+    for instantiates in [false, true] {
+        let graph = GraphBuilder::capture(&stream).unwrap();
+        // SAFETY: a stream of a context that lives. The query invalidates the capture.
+        let queried = unsafe { sys::cuStreamQuery(raw) };
+        let unsupported = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        assert_eq!(queried, unsupported);
+        if instantiates {
+            graph.instantiate().unwrap_err();
+        } else {
+            drop(graph);
+        }
+        wait().unwrap();
+        stream.synchronize(SOON).unwrap();
+    }
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    // SAFETY: as above.
+    ok(unsafe { sys::cuStreamBeginCapture_v2(raw, mode) });
+    GraphBuilder::capture(&stream).map(drop).unwrap_err();
+    wait().unwrap();
+    let mut graph = null_mut();
+    // SAFETY: the capture was begun above; the graph is destroyed once.
+    unsafe {
+        ok(sys::cuStreamEndCapture(raw, &mut graph));
+        ok(sys::cuGraphDestroy(graph));
+    }
+    wait().unwrap();
+    stream.synchronize(SOON).unwrap();
 }
 
 #[test]

@@ -321,7 +321,7 @@ int doorbell_wait_value32(const doorbell_region *region, uint64_t offset, uint32
  * The same calls for a 64-bit word at `offset`, a multiple of 8 bytes. GEQ compares as int64_t. On a CUDA stream a kernel of one
  * thread waits, also for 32 bits if the condition is DOORBELL_WAIT_EQ or the word is in a GPU's memory. The region may be
  * memory of the stream's GPU. Such a wait has a time limit of an hour at most; if it passes, that is a fault of the stream.
- * doorbell_stream_abort does not end it. Streams of
+ * doorbell_stream_abort ends a wait that the GPU is executing, and that is a fault of the stream, too. Streams of
  * doorbell_stream_create_trigger return DOORBELL_ESTATE for these waits.
  */
 int doorbell_stream_wait_value64(doorbell_stream *stream, const doorbell_region *region, uint64_t offset,

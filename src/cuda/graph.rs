@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUgraph, CUgraphNode, CUstreamCaptureMode, CUstreamCaptureStatus};
 
 use super::call_queue::CallQueue;
-use super::capture::RelaxedCapture;
+use super::capture::{RelaxedCapture, is_captured};
 use super::decoded::Decoded;
 use super::driver::check;
 use super::instantiated_graph::{GraphNode, InstantiatedGraph, NodeGroup};
@@ -324,10 +324,13 @@ impl CudaStream {
     fn begin_capture(&self) -> Result<()> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.alone(|raw| {
-            self.set_captured(true);
+            let before = self.set_captured(true);
             // SAFETY: a stream of the current context.
-            check("cuStreamBeginCapture", unsafe {
+            let begun = check("cuStreamBeginCapture", unsafe {
                 sys::cuStreamBeginCapture_v2(raw, mode)
+            });
+            begun.inspect_err(|_| {
+                self.set_captured(before);
             })
         })
     }
@@ -336,11 +339,13 @@ impl CudaStream {
         let mut graph = null_mut();
         self.alone(|raw| {
             // SAFETY: a stream of the current context; writes one handle, null if there is none.
-            check("cuStreamEndCapture", unsafe {
+            let ended = check("cuStreamEndCapture", unsafe {
                 sys::cuStreamEndCapture(raw, &mut graph)
-            })?;
-            self.set_captured(false);
-            Ok(())
+            });
+            // It reports a capture that was invalidated as an error, and ends it.
+            let goes_on = ended.is_err() && is_captured(raw).unwrap_or(false);
+            self.set_captured(goes_on);
+            ended
         })?;
         Ok(graph)
     }

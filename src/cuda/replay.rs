@@ -48,10 +48,22 @@ impl ReplayMemory for GpuReplayMemory {
     }
 }
 
-/// What a graph keeps: also the word of the stream that has captured it.
-struct KeptByGraph {
-    _keeper: ReplayKeeper,
+/// What a graph keeps: also the word of the stream that has captured it, and the context with the kernels.
+pub(super) struct KeptByGraph {
+    _keeper: Option<ReplayKeeper>,
     _words: Arc<Count>,
+    _context: CudaContext,
+}
+
+impl KeptByGraph {
+    /// What every kernel of this stream needs.
+    pub(super) fn of(stream: &CudaStream) -> KeptByGraph {
+        KeptByGraph {
+            _keeper: None,
+            _words: Arc::clone(&stream.state().count),
+            _context: stream.context().clone(),
+        }
+    }
 }
 
 impl ReplayStream for CudaStream {
@@ -120,8 +132,8 @@ impl ReplayStream for CudaStream {
         // SAFETY: the parameter of the kernel; what it names stays as long as what is kept here, which is longer than any launch.
         let launch = || unsafe { module.replay(words).queue(self.raw_inside()) };
         let kept = KeptByGraph {
-            _keeper: Arc::clone(&keeper),
-            _words: Arc::clone(&state.count),
+            _keeper: Some(keeper),
+            ..KeptByGraph::of(self)
         };
         if let Some((_, graph)) = find_capture(self)? {
             retain(graph, kept)?;
@@ -130,11 +142,14 @@ impl ReplayStream for CudaStream {
         drop(entered);
         let (gate, program) = ReplayGate::new(cell, kept)?;
         self.launch_kernel(|_, _| launch())?;
-        self.submit_program(&program, Arc::clone(&gate) as Arc<dyn Owner>, 0)
-            .inspect_err(|_| {
-                // The kernel is queued, and may run after any time.
-                std::mem::forget(gate);
-            })
+        let guarded = self.submit_program(&program, Arc::clone(&gate) as Arc<dyn Owner>, 0);
+        if let Err(error) = guarded {
+            // The kernel is queued, so the operation is, and may be executed after any time. No operation may come behind it, because nothing would give that
+            // up if the kernel fails.
+            std::mem::forget(gate);
+            state.fault.fail(error.to_string());
+        }
+        Ok(())
     }
 }
 
@@ -215,7 +230,7 @@ fn map_part(context: &CudaContext, part: &ReplayPart) -> Result<HostRegistration
 ///
 /// # Errors
 /// [`Error::State`] for a capture that was broken off; [`Error::Cuda`].
-fn find_capture(stream: &CudaStream) -> Result<Option<(u64, CUgraph)>> {
+pub(super) fn find_capture(stream: &CudaStream) -> Result<Option<(u64, CUgraph)>> {
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut id, mut graph) = (0, null_mut());
     // SAFETY: writes the status, the number and the graph; the stream lives as long as its state.
@@ -244,7 +259,7 @@ fn find_capture(stream: &CudaStream) -> Result<Option<(u64, CUgraph)>> {
 ///
 /// # Errors
 /// [`Error::Cuda`].
-fn retain(graph: CUgraph, kept: KeptByGraph) -> Result<()> {
+pub(super) fn retain(graph: CUgraph, kept: KeptByGraph) -> Result<()> {
     let data = Box::into_raw(Box::new(kept));
     let mut object: CUuserObject = null_mut();
     // SAFETY: writes one handle. The driver calls `release` once, with `data`, when the last reference is gone.

@@ -208,6 +208,10 @@ impl StreamState {
         self.functions.lock().give_up(0, false);
         self.forgive_aborted();
         self.fail_pending("it was aborted".into());
+        self.count
+            .words
+            .replay_aborts()
+            .fetch_add(1, Ordering::Release);
         // After the owners: waits of theirs may come behind these.
         let mut pending = self.pending.lock();
         pending

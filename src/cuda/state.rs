@@ -212,9 +212,9 @@ impl StreamState {
         !self.is_exposed.load(Ordering::Acquire) && !self.count.is_left()
     }
 
-    /// Notes that a graph builder begins to capture the stream, or has ended that. The caller holds the lock of the queue.
-    pub(super) fn set_captured(&self, is_captured: bool) {
-        self.is_captured.store(is_captured, Ordering::Release);
+    /// Notes that a graph builder begins to capture the stream, or has ended that. Returns what was noted before. The caller holds the lock of the queue.
+    pub(super) fn set_captured(&self, is_captured: bool) -> bool {
+        self.is_captured.swap(is_captured, Ordering::AcqRel)
     }
 
     /// Whether the stream may be under capture. False is certain: this library has created the stream, has given nobody its handle, and does not
@@ -306,7 +306,9 @@ pub(super) fn replay_failure(code: i32) -> StreamFailure {
             "its table of pages names a page that there is not, or more than it has room for"
                 .to_owned()
         }
-        STATUS_WORK | STATUS_STREAM => "its endpoint has failed".to_owned(),
+        STATUS_WORK | STATUS_STREAM => {
+            "its endpoint has failed, or the stream was aborted".to_owned()
+        }
         code => format!("code {code}"),
     };
     format!("an operation of a captured graph was not executed: {reason}").into()

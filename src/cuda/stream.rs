@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use super::capture::is_captured;
 use super::context::CudaContext;
 use super::deferred_free::free_after_wait;
 use super::execution::Execution;
@@ -18,6 +17,7 @@ use super::host_call;
 use super::instantiated_graph::InstantiatedGraph;
 use super::module::KernelModule;
 use super::pending::PendingWork;
+use super::replay::{KeptByGraph, find_capture, retain};
 use super::state::StreamState;
 use super::trigger::Trigger;
 use super::watch::release_elsewhere;
@@ -160,8 +160,8 @@ impl CudaStream {
     }
 
     /// Notes that a graph builder begins to capture the stream, or has ended that. Called within [`CudaStream::alone`].
-    pub(super) fn set_captured(&self, is_captured: bool) {
-        self.state().set_captured(is_captured);
+    pub(super) fn set_captured(&self, is_captured: bool) -> bool {
+        self.state().set_captured(is_captured)
     }
 
     /// Its context.
@@ -213,7 +213,8 @@ impl CudaStream {
         launched.map_err(|(error, _)| error)
     }
 
-    /// Queues a kernel that runs for `time` and does nothing, as work for measurements. The GPU's clock has a resolution of up to a microsecond.
+    /// Queues a kernel that runs for `time`, an hour at most, and does nothing, as work for measurements. The GPU's clock has a resolution of up to a
+    /// microsecond.
     ///
     /// # Errors
     /// [`Error::State`] if this library was built without kernels, and those of [`Executor::submit`].
@@ -277,8 +278,9 @@ impl CudaStream {
         state.check()?;
         let module = state.context.module()?;
         let entered = state.context.enter()?;
-        if is_captured(state.raw)? {
-            // The graph keeps the context, and a count in it would repeat.
+        if let Some((_, graph)) = find_capture(self)? {
+            // A count in the graph would repeat, so the graph keeps the kernel's module.
+            retain(graph, KeptByGraph::of(self))?;
             return launch(module, state.raw);
         }
         drop(entered);
@@ -304,6 +306,8 @@ impl CudaStream {
     /// Gives up the work that is queued now. The GPU still executes it, since the driver takes nothing back; but functions of
     /// [`CudaStream::launch_host`] are not called, waits for completions, for words and for events of a [`HostStream`](crate::HostStream) end at once, and endpoints with operations in it fail
     /// ([`Cause::Discarded`](crate::Cause::Discarded)). Work that is queued later is executed.
+    ///
+    /// A wait for a word by a kernel ends if it is being executed, and is then a fault of the stream.
     ///
     /// With [`Execution::Kernel`] a wait for an event of another GPU stream ends, too. With [`Execution::MemoryOps`] it lasts until that stream has
     /// passed the event, because the GPU reads only that stream's count: abort that stream, or both.

@@ -79,10 +79,13 @@ struct SharedStatus {
 #[derive(Default)]
 struct Gate(AtomicU32);
 
-/// Written by the stream's operations in graphs of the application.
+/// `struct dbl_replay_fault` of `include/doorbell/detail/replay.h`.
 #[repr(C, align(128))]
 #[derive(Default)]
-struct ReplayFault(AtomicI32);
+struct ReplayFault {
+    code: AtomicI32,
+    aborts: AtomicU32,
+}
 
 // The header asserts the same.
 const _: () = {
@@ -96,6 +99,8 @@ const _: () = {
     assert!(offset_of!(StreamControl, stream.done) == 148);
     assert!(offset_of!(StreamControl, both.status) == 256);
     assert!(size_of::<StreamControl>() == 384);
+    assert!(offset_of!(ReplayFault, code) == 0);
+    assert!(offset_of!(ReplayFault, aborts) == 4);
 };
 
 /// Why kernels have stopped executing, and from which program on.
@@ -210,7 +215,12 @@ impl StreamWords {
 
     /// 0, or the code of the first operation that a kernel of a captured graph did not execute.
     pub(super) fn replay_fault(&self) -> &AtomicI32 {
-        &self.page.replay.0
+        &self.page.replay.code
+    }
+
+    /// How often the stream was aborted. A kernel that waits for a word ends when it changes.
+    pub(super) fn replay_aborts(&self) -> &AtomicU32 {
+        &self.page.replay.aborts
     }
 
     /// The address of [`StreamWords::replay_fault`] on devices.

@@ -160,7 +160,7 @@ pub fn stream_write_value32(
 /// `None` means no timeout, and on a CUDA stream an hour. Once it is met, everything that was stored before the word is visible to the stream.
 ///
 /// On a CUDA stream the wait is a kernel of one thread; the region may be memory of its GPU. If its time limit passes, that is a fault of the stream, and the ticket has
-/// failed. An abort of the stream does not end it.
+/// failed. An abort of the stream ends it if the kernel is being executed; that is a fault of the stream, too.
 ///
 /// # Errors
 /// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::State`] for a region that is deregistered, memory of a GPU on a stream of the host, and a `TriggerStream`;

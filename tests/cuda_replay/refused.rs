@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUstreamCaptureMode as Mode;
 use doorbell::{
-    Condition64, Error, Executor, QueueKind, StateKind, Status, Ticket, Work, stream_wait_value64,
+    Cause, Condition64, Error, Executor, QueueKind, StateKind, Status, Ticket, Work,
+    stream_wait_value64,
 };
 
 use crate::rig::gpu::alone;
 use crate::rig::{Pair, SOON};
-use crate::{Bench, config, exchange};
+use crate::standin::Fault;
+use crate::{BOUND, Bench, config, exchange};
 
 /// What cannot be executed again without this process is refused when it is captured, with the reason, and the capture goes on.
 #[test]
@@ -115,4 +117,73 @@ fn a_wait_that_is_refused_leaves_the_send_to_the_next() {
     let waited = a.stream_wait_cq(stream, QueueKind::Send).unwrap();
     stream.synchronize(SOON).unwrap();
     assert_eq!(waited.status(), Status::Complete);
+}
+
+/// A write of many slices is several kernels. If the driver refuses one of them, those before it transmit nothing.
+#[test]
+fn a_part_of_a_work_is_not_transmitted() {
+    let _alone = alone();
+    let test = "a_part_of_a_work";
+    let Some(mut bench) = Bench::new(test, &config()) else {
+        return;
+    };
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    from.fill(0, 64, 5).unwrap();
+    to.fill(0, 64, 0).unwrap();
+    let slices = [0, 8, 16, 24].map(|at| from.slice(at, 8).unwrap());
+    let work = Work::write(&slices, to.remote().slice(0, 32).unwrap());
+    let a = &mut bench.pair.a;
+    let mut is_refused = false;
+    let graph = bench
+        .a
+        .capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL, |stream| {
+            let Some(fault) = Fault::new(test, "cuLaunchKernel:2,nth=2") else {
+                return;
+            };
+            let queued = a.stream_queue_send(stream, &work);
+            drop(fault);
+            assert!(matches!(queued, Err(Error::Cuda { .. })), "{queued:?}");
+            is_refused = true;
+        });
+    if !is_refused {
+        return;
+    }
+    let failure = a.failure().unwrap();
+    assert_eq!(failure.cause, Cause::Discarded);
+    bench.a.launch(&graph);
+    bench.a.wait();
+    assert!(to.is_filled_with(0, 64, 0).unwrap());
+}
+
+/// An operation whose kernel is queued is accepted, also if the driver refuses the wait behind it: the stream has failed then.
+#[test]
+fn what_a_kernel_may_execute_is_not_refused() {
+    let _alone = alone();
+    let test = "what_a_kernel_may_execute";
+    let Some(mut bench) = Bench::new(test, &config()) else {
+        return;
+    };
+    let _both = exchange(&mut bench, Mode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    from.fill(0, 8, 5).unwrap();
+    let slices = [from.slice(0, 8).unwrap()];
+    let work = Work::write(&slices, to.remote().slice(0, 8).unwrap());
+    let (stream, a) = (&bench.a.stream, &mut bench.pair.a);
+    // The first one is the count behind the kernel.
+    let Some(fault) = Fault::new(test, "cuStreamBatchMemOp_v2:2,nth=2") else {
+        return;
+    };
+    let ticket = a.stream_queue_send(stream, &work).unwrap();
+    drop(fault);
+    let refused = a.stream_queue_send(stream, &work);
+    assert!(
+        matches!(refused, Err(Error::Asynchronous { .. })),
+        "{refused:?}"
+    );
+    bench.a.wait();
+    assert_eq!(ticket.launches(), Some(1));
+    let end = std::time::Instant::now() + BOUND;
+    while !bench.is_filled(8, 5) {
+        assert!(std::time::Instant::now() < end, "nothing was written");
+    }
 }

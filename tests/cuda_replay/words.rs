@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUstreamCaptureMode as Mode;
 use doorbell::{
-    Condition, Condition64, Executor, stream_wait_count64, stream_wait_value32,
+    Condition, Condition64, CudaStream, Error, Executor, stream_wait_count64, stream_wait_value32,
     stream_wait_value64, stream_write_value32, stream_write_value64,
 };
 
@@ -112,5 +112,45 @@ fn words_of_a_gpu_and_counts_are_awaited() {
         write(100 + 10 * launch);
         bench.a.wait();
         assert_eq!(tickets[0].launches(), Some(launch + 1));
+    }
+}
+
+/// A wait that the GPU executes ends with an abort of the stream, as a fault: what is behind it is not executed.
+#[test]
+fn an_abort_ends_a_wait_for_a_word() {
+    let _alone = alone();
+    let Some(bench) = Bench::new("an_abort_ends_a_wait", &config()) else {
+        return;
+    };
+    let words = bench.pair.region(4096);
+    let mut tickets = Vec::new();
+    let record = |stream: &CudaStream| {
+        let condition = Condition64::Equal(1);
+        tickets.push(stream_wait_value64(stream, &words, 0, condition, None).unwrap());
+        tickets.push(stream_write_value64(stream, &words, 8, 7).unwrap());
+    };
+    let graph = bench.a.capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL, record);
+    let stream = &bench.a.stream;
+    let short = Some(Duration::from_millis(5));
+    for round in 0..3 {
+        words.fill(0, 16, 0).unwrap();
+        bench.a.launch(&graph);
+        // An abort before the kernel begins has no effect on it.
+        let ended = loop {
+            match stream.synchronize(short) {
+                Err(Error::Timeout { .. }) => stream.abort(),
+                ended => break ended,
+            }
+        };
+        let fault = ended.unwrap_err().to_string();
+        assert!(fault.contains("aborted"), "{fault}");
+        assert!(is_failed(&tickets[0]) || round > 0);
+        assert_eq!(words.load_u32(8), Ok(0));
+        assert!(stream.take_fault().is_some());
+        bench.a.wait();
+        words.store_u32(0, 1).unwrap();
+        bench.a.launch(&graph);
+        stream.synchronize(SOON).unwrap();
+        assert_eq!(words.load_u32(8), Ok(7));
     }
 }

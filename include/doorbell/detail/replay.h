@@ -84,6 +84,15 @@ struct dbl_replay_report {
 	uint32_t reserved[9];
 };
 
+/* What the operations of a stream share with the host, in its memory. */
+struct dbl_replay_fault {
+	int32_t code;	 /* of the stream's first failure; behind it nothing is executed */
+	uint32_t aborts; /* by the host; a wait for a word ends when the number changes */
+};
+
+/* Turns of a wait for a word between two looks at the number of aborts, which may be farther away than the word. */
+#define DBL_REPLAY_ABORT_TURNS 64u
+
 /* An operation: the parameter of the kernel. Addresses are the device's. An operation without a queue has 0 for `queue.state`. */
 struct dbl_replay {
 	struct doorbell_queue_view queue;
@@ -98,7 +107,7 @@ struct dbl_replay {
 	uint32_t recv_capacity; /* most receives that are posted and not completed */
 	uint32_t recv_ahead;	/* count of the first receive less that of the first completion */
 	uint32_t kind;		/* enum dbl_replay_kind */
-	uint64_t fault;		/* int32_t in memory of the host: the code of the stream's first failure; behind it nothing is executed */
+	uint64_t fault;		/* struct dbl_replay_fault */
 	uint64_t cell;		/* struct dbl_replay_cell */
 	uint64_t awaited;	/* that of the send which is waited for */
 	uint64_t report;	/* struct dbl_replay_report */
@@ -113,6 +122,7 @@ struct dbl_replay {
 
 DBL_STATIC_ASSERT(sizeof(struct dbl_replay_recv) == 512, "four lines");
 DBL_STATIC_ASSERT(sizeof(struct dbl_replay_cell) == 16, "a cell");
+DBL_STATIC_ASSERT(offsetof(struct dbl_replay_fault, aborts) == 4, "aborts");
 DBL_STATIC_ASSERT(sizeof(struct dbl_replay_report) == 64, "a report is a cache line");
 DBL_STATIC_ASSERT(sizeof(struct dbl_replay) == 296, "37 words");
 DBL_STATIC_ASSERT(offsetof(struct dbl_replay, words) == 232, "words");
@@ -354,11 +364,16 @@ DBL_DEVICE int dbl_replay_wait_word(const struct dbl_replay *replay, const struc
 	const void *word = (const void *)(uintptr_t)replay->words[0];
 	const uint64_t value = replay->words[1] + replay->words[2] * dbl_load_qword(&cell->launches);
 	const uint64_t bound_ns = dbl_bounded(replay->timeout_ns);
+	const struct dbl_replay_fault *fault = (const struct dbl_replay_fault *)(uintptr_t)replay->fault;
+	const uint32_t aborts = dbl_load_dword_relaxed(&fault->aborts);
 	uint64_t since_ns = 0;
+	uint32_t turn = 0;
 
 	while (!dbl_replay_meets(replay, replay->is_wide ? dbl_load_qword(word) : dbl_load_dword(word), value)) {
 		if (dbl_replay_is_late(&since_ns, bound_ns))
 			return DOORBELL_ETIMEOUT;
+		if (++turn % DBL_REPLAY_ABORT_TURNS == 0 && dbl_load_dword_relaxed(&fault->aborts) != aborts)
+			return DOORBELL_EASYNC;
 		DBL_TURN();
 	}
 	return DOORBELL_OK;
@@ -392,7 +407,7 @@ DBL_DEVICE void dbl_replay_fail(const struct dbl_replay *replay, struct dbl_repl
 	}
 	/* Last: who finds the stream's failure finds its cause. */
 	dbl_fence_release();
-	dbl_replay_tell((int32_t *)(uintptr_t)replay->fault, code);
+	dbl_replay_tell(&((struct dbl_replay_fault *)(uintptr_t)replay->fault)->code, code);
 }
 
 /* Executes an operation. Returns its code. */
@@ -400,7 +415,7 @@ DBL_DEVICE int dbl_replay_execute(const struct dbl_replay *replay)
 {
 	struct dbl_replay_cell *cell = (struct dbl_replay_cell *)(uintptr_t)replay->cell;
 	struct dbl_replay_report *report = (struct dbl_replay_report *)(uintptr_t)replay->report;
-	int code = (int32_t)dbl_load_dword((const void *)(uintptr_t)replay->fault);
+	int code = (int32_t)dbl_load_dword(&((const struct dbl_replay_fault *)(uintptr_t)replay->fault)->code);
 	const int is_skipped = code != DOORBELL_OK;
 	uint64_t launches;
 

@@ -18,7 +18,7 @@ use super::shared::timeout_ns;
 use super::{QueueKind, Ticket, Work};
 use crate::region::Slice;
 use crate::stream::{Executor, ReplayStream};
-use crate::{Error, Result, StateKind};
+use crate::{Cause, Error, Result, StateKind};
 use operation::{ReplayKind, ReplayOperation, refused};
 use queues::ReplayQueues;
 
@@ -50,8 +50,10 @@ impl Endpoint {
         for region in &held {
             replay.hold(region)?;
         }
+        let cells = requests.iter().map(|_| stream.cells().take(stream));
+        let cells = cells.collect::<Result<Vec<_>>>()?;
         let mut ticket = None;
-        for (image, segments, is_last) in requests {
+        for ((image, segments, is_last), cell) in requests.into_iter().zip(cells) {
             let signaled = is_last && work.signaled;
             let [first, words @ ..] = image;
             let operation = ReplayOperation {
@@ -61,8 +63,15 @@ impl Endpoint {
                 words: [&words[..], &[0]].concat().try_into().unwrap_or_default(),
                 ..ReplayOperation::new(timeout_ns(timeout))
             };
-            let cell = Arc::new(stream.cells().take(stream)?);
-            replay.queue(stream, &operation, &cell, None)?;
+            let cell = Arc::new(cell);
+            let queued = replay.queue(stream, &operation, &cell, None);
+            if let Err(error) = queued {
+                if ticket.is_some() {
+                    // Requests of this work are queued already. They must not transmit a part of it.
+                    self.fail(Cause::Discarded);
+                }
+                return Err(error);
+            }
             if signaled {
                 replay.expect(capture, &cell);
             }
