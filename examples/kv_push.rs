@@ -407,7 +407,7 @@ mod cuda {
                 stream.spin(LAYER)?;
                 let push = PagePush {
                     page_bytes: options.page_bytes,
-                    local: pages.slice(layer * bytes, bytes)?,
+                    local: pages.span(layer * bytes, bytes)?,
                     remote: cache.remote().slice(layer * bytes, bytes)?,
                     table: tables.slice(layer * table_bytes, table_bytes - 8)?,
                     count: (tables, layer * table_bytes + table_bytes - 8),
@@ -429,7 +429,7 @@ mod cuda {
             // No pages: the signal alone.
             let push = PagePush {
                 page_bytes: 8,
-                local: words.slice(used, 8)?,
+                local: words.span(used, 8)?,
                 remote,
                 table: none.slice(0, 8)?,
                 count: (none, 8),

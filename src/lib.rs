@@ -125,7 +125,7 @@ pub use region::MemoryKeys;
 pub use region::{
     Access, CacheConfig, CacheCounters, CachedRegion, Device, DeviceMemory, Element,
     HeldRegistration, Invalidation, PageSize, ProtectionDomain, REGION_BYTES_MAX, Region,
-    RegionCache, RegionKind, RegistrationReport, RemoteRegion, RemoteSlice, Slice,
+    RegionCache, RegionKind, RegionSpan, RegistrationReport, RemoteRegion, RemoteSlice, Slice,
 };
 pub use stream::{Event, Executor, HostStream, Reached, Spin};
 

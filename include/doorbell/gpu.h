@@ -235,7 +235,7 @@ int doorbell_stream_discard_triggers(doorbell_stream *stream);
 typedef struct doorbell_page_push {
 	uint32_t struct_size;
 	uint32_t page_bytes;		     /* 1 to 2^30 */
-	doorbell_slice local;		     /* the pages; less than 2 GiB */
+	doorbell_slice local;		     /* the pages; here its length may be more than that of other slices */
 	doorbell_slice table;		     /* room for the entries; its offset is a multiple of 8 */
 	const doorbell_region *count_region; /* where the number of entries is, a uint32_t */
 	uint64_t count_offset;		     /* a multiple of 4 */

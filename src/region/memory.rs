@@ -685,6 +685,19 @@ impl Region {
         })
     }
 
+    /// A part of the region for an operation that divides it into work requests.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn span(&self, offset: u64, len_bytes: u64) -> Result<RegionSpan<'_>> {
+        self.check("span", offset, len_bytes)?;
+        Ok(RegionSpan {
+            region: self,
+            offset,
+            len_bytes,
+        })
+    }
+
     /// Whether both are handles of one region.
     #[inline]
     pub(crate) fn is(&self, other: &Region) -> bool {
@@ -765,6 +778,32 @@ impl Slice<'_> {
     /// Length in bytes.
     pub fn len_bytes(&self) -> u32 {
         self.len_bytes
+    }
+}
+
+/// A part of a region, of any length: for operations that divide it into work requests.
+#[derive(Debug, Clone, Copy)]
+pub struct RegionSpan<'a> {
+    pub(crate) region: &'a Region,
+    pub(crate) offset: u64,
+    pub(crate) len_bytes: u64,
+}
+
+impl RegionSpan<'_> {
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+}
+
+impl<'a> From<Slice<'a>> for RegionSpan<'a> {
+    fn from(slice: Slice<'a>) -> RegionSpan<'a> {
+        RegionSpan {
+            region: slice.region,
+            offset: slice.offset,
+            len_bytes: slice.len_bytes.into(),
+        }
     }
 }
 

@@ -39,5 +39,5 @@ pub(crate) use gpu::check_gpus;
 #[cfg(feature = "cuda")]
 pub use gpu_cache::DeviceCache;
 pub use huge::PageSize;
-pub use memory::{REGION_BYTES_MAX, Region, Slice};
+pub use memory::{REGION_BYTES_MAX, Region, RegionSpan, Slice};
 pub use remote::{RemoteRegion, RemoteSlice};

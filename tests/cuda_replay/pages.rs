@@ -1,5 +1,6 @@
 //! Pages of a table, layer by layer.
 
+use std::ptr::{NonNull, null_mut};
 use std::time::Duration;
 
 use cudarc::driver::sys::CUstreamCaptureMode as Mode;
@@ -47,7 +48,7 @@ fn a_step_of_layers_is_one_launch() {
             stream.spin(Duration::from_micros(5)).unwrap();
             let push = PagePush {
                 page_bytes: PAGE as u32,
-                local: pages.slice(layer * layer_bytes, layer_bytes).unwrap(),
+                local: pages.span(layer * layer_bytes, layer_bytes).unwrap(),
                 remote: cache
                     .remote()
                     .slice(layer * layer_bytes, layer_bytes)
@@ -69,7 +70,7 @@ fn a_step_of_layers_is_one_launch() {
         }
         let acknowledge = PagePush {
             page_bytes: 1,
-            local: pages.slice(0, 1).unwrap(),
+            local: pages.span(0, 1).unwrap(),
             remote: signal(LAYERS),
             table: nothing.slice(0, 8).unwrap(),
             count: (&nothing, 8),
@@ -196,4 +197,76 @@ fn the_example_pushes_layers() {
             pushed => pushed.unwrap(),
         }
     }
+}
+
+/// Memory of the application for pages, of which only those that are used are there.
+struct SparseMemory(*mut libc::c_void, usize);
+
+impl SparseMemory {
+    fn new(len_bytes: usize) -> SparseMemory {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: new memory.
+        let start = unsafe { libc::mmap(null_mut(), len_bytes, protection, flags, -1, 0) };
+        assert_ne!(start, libc::MAP_FAILED);
+        SparseMemory(start, len_bytes)
+    }
+}
+
+impl Drop for SparseMemory {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`; its region was dropped before.
+        unsafe { libc::munmap(self.0, self.1) };
+    }
+}
+
+/// Pages of a cache that is longer than a slice may be.
+#[test]
+fn pages_of_more_than_4_gib_are_pushed() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("pages_of_more_than_4_gib", &config()) else {
+        return;
+    };
+    const PAGE: u64 = 1 << 16;
+    let len_bytes = 5 << 30;
+    let memory = SparseMemory::new(len_bytes as usize);
+    let domain = bench.from.domain().clone();
+    let start = NonNull::new(memory.0).unwrap().cast();
+    // SAFETY: the memory lives longer than the region.
+    let pages = unsafe { Region::register(&domain, start, len_bytes, Access::ALL) };
+    let pages = match pages {
+        Ok(pages) => pages,
+        Err(error) => {
+            let reason = format!("5 GiB cannot be registered: {error}");
+            return waived("pages_of_more_than_4_gib", &reason);
+        }
+    };
+    let table = bench.pair.region(4096);
+    let entries = [(70_000_u32, 3_u32), (5, 75_001)];
+    for (at, (from, to)) in (0..).zip(entries) {
+        table.store_u32(8 * at, from).unwrap();
+        table.store_u32(8 * at + 4, to).unwrap();
+        let value = 11 + at as u8;
+        pages.fill(u64::from(from) * PAGE, PAGE, value).unwrap();
+    }
+    table.store_u32(64, entries.len() as u32).unwrap();
+    let push = PagePush {
+        page_bytes: PAGE as u32,
+        local: pages.span(0, len_bytes).unwrap(),
+        remote: pages.remote().slice(0, len_bytes).unwrap(),
+        table: table.slice(0, 64).unwrap(),
+        count: (&table, 64),
+        signal: table.remote().slice(128, 8).unwrap(),
+    };
+    let (stream, a) = (&bench.a.stream, &mut bench.pair.a);
+    a.stream_push_pages(stream, &push).unwrap();
+    a.stream_wait_cq(stream, QueueKind::Send).unwrap();
+    stream.synchronize(SOON).unwrap();
+    for (at, (_, to)) in (0..).zip(entries) {
+        let filled = pages.is_filled_with(u64::from(to) * PAGE, PAGE, 11 + at);
+        assert!(filled.unwrap(), "page {to}");
+    }
+    assert_eq!(table.load_u64(128), Ok(1));
+    drop((bench, pages));
+    drop(memory);
 }

@@ -106,13 +106,15 @@ pub unsafe extern "C" fn doorbell_stream_push_pages(
             };
             // SAFETY: the caller's promise about handles.
             let count = unsafe { get(given.count_region, "push.count_region") }?;
-            let slices = [given.local, given.table];
+            // SAFETY: the caller's promise about handles.
+            let local = unsafe { get(given.local.region, "push.local.region") }?;
+            let local = (local.inner).span(given.local.offset, given.local.len_bytes)?;
             let mut endpoint = endpoint.lock()?;
             let push = |slices: &[doorbell_rs::Slice<'_>]| {
                 let push = PagePush {
                     page_bytes: given.page_bytes,
-                    local: slices[0],
-                    table: slices[1],
+                    local,
+                    table: slices[0],
                     count: (&count.inner, given.count_offset),
                     remote: remote(given.remote),
                     signal: remote(given.signal),
@@ -120,7 +122,7 @@ pub unsafe extern "C" fn doorbell_stream_push_pages(
                 Ok(endpoint.stream_push_pages(stream.executor(), &push)?)
             };
             // SAFETY: the caller's promise about handles.
-            let ticket = unsafe { with_slices(slices.as_ptr(), 2, push) }?;
+            let ticket = unsafe { with_slices(&raw const given.table, 1, push) }?;
             Ok(place.set(ticket))
         }
         #[cfg(not(feature = "cuda"))]

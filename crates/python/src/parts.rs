@@ -1,6 +1,6 @@
 //! The memory of work requests: slices of regions, or whole ones.
 
-use doorbell::{Error, RemoteSlice, Slice};
+use doorbell::{Error, RegionSpan, RemoteSlice, Slice};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
@@ -61,8 +61,19 @@ impl RegionParts {
 impl RegionParts {
     /// The only one.
     pub fn one(&self, argument: &'static str) -> doorbell::Result<Slice<'_>> {
+        let part = self.one_part(argument)?;
+        part.region.slice(part.offset, part.len_bytes)
+    }
+
+    /// The only one, of any length.
+    pub fn one_span(&self, argument: &'static str) -> doorbell::Result<RegionSpan<'_>> {
+        let part = self.one_part(argument)?;
+        part.region.span(part.offset, part.len_bytes)
+    }
+
+    fn one_part(&self, argument: &'static str) -> doorbell::Result<&RegionPart> {
         match self.0.as_slice() {
-            [span] => span.region.slice(span.offset, span.len_bytes),
+            [part] => Ok(part),
             several => Err(Error::Range {
                 argument,
                 value: several.len() as u64,

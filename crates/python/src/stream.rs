@@ -5,8 +5,8 @@ use std::panic::resume_unwind;
 use std::time::Duration;
 
 use doorbell::{
-    Endpoint, Event, Executor, HostStream, QueueKind, Region, RemoteSlice, Slice, Ticket,
-    stream_wait_count64, stream_wait_value32, stream_wait_value64, stream_write_value32,
+    Endpoint, Event, Executor, HostStream, QueueKind, Region, RegionSpan, RemoteSlice, Slice,
+    Ticket, stream_wait_count64, stream_wait_value32, stream_wait_value64, stream_write_value32,
     stream_write_value64,
 };
 use pyo3::exceptions::PyTypeError;
@@ -145,7 +145,7 @@ operation_methods!(PyStream, PyTicket: queue_send, queue_recv, queue_write, queu
 /// Pages for the peer, as those of the library.
 struct PushedPages<'a> {
     page_bytes: u32,
-    local: Slice<'a>,
+    local: RegionSpan<'a>,
     remote: RemoteSlice,
     table: Slice<'a>,
     count: (&'a Region, u64),
@@ -223,7 +223,7 @@ impl PyStream {
         self.queue(endpoint, |inner, executor| {
             let push = PushedPages {
                 page_bytes,
-                local: local.one("local")?,
+                local: local.one_span("local")?,
                 remote: remote.0,
                 table: table.one("table")?,
                 count: (count_region, count_offset),

@@ -6,7 +6,7 @@ use super::super::post::Endpoint;
 use super::super::shared::timeout_ns;
 use super::super::ticket::Ticket;
 use super::operation::{ReplayKind, ReplayOperation, refused};
-use crate::region::{Region, RemoteSlice, Slice};
+use crate::region::{Region, RegionSpan, RemoteSlice, Slice};
 use crate::stream::Executor;
 use crate::{Error, Result, StateKind};
 
@@ -18,8 +18,8 @@ use crate::{Error, Result, StateKind};
 pub struct PagePush<'a> {
     /// Bytes of a page, 1 to 2^30.
     pub page_bytes: u32,
-    /// Where the pages are: less than 4 GiB, as a slice has. A rest that is no whole page is not used.
-    pub local: Slice<'a>,
+    /// Where the pages are. A rest that is no whole page is not used.
+    pub local: RegionSpan<'a>,
     /// Where the peer's pages are, with the length of that memory.
     pub remote: RemoteSlice,
     /// The entries, as many as fit: memory of the stream's GPU, or of the host.
@@ -86,10 +86,13 @@ impl Endpoint {
             }
         }
         let held = [push.local.region, push.table.region, count_region];
-        let local = self.check_slices(&[push.local])?;
+        // Of the right domain; the pages follow at higher addresses.
+        let first = push.local.len_bytes.min(push.page_bytes.into());
+        let first = push.local.region.slice(push.local.offset, first)?;
+        let local = self.check_slices(&[first])?;
         let local = local.first().ok_or_else(|| refused("there are no pages"))?;
         let ends = (
-            pages(push.local.len_bytes.into()).unwrap_or(u32::MAX),
+            pages(push.local.len_bytes).unwrap_or(u32::MAX),
             pages(push.remote.len_bytes()).unwrap_or(u32::MAX),
         );
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
