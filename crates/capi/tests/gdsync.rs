@@ -37,6 +37,9 @@ fn is_of_libibverbs() -> bool {
 /// The program is linked with libibverbs, and makes calls of it.
 const WITH_LIBIBVERBS: &str = "-DGDSYNC_WITH_LIBIBVERBS";
 
+/// The program is linked to fixed addresses, which are low.
+const FIXED_ADDRESSES: &str = "-fno-pie";
+
 /// Flags that the library is compiled with, beside those of the build.
 fn library_compiler() -> Command {
     let mut command = compiler("cc", "gnu11");
@@ -109,6 +112,9 @@ fn build(name: &str, language: &str, verbs: &str, flags: &[&str]) -> PathBuf {
     if let Ok(flags) = std::env::var("CFLAGS") {
         link.args(flags.split_whitespace());
     }
+    if flags.contains(&FIXED_ADDRESSES) {
+        link.arg("-no-pie");
+    }
     link.args(&objects).arg(library("a")).args(NATIVE_LIBS);
     succeed(link.arg("-o").arg(&program));
     program
@@ -175,7 +181,7 @@ fn programs_of_libibverbs_connect_and_register_themselves() {
     if !is_of_libibverbs() {
         return waived::waived(test, "the device is not one of libibverbs");
     }
-    let program = build("modify", "c", "", &[]);
+    let program = build("modify", "c", "", &[FIXED_ADDRESSES]);
     // On every path that the device has, and by plain verbs.
     for settings in ["", "path=proxy", "verbs"] {
         let output = run(Command::new(&program).env("GDS_DEVICE_SETTINGS", settings));
