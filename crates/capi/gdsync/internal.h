@@ -63,7 +63,7 @@ struct doorbell_gds_key {
 	uint32_t lkey;
 };
 
-enum { DOORBELL_GDS_KEYS = 256 };
+enum { DOORBELL_GDS_KEYS = 256 /* 8 bits of the hash in memory.c */ };
 #define DOORBELL_GDS_WINDOW ((uint64_t)1 << 40)
 
 enum {
@@ -171,6 +171,8 @@ struct doorbell_gds_qp {
 	struct ibv_context context;
 	struct doorbell_gds_cq cq[2]; /* by DOORBELL_QUEUE_* */
 	struct doorbell_gds_key keys[DOORBELL_GDS_KEYS]; /* those used last, by a hash */
+	doorbell_region *evicted[DOORBELL_SLICES_MAX];   /* taken from `keys`, and may be in use by the work request that is being made */
+	uint32_t evicted_count;
 	struct ibv_qp_cap cap;
 	struct doorbell_gds_attributes *attributes; /* NULL until there are some */
 	doorbell_endpoint *endpoint;
@@ -232,8 +234,13 @@ int doorbell_gds_domain_get(const struct ibv_pd *pd, struct doorbell_gds_domain 
 struct doorbell_gds_domain *doorbell_gds_domain_put(struct doorbell_gds_domain *domain);
 /* Destroys a domain. The caller does not hold the lock. `domain` may be NULL. */
 void doorbell_gds_domain_end(struct doorbell_gds_domain *domain);
-/* Converts an address and a key to a slice. The caller holds the queue pair's lock. */
+/*
+ * Converts an address and a key to a slice. The caller holds the queue pair's lock, and calls doorbell_gds_slices_end before it releases
+ * the lock: the regions of the slices may not exist after that.
+ */
 int doorbell_gds_slice(struct doorbell_gds_qp *qp, const struct ibv_sge *sge, doorbell_slice *slice);
+/* Ends the use of slices, after their work request was posted or prepared, or was not. */
+void doorbell_gds_slices_end(struct doorbell_gds_qp *qp);
 /* Finds the region that contains `len_bytes` bytes for stores and waits. */
 int doorbell_gds_words(const void *start, size_t len_bytes, const doorbell_region **region, uint64_t *offset);
 
@@ -242,7 +249,7 @@ uint64_t doorbell_gds_push(struct doorbell_gds_cq *cq, uint64_t wr_id, uint32_t 
 int doorbell_gds_make_room(struct doorbell_gds_cq *cq);
 int doorbell_gds_translate(struct doorbell_gds_qp *qp, const gds_send_wr *wr, struct doorbell_gds_work *made);
 /* Ends what doorbell_gds_translate has made, after the work request was posted or prepared, or was not. */
-void doorbell_gds_work_end(struct doorbell_gds_work *made);
+void doorbell_gds_work_end(struct doorbell_gds_qp *qp, struct doorbell_gds_work *made);
 int doorbell_gds_poll_cq(struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
 
 /* stream.c */

@@ -413,7 +413,9 @@ static struct doorbell_gds_memory *doorbell_gds_find(uint64_t start, uint64_t le
 static int doorbell_gds_adopted_slice(struct doorbell_gds_qp *qp, const struct ibv_sge *sge, doorbell_slice *slice)
 {
 	const uint64_t start = sge->addr & ~(DOORBELL_GDS_WINDOW / 2 - 1);
-	struct doorbell_gds_key *key = &qp->keys[(sge->lkey * 0x9e3779b1u ^ (uint32_t)(start >> 39)) >> 7 & (DOORBELL_GDS_KEYS - 1)];
+	/* One key may be used in several windows: the heap, mapped files and the stack are in different ones. */
+	const uint32_t hash = (sge->lkey ^ (uint32_t)(start >> 39) * 0x85ebca6bu) * 0x9e3779b1u;
+	struct doorbell_gds_key *key = &qp->keys[hash >> 24];
 	if (!key->region || key->lkey != sge->lkey || key->start != start) {
 		doorbell_memory_keys keys = {start, DOORBELL_GDS_WINDOW, sge->lkey, 0};
 		doorbell_region *region;
@@ -421,7 +423,9 @@ static int doorbell_gds_adopted_slice(struct doorbell_gds_qp *qp, const struct i
 									  DOORBELL_REGION_PEERMEM, NULL, NULL, &region));
 		if (error)
 			return error;
-		doorbell_region_destroy(key->region);
+		/* An earlier slice of this work request may use the old one. There are at most as many as slices. */
+		if (key->region)
+			qp->evicted[qp->evicted_count++] = key->region;
 		key->region = region;
 		key->start = start;
 		key->lkey = sge->lkey;
@@ -430,6 +434,12 @@ static int doorbell_gds_adopted_slice(struct doorbell_gds_qp *qp, const struct i
 	slice->offset = sge->addr - start;
 	slice->len_bytes = sge->length;
 	return 0;
+}
+
+void doorbell_gds_slices_end(struct doorbell_gds_qp *qp)
+{
+	while (qp->evicted_count > 0)
+		doorbell_region_destroy(qp->evicted[--qp->evicted_count]);
 }
 
 int doorbell_gds_slice(struct doorbell_gds_qp *qp, const struct ibv_sge *sge, doorbell_slice *slice)

@@ -72,8 +72,9 @@ static int doorbell_gds_slices(struct doorbell_gds_qp *qp, const struct ibv_sge 
 	return 0;
 }
 
-void doorbell_gds_work_end(struct doorbell_gds_work *made)
+void doorbell_gds_work_end(struct doorbell_gds_qp *qp, struct doorbell_gds_work *made)
 {
+	doorbell_gds_slices_end(qp);
 	doorbell_address_handle_destroy(made->handle);
 	made->handle = NULL;
 }
@@ -302,7 +303,7 @@ int gds_post_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr)
 		if (!error)
 			error = doorbell_gds_make_room(&qp->cq[DOORBELL_QUEUE_SEND]);
 		if (error) {
-			doorbell_gds_work_end(&made);
+			doorbell_gds_work_end(qp, &made);
 			break;
 		}
 		ticket = NULL;
@@ -310,7 +311,7 @@ int gds_post_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr)
 			code = doorbell_post_send(qp->endpoint, &made.work, NULL);
 		else
 			code = doorbell_post_send(qp->endpoint, &made.work, &ticket);
-		doorbell_gds_work_end(&made);
+		doorbell_gds_work_end(qp, &made);
 		/* For a connected endpoint, DOORBELL_ESTATE means that earlier work is on a stream or prepared. */
 		error = code == DOORBELL_ESTATE && doorbell_endpoint_is_connected(qp->endpoint) == 1 ? EBUSY : doorbell_gds_errno(code);
 		if (error)
@@ -390,6 +391,7 @@ static void doorbell_gds_qp_free(struct doorbell_gds_qp *qp)
 		doorbell_gds_cq_clear(&qp->cq[side]);
 		free(qp->cq[side].entries);
 	}
+	doorbell_gds_slices_end(qp);
 	for (side = 0; side < DOORBELL_GDS_KEYS; side++)
 		doorbell_region_destroy(qp->keys[side].region);
 	free(qp->attributes);

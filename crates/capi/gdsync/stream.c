@@ -164,7 +164,7 @@ static int doorbell_gds_prepare_send(struct doorbell_gds_qp *qp, gds_send_wr *wr
 			error = doorbell_gds_make_room(&qp->cq[DOORBELL_QUEUE_SEND]);
 		if (!error)
 			error = doorbell_gds_errno(doorbell_prepare_send(qp->endpoint, &made.work, &request->prepared[at]));
-		doorbell_gds_work_end(&made);
+		doorbell_gds_work_end(qp, &made);
 		if (error)
 			break;
 		request->entry[at] = DOORBELL_GDS_NO_ENTRY;
