@@ -488,7 +488,9 @@ struct ibv_mr *gds_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
 {
 	struct ibv_mr *mr = NULL;
 	struct doorbell_gds_memory *place;
+	struct doorbell_gds_left left = {NULL, NULL};
 	doorbell_remote remote;
+	uint32_t lkey;
 	/* Access rights that verbs calls optional are ignored, such as relaxed ordering. */
 	const uint32_t rights = (uint32_t)access & ~0x3ff00000u;
 	int error = pd && addr && (rights & ~(uint32_t)DOORBELL_ACCESS_ALL) == 0 ? 0 : EINVAL;
@@ -500,11 +502,16 @@ struct ibv_mr *gds_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
 		doorbell_gds_lock();
 		error = doorbell_gds_enter(pd, addr, length, rights, DOORBELL_GDS_SLICES, &place);
 		if (!error) {
+			lkey = place->key;
 			error = doorbell_gds_errno(doorbell_region_remote(place->region, &remote));
-			mr->lkey = place->key;
 			if (!error && place->domain->adopted)
-				error = doorbell_gds_errno(doorbell_region_lkey(place->region, &mr->lkey));
+				error = doorbell_gds_errno(doorbell_region_lkey(place->region, &lkey));
+			if (error)
+				left = doorbell_gds_leave(place);
+		}
+		if (!error) {
 			place->mr = mr;
+			mr->lkey = lkey;
 			mr->handle = place->key & 0xffff;
 			mr->context = pd->context;
 			mr->pd = pd;
@@ -514,6 +521,8 @@ struct ibv_mr *gds_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
 		}
 		doorbell_gds_unlock();
 	}
+	if (left.region)
+		doorbell_gds_end_region(left);
 	if (error) {
 		free(mr);
 		errno = error;
