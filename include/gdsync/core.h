@@ -274,7 +274,10 @@ struct gds_qp *gds_qp_of(const struct ibv_qp *qp) DOORBELL_GDS_SYMBOL("gds_qp_of
 int gds_owns_cq(const struct ibv_cq *cq);
 int gds_owns_mr(const struct ibv_mr *mr);
 
-/* Devices by name, such as "softcx", and their domains. What is still in use returns EBUSY. */
+/*
+ * Devices by name, such as "softcx", and their domains. What is still in use returns EBUSY, and objects of libibverbs return EINVAL. libibverbs'
+ * own calls with these objects fail with EOPNOTSUPP, apart from ibv_close_device, which does nothing.
+ */
 struct ibv_context *gds_open_device(const char *name);
 int gds_close_device(struct ibv_context *context);
 struct ibv_pd *gds_alloc_pd(struct ibv_context *context);

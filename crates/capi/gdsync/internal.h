@@ -26,12 +26,19 @@ struct doorbell_gds_domain {
 	uint32_t users; /* number of regions and queue pairs */
 };
 
-/* A context of gds_open_device. The program has a pointer to the first field. */
+/* Words in front of a context, for the other fields of struct verbs_context, and behind a device, for libibverbs' own. */
+enum { DOORBELL_GDS_FRONT = 64, DOORBELL_GDS_BEHIND = 64 };
+
+/* A context of gds_open_device. The program has a pointer to `context`. */
 struct doorbell_gds_context {
+	uint64_t front[DOORBELL_GDS_FRONT]; /* directly before `context`; see verbs.c */
 	struct ibv_context context;
 	struct ibv_device device;
+	uint64_t behind[DOORBELL_GDS_BEHIND]; /* 0 */
 	uint32_t domains;
 };
+
+_Static_assert(offsetof(struct doorbell_gds_context, context) == DOORBELL_GDS_FRONT * sizeof(uint64_t), "nothing is between");
 
 /* What a place in the table contains. */
 enum doorbell_gds_kind {
@@ -159,15 +166,12 @@ _Static_assert(offsetof(struct ibv_exp_send_wr, wr) == offsetof(struct ibv_send_
 /* What was given to gds_modify_qp, for gds_query_qp; see verbs.c. */
 struct doorbell_gds_attributes;
 
-/* Words of libibverbs' own in front of a context. */
-enum { DOORBELL_GDS_FRONT = 64 };
-
 struct doorbell_gds_qp {
 	struct gds_qp qp;
 	struct doorbell_gds_qp_v3 qp_v3;
 	struct doorbell_gds_cq_v3 cq_v3[2];
 	struct ibv_qp ib;
-	const void *front[DOORBELL_GDS_FRONT]; /* directly before `context`; see verbs.c */
+	uint64_t front[DOORBELL_GDS_FRONT]; /* directly before `context`; see verbs.c */
 	struct ibv_context context;
 	struct doorbell_gds_cq cq[2]; /* by DOORBELL_QUEUE_* */
 	struct doorbell_gds_key keys[DOORBELL_GDS_KEYS]; /* those used last, by a hash */
@@ -189,8 +193,13 @@ struct doorbell_gds_qp {
 
 
 _Static_assert(offsetof(struct doorbell_gds_qp, context) - offsetof(struct doorbell_gds_qp, front) ==
-		       DOORBELL_GDS_FRONT * sizeof(void *),
+		       DOORBELL_GDS_FRONT * sizeof(uint64_t),
 	       "nothing is between");
+
+static inline struct doorbell_gds_context *doorbell_gds_of_context(struct ibv_context *context)
+{
+	return (struct doorbell_gds_context *)(void *)((char *)context - offsetof(struct doorbell_gds_context, context));
+}
 
 static inline struct doorbell_gds_qp *doorbell_gds_of_verbs(const struct ibv_qp *ib)
 {
@@ -265,9 +274,9 @@ int doorbell_gds_driver_wait(CUstream stream, CUdeviceptr address, uint32_t valu
 int doorbell_gds_driver_write(CUstream stream, void *address, uint32_t value);
 
 /* verbs.c */
-void doorbell_gds_verbs_init(struct doorbell_gds_qp *qp);
-/* Operations of a context that is not one of libibverbs, and whether a context has them. */
+/* Fills a context that is not one of libibverbs, and the words in front of it. All of them are 0. */
 void doorbell_gds_context_init(struct ibv_context *context);
+/* Whether a context is one of gds_open_device. */
 int doorbell_gds_is_own_context(const struct ibv_context *context);
 
 #endif

@@ -219,10 +219,11 @@ struct ibv_context *gds_open_device(const char *name)
 
 int gds_close_device(struct ibv_context *context)
 {
-	struct doorbell_gds_context *made = (struct doorbell_gds_context *)context;
+	struct doorbell_gds_context *made;
 	int busy;
-	if (!context)
+	if (!context || !doorbell_gds_is_own_context(context))
 		return EINVAL;
+	made = doorbell_gds_of_context(context);
 	doorbell_gds_lock();
 	busy = made->domains > 0;
 	doorbell_gds_unlock();
@@ -236,7 +237,7 @@ struct ibv_pd *gds_alloc_pd(struct ibv_context *context)
 {
 	struct ibv_pd *pd;
 	struct doorbell_gds_domain *domain;
-	int error = context ? 0 : EINVAL;
+	int error = context && doorbell_gds_is_own_context(context) ? 0 : EINVAL;
 	if (error) {
 		errno = error;
 		return NULL;
@@ -251,7 +252,7 @@ struct ibv_pd *gds_alloc_pd(struct ibv_context *context)
 	/* This finds out whether the device exists. The protection domain itself is the first user. */
 	error = doorbell_gds_domain_get(pd, &domain);
 	if (!error)
-		((struct doorbell_gds_context *)context)->domains++;
+		doorbell_gds_of_context(context)->domains++;
 	doorbell_gds_unlock();
 	if (error) {
 		free(pd);
@@ -271,7 +272,7 @@ int gds_dealloc_pd(struct ibv_pd *pd)
 			continue;
 		error = domain->users > 1 ? EBUSY : 0;
 		if (!error) {
-			((struct doorbell_gds_context *)pd->context)->domains--;
+			doorbell_gds_of_context(pd->context)->domains--;
 			ended = doorbell_gds_domain_put(domain);
 		}
 		break;

@@ -466,7 +466,7 @@ struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds
 	}
 	qp->signals_all = attr->sq_sig_all != 0;
 	qp->context.device = context->device;
-	doorbell_gds_verbs_init(qp);
+	doorbell_gds_context_init(&qp->context);
 	qp->context.ops.poll_cq = doorbell_gds_poll_cq;
 	qp->context.ops.post_send = doorbell_gds_ibv_post_send;
 	qp->context.ops.post_recv = doorbell_gds_ibv_post_recv;

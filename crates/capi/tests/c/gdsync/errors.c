@@ -13,6 +13,12 @@ int foreign_destroy_qp(struct ibv_qp *qp);
 int foreign_destroy_cq(struct ibv_cq *cq);
 int foreign_resize_cq(struct ibv_cq *cq);
 int foreign_notify(struct ibv_cq *cq);
+int foreign_query_port(struct ibv_context *context);
+int foreign_query_device(struct ibv_context *context);
+int foreign_close_device(struct ibv_context *context);
+int foreign_dealloc_pd(struct ibv_pd *pd);
+int foreign_objects_of_context(struct ibv_context *context);
+int foreign_objects_of_pd(struct ibv_pd *pd, void *start);
 #ifdef __cplusplus
 }
 #endif
@@ -482,6 +488,7 @@ static void objects_of_verbs(struct side *a)
 	memset(&attr, 0, sizeof(attr));
 	attr.qp_state = IBV_QPS_SQD;
 	EXPECT(ibv_modify_qp(qp, &attr, IBV_QP_STATE) != 0);
+#endif
 	WORKS(ibv_query_qp(qp, &attr, IBV_QP_STATE, &init));
 	EXPECT(attr.qp_state == IBV_QPS_RTS && init.cap.max_send_wr == DEPTH && init.send_cq == cq && init.qp_type == IBV_QPT_RC);
 #ifdef GDSYNC_WITH_LIBIBVERBS
