@@ -291,7 +291,11 @@ int gds_qp_address(struct gds_qp *qp, doorbell_address *address);
 int gds_qp_connect(struct gds_qp *qp, const doorbell_address *peer);
 /* Back to the state after the creation, with a new address; see doorbell_endpoint_reset. */
 int gds_qp_reset(struct gds_qp *qp);
-/* For calls of doorbell.h. Work that is queued with the endpoint directly does not appear in ibv_poll_cq. */
+/*
+ * For calls of doorbell.h. Work that is queued with the endpoint directly does not appear in ibv_poll_cq. A doorbell_failure of this endpoint
+ * names a work request by twice its number in its queue, from 0 on, plus 1 in the receive queue, because programs may use one wr_id for
+ * several; ibv_poll_cq returns the program's wr_id.
+ */
 doorbell_endpoint *gds_qp_endpoint(struct gds_qp *qp);
 /* Takes back a request that was not posted; EBUSY if a later one is still prepared. */
 int gds_rollback_send(struct gds_qp *qp, gds_send_request_t *request);

@@ -116,21 +116,31 @@ enum doorbell_gds_claim {
 
 struct doorbell_gds_entry {
 	uint64_t wr_id;
+	uint64_t number; /* running number of the work request in its queue, unsignaled ones included */
 	uint32_t opcode; /* enum ibv_wc_opcode */
 	uint32_t claim;
 	doorbell_ticket *work; /* NULL until it is posted */
 	doorbell_ticket *wait; /* NULL until it is queued */
+	doorbell_details details; /* valid before `kept`; 0 if the device has reported none */
 };
 
-/* Running numbers of entries: `head` is the oldest, `next` the first unclaimed one, `tail` the next one to be added. */
+/*
+ * Running numbers of entries: `head` is the oldest, `next` the first unclaimed one, `tail` the next one to be added. The details of
+ * those before `kept` are stored. No wait may claim those from `held` on.
+ */
 struct doorbell_gds_cq {
 	struct ibv_cq cq; /* first field: the program has a pointer to it */
 	struct doorbell_gds_qp *owner;
 	struct doorbell_gds_entry *entries;
+	uint64_t *wr_ids; /* of the newest work requests, by `number` modulo `capacity` */
 	uint64_t head;
 	uint64_t next;
 	uint64_t tail;
+	uint64_t kept;
+	uint64_t held;
 	uint64_t capacity;
+	uint64_t posted; /* number of work requests so far, unsignaled ones included */
+	uint32_t depth;
 	uint32_t side;
 };
 
@@ -186,7 +196,6 @@ struct doorbell_gds_qp {
 				    is prepared between */
 	doorbell_stream *kernels[3]; /* streams of triggers: sends, waits for sends, waits for receives; NULL until
 					needed */
-	uint64_t serial;	     /* number of work requests so far */
 	uint32_t signals_all;
 	uint32_t told; /* 1: a failure that belongs to no entry was polled */
 };
@@ -254,7 +263,14 @@ void doorbell_gds_slices_end(struct doorbell_gds_qp *qp);
 int doorbell_gds_words(const void *start, size_t len_bytes, const doorbell_region **region, uint64_t *offset);
 
 /* queue.c */
-uint64_t doorbell_gds_push(struct doorbell_gds_cq *cq, uint64_t wr_id, uint32_t opcode, doorbell_ticket *work);
+/*
+ * Counts a work request that was posted or prepared, and adds an entry if it makes a completion. Returns the entry's number or
+ * DOORBELL_GDS_NO_ENTRY. `work` may be NULL until it is posted.
+ */
+uint64_t doorbell_gds_posted(struct doorbell_gds_cq *cq, uint64_t wr_id, uint32_t opcode, int is_signaled, doorbell_ticket *work);
+/* Takes back the newest work request, with its entry or DOORBELL_GDS_NO_ENTRY. */
+void doorbell_gds_unposted(struct doorbell_gds_cq *cq, uint64_t entry);
+/* Makes room for one more work request and its entry. */
 int doorbell_gds_make_room(struct doorbell_gds_cq *cq);
 int doorbell_gds_translate(struct doorbell_gds_qp *qp, const gds_send_wr *wr, struct doorbell_gds_work *made);
 /* Ends what doorbell_gds_translate has made, after the work request was posted or prepared, or was not. */

@@ -139,10 +139,8 @@ static int doorbell_gds_take_back(struct doorbell_gds_qp *qp, gds_send_request_t
 		code = doorbell_prepared_rollback(qp->endpoint, request->prepared[last]);
 		if (code < 0)
 			return doorbell_gds_errno(code);
-		if (request->entry[last] != DOORBELL_GDS_NO_ENTRY)
-			cq->tail = request->entry[last];
+		doorbell_gds_unposted(cq, request->entry[last]);
 		request->count = last;
-		qp->serial--;
 	}
 	return 0;
 }
@@ -151,6 +149,7 @@ static int doorbell_gds_take_back(struct doorbell_gds_qp *qp, gds_send_request_t
 static int doorbell_gds_prepare_send(struct doorbell_gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr,
 					    gds_send_request_t *request)
 {
+	struct doorbell_gds_cq *cq = &qp->cq[DOORBELL_QUEUE_SEND];
 	struct doorbell_gds_work made;
 	int error = 0;
 	made.handle = NULL;
@@ -161,16 +160,15 @@ static int doorbell_gds_prepare_send(struct doorbell_gds_qp *qp, gds_send_wr *wr
 		const uint32_t at = request->count;
 		error = at < GDS_SEND_INFO_MAX_OPS ? doorbell_gds_translate(qp, wr, &made) : ENOMEM;
 		if (!error)
-			error = doorbell_gds_make_room(&qp->cq[DOORBELL_QUEUE_SEND]);
+			error = doorbell_gds_make_room(cq);
 		if (!error)
 			error = doorbell_gds_errno(doorbell_prepare_send(qp->endpoint, &made.work, &request->prepared[at]));
 		doorbell_gds_work_end(qp, &made);
 		if (error)
 			break;
-		request->entry[at] = DOORBELL_GDS_NO_ENTRY;
-		if (!(made.work.flags & DOORBELL_WORK_UNSIGNALED))
-			request->entry[at] = doorbell_gds_push(&qp->cq[DOORBELL_QUEUE_SEND], wr->wr_id, made.opcode, NULL);
-		request->serial = ++qp->serial;
+		request->entry[at] =
+			doorbell_gds_posted(cq, wr->wr_id, made.opcode, !(made.work.flags & DOORBELL_WORK_UNSIGNALED), NULL);
+		request->serial = cq->posted;
 		request->count = at + 1;
 	}
 	if (error)
@@ -207,7 +205,7 @@ int gds_rollback_send(struct gds_qp *gds, gds_send_request_t *request)
 		return EINVAL;
 	cq = &qp->cq[DOORBELL_QUEUE_SEND];
 	pthread_mutex_lock(&qp->lock);
-	if (request->serial != qp->serial)
+	if (request->serial != cq->posted)
 		error = EBUSY;
 	/* Refused also if a wait for its completion is prepared. */
 	for (i = 0; i < request->count && !error; i++)

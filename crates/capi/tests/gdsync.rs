@@ -160,6 +160,11 @@ fn programs_of_libgdsync_transfer() {
 }
 
 #[test]
+fn completions_are_of_their_own_work_request() {
+    builds_and_runs("completions_are_of_their_own_work_request", "completions");
+}
+
+#[test]
 fn errors_are_errnos_or_error_completions() {
     builds_and_runs("errors_are_errnos_or_error_completions", "errors");
 }
@@ -267,6 +272,7 @@ fn every_function_is_called_by_a_program() {
         "on_use.c",
         "version3.c",
         "modify.c",
+        "completions.c",
     ]
     .iter()
     .filter_map(|name| fs::read_to_string(source(name)).ok())
