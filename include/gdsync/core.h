@@ -147,7 +147,10 @@ typedef struct gds_wait_request {
 int gds_prepare_send(struct gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr, gds_send_request_t *request);
 int gds_stream_post_send(CUstream stream, gds_send_request_t *request);
 int gds_stream_post_send_all(CUstream stream, int count, gds_send_request_t *request);
-/* EINVAL if no completion is expected: the work request or receive is posted or prepared before. */
+/*
+ * EINVAL if no completion is expected: the work request or receive is posted or prepared before. That of gds_stream_queue_send is expected
+ * when that call has returned.
+ */
 int gds_prepare_wait_cq(struct gds_cq *cq, gds_wait_request_t *request, int flags);
 /* Adds a store of a word after the wait. */
 int gds_append_wait_cq(gds_wait_request_t *request, uint32_t *dw, uint32_t val);

@@ -145,9 +145,9 @@ static int doorbell_gds_take_back(struct doorbell_gds_qp *qp, gds_send_request_t
 	return 0;
 }
 
-/* The caller holds `posting`. */
+/* The caller holds `posting`. `holds`: no wait claims the entries until the caller sets `held`. */
 static int doorbell_gds_prepare_send(struct doorbell_gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr,
-					    gds_send_request_t *request)
+					    gds_send_request_t *request, int holds)
 {
 	struct doorbell_gds_cq *cq = &qp->cq[DOORBELL_QUEUE_SEND];
 	struct doorbell_gds_work made;
@@ -156,6 +156,8 @@ static int doorbell_gds_prepare_send(struct doorbell_gds_qp *qp, gds_send_wr *wr
 	memset(request, 0, sizeof(*request));
 	request->owner = qp;
 	pthread_mutex_lock(&qp->lock);
+	if (holds)
+		cq->held = cq->tail;
 	for (; wr; wr = wr->next) {
 		const uint32_t at = request->count;
 		error = at < GDS_SEND_INFO_MAX_OPS ? doorbell_gds_translate(qp, wr, &made) : ENOMEM;
@@ -187,7 +189,7 @@ int gds_prepare_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr, 
 		return EINVAL;
 	qp = doorbell_gds_of(gds);
 	pthread_mutex_lock(&qp->posting);
-	error = doorbell_gds_prepare_send(qp, wr, bad_wr, request);
+	error = doorbell_gds_prepare_send(qp, wr, bad_wr, request, 0);
 	pthread_mutex_unlock(&qp->posting);
 	return error;
 }
@@ -228,7 +230,7 @@ int gds_prepare_wait_cq(struct gds_cq *gds, gds_wait_request_t *request, int fla
 	request->prepared = NULL;
 	request->appended = 0;
 	pthread_mutex_lock(&cq->owner->lock);
-	error = cq->next < cq->tail ? 0 : EINVAL;
+	error = cq->next < cq->tail && cq->next < cq->held ? 0 : EINVAL;
 	if (!error)
 		error = doorbell_gds_errno(
 			doorbell_prepare_wait_cq(cq->owner->endpoint, cq->side, doorbell_gds_wait_timeout_ms(), &request->prepared));
@@ -650,14 +652,17 @@ int gds_stream_post_wait_cq(CUstream stream, gds_wait_request_t *request)
 int gds_stream_queue_send(CUstream stream, struct gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr)
 {
 	struct doorbell_gds_qp *own;
+	struct doorbell_gds_cq *cq;
 	gds_send_request_t request;
 	int error;
 	if (!qp || !wr)
 		return EINVAL;
 	own = doorbell_gds_of(qp);
-	/* So that no other thread prepares between this prepare and its post. */
+	cq = &own->cq[DOORBELL_QUEUE_SEND];
+	/* So that no other thread prepares between this prepare and its post. No wait of another thread claims the entries either: then
+	   the request could not be taken back. */
 	pthread_mutex_lock(&own->posting);
-	error = doorbell_gds_prepare_send(own, wr, bad_wr, &request);
+	error = doorbell_gds_prepare_send(own, wr, bad_wr, &request, 1);
 	if (!error) {
 		error = gds_stream_post_send(stream, &request);
 		if (error) {
@@ -666,6 +671,9 @@ int gds_stream_queue_send(CUstream stream, struct gds_qp *qp, gds_send_wr *wr, g
 				*bad_wr = wr;
 		}
 	}
+	pthread_mutex_lock(&own->lock);
+	cq->held = UINT64_MAX;
+	pthread_mutex_unlock(&own->lock);
 	pthread_mutex_unlock(&own->posting);
 	return error;
 }
