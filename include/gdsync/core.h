@@ -305,9 +305,12 @@ int gds_rollback_send(struct gds_qp *qp, gds_send_request_t *request);
 
 /* A stream that a thread of the library executes, for hosts without a GPU. */
 int gds_create_host_stream(CUstream *stream);
-/* This library's object for a stream, which the first call with the stream creates in the current context. */
+/*
+ * This library's object for a stream, which the first call with the stream creates in the current context. NULL and CU_STREAM_LEGACY are the
+ * default stream of the current context, so that each context has another object for them.
+ */
 int gds_stream_handle(CUstream stream, doorbell_stream **handle);
-/* Releases it, before cuStreamDestroy: a later stream may have the same address. */
+/* Releases it, before cuStreamDestroy: a later stream may have the same address. For a default stream, that of the current context. */
 int gds_release_stream(CUstream stream);
 
 #endif /* DOORBELL_GDSYNC_CORE_H */

@@ -81,6 +81,7 @@ enum {
 /* A stream: `name` is the program's, `handle` libdoorbell's. */
 struct doorbell_gds_target {
 	CUstream name;
+	void *context; /* current CUDA context of a default stream, which exists once for each context; otherwise NULL */
 	doorbell_stream *handle;
 	int is_cuda; /* `name` is a stream of the driver */
 };
@@ -283,6 +284,8 @@ int doorbell_gds_check(const gds_descriptor_t *desc, const struct doorbell_gds_t
 int doorbell_gds_give_all(const struct doorbell_gds_target *target, size_t n_descs, gds_descriptor_t *descs);
 
 /* words.c */
+/* The CUDA context of the calling thread; NULL if there is none. */
+void *doorbell_gds_current_context(void);
 /* Whether the driver knows an address as memory of a GPU. */
 int doorbell_gds_is_gpu_memory(const void *address);
 /* A wait or a store by the driver's own call on a stream of the driver. */

@@ -25,19 +25,30 @@ static int doorbell_gds_stream_enter(const struct doorbell_gds_target *target, s
 	return 0;
 }
 
+/*
+ * The context that belongs to the name of a stream. NULL and CU_STREAM_LEGACY name the default stream of the current context. Any other
+ * name is of one stream, whatever context is current.
+ */
+static void *doorbell_gds_context_of(CUstream stream)
+{
+	return (uintptr_t)stream <= 1 ? doorbell_gds_current_context() : NULL;
+}
+
 /* Finds the stream of that name, or creates libdoorbell's for a stream of the driver. */
 static int doorbell_gds_target(CUstream stream, struct doorbell_gds_target *target)
 {
+	void *const context = doorbell_gds_context_of(stream);
 	struct doorbell_gds_stream *entry;
 	int error = 0;
 	doorbell_gds_lock();
 	for (entry = doorbell_gds_state.streams; entry; entry = entry->next)
-		if (entry->target.name == stream)
+		if (entry->target.name == stream && entry->target.context == context)
 			break;
 	if (entry) {
 		*target = entry->target;
 	} else {
 		target->name = stream;
+		target->context = context;
 		target->is_cuda = 1;
 		error = doorbell_gds_goes_on(doorbell_stream_create_cuda(stream, NULL, &target->handle), &target->handle);
 		if (!error) {
@@ -69,6 +80,7 @@ int gds_create_host_stream(CUstream *stream)
 		return error;
 	/* The address of the handle is a name that no CUDA stream has. */
 	*stream = target.name = (CUstream)(void *)target.handle;
+	target.context = NULL;
 	target.is_cuda = 0;
 	doorbell_gds_lock();
 	error = doorbell_gds_stream_enter(&target, &doorbell_gds_state.streams);
@@ -80,10 +92,11 @@ int gds_create_host_stream(CUstream *stream)
 
 int gds_release_stream(CUstream stream)
 {
+	void *const context = doorbell_gds_context_of(stream);
 	struct doorbell_gds_stream **at, *entry = NULL;
 	doorbell_gds_lock();
 	for (at = &doorbell_gds_state.streams; *at; at = &(*at)->next) {
-		if ((*at)->target.name == stream) {
+		if ((*at)->target.name == stream && (*at)->target.context == context) {
 			entry = *at;
 			*at = entry->next;
 			break;
