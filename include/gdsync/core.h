@@ -103,7 +103,10 @@ struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds
 	DOORBELL_GDS_SYMBOL("gds_create_qp");
 /* Does nothing, and sets errno to EBUSY: gds_destroy_qp destroys both CQs. */
 void gds_destroy_cq(struct gds_cq *cq);
-/* ibv_modify_qp from RESET over INIT and RTR to RTS, to RESET and to ERR. Otherwise, and for "softcx" in the process, EOPNOTSUPP. */
+/*
+ * ibv_modify_qp from RESET over INIT and RTR to RTS, to RESET and to ERR. Returns EINVAL for other steps and for "softcx" in the process,
+ * EIO if the device refuses the attributes, and EOPNOTSUPP if libdoorbell was built without the feature `verbs`.
+ */
 int gds_modify_qp(struct gds_qp *qp, struct ibv_qp_attr *attr, int attr_mask);
 /* ibv_query_qp: the state, the capacities and what gds_modify_qp was given; the rest is zero. */
 int gds_query_qp(struct gds_qp *qp, struct ibv_qp_attr *attr, int attr_mask, struct ibv_qp_init_attr *init_attr);

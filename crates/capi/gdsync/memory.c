@@ -631,6 +631,7 @@ int gds_alloc_mapped_memory(gds_mem_desc_t *desc, size_t size, int flags)
 		desc->bar_ptr = NULL;
 		desc->flags = flags;
 		desc->alloc_size = size;
+		desc->original_d_ptr = desc->d_ptr;
 	}
 	doorbell_gds_unlock();
 	return error;
