@@ -105,8 +105,8 @@ pub use endpoint::PagePush;
 pub use endpoint::{
     AbortHandle, Address, AddressHandle, Channel, Completion, Condition, Condition64, Control,
     DatagramSource, Endpoint, EndpointConfig, Listener, Operation, PathReport, Prepared, QueueKind,
-    QueueView, Rejected, Status, Ticket, TicketFuture, Transport, Work, stream_post,
-    stream_post_all, stream_wait_count64, stream_wait_value32, stream_wait_value64,
+    QueueView, Rejected, Status, Ticket, TicketFuture, TransferDetails, Transport, Work,
+    stream_post, stream_post_all, stream_wait_count64, stream_wait_value32, stream_wait_value64,
     stream_write_value32, stream_write_value64, wait_until, wait_value32, wait_value64,
 };
 #[cfg(feature = "cuda")]

@@ -95,7 +95,8 @@ typedef struct doorbell_memory_keys {
 /*
  * Like doorbell_region_adopt, for memory of which only the range and the keys are known: a part of registered memory, or
  * memory that is registered under another address. The keys must be valid in the protection domain; the library cannot
- * check that. If `start` is not where this process has the memory, `kind` is DOORBELL_REGION_PEERMEM.
+ * check that. If `start` is not where this process has the memory, `kind` is DOORBELL_REGION_PEERMEM, and `start` may be 0, as
+ * for memory of IBV_ACCESS_ZERO_BASED. DOORBELL_ERANGE for a `start` of 0 with DOORBELL_REGION_HOST.
  */
 int doorbell_region_adopt_keys(const doorbell_domain *domain, const doorbell_memory_keys *keys, uint32_t access_flags,
 			       uint32_t kind, doorbell_release release, void *argument, doorbell_region **region);

@@ -494,7 +494,7 @@ typedef struct doorbell_details {
 	uint32_t len_bytes;
 	uint32_t imm;       /* valid if has_imm is 1; in host byte order */
 	uint32_t has_imm;
-	uint32_t reserved; /* 0 */
+	uint32_t is_write;  /* 1: a write with immediate data took the receive; 0 for operations of a captured graph */
 } doorbell_details;
 
 /*

@@ -115,7 +115,7 @@ int doorbell_region_deregister(const doorbell_region *region);
 int doorbell_region_destroy(doorbell_region *region);
 
 /*
- * Returns the address of the first byte, or NULL on failure. The memory belongs to the region; the pointer is valid as
+ * Returns the address of the first byte, or NULL on failure and for adopted memory that begins at the address 0. The memory belongs to the region; the pointer is valid as
  * long as the handle. The device, and through it a peer, may write to the memory at any time. For GPU memory the
  * result is the address on the GPU, which the CPU cannot access; doorbell_stream_wait_value32 and similar calls return
  * DOORBELL_ESTATE for such a region.

@@ -103,7 +103,10 @@ struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds
 	DOORBELL_GDS_SYMBOL("gds_create_qp");
 /* Does nothing, and sets errno to EBUSY: gds_destroy_qp destroys both CQs. */
 void gds_destroy_cq(struct gds_cq *cq);
-/* ibv_modify_qp from RESET over INIT and RTR to RTS, to RESET and to ERR. Otherwise, and for "softcx" in the process, EOPNOTSUPP. */
+/*
+ * ibv_modify_qp from RESET over INIT and RTR to RTS, to RESET and to ERR. Returns EINVAL for other steps and for "softcx" in the process,
+ * EIO if the device refuses the attributes, and EOPNOTSUPP if libdoorbell was built without the feature `verbs`.
+ */
 int gds_modify_qp(struct gds_qp *qp, struct ibv_qp_attr *attr, int attr_mask);
 /* ibv_query_qp: the state, the capacities and what gds_modify_qp was given; the rest is zero. */
 int gds_query_qp(struct gds_qp *qp, struct ibv_qp_attr *attr, int attr_mask, struct ibv_qp_init_attr *init_attr);
@@ -147,7 +150,10 @@ typedef struct gds_wait_request {
 int gds_prepare_send(struct gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr, gds_send_request_t *request);
 int gds_stream_post_send(CUstream stream, gds_send_request_t *request);
 int gds_stream_post_send_all(CUstream stream, int count, gds_send_request_t *request);
-/* EINVAL if no completion is expected: the work request or receive is posted or prepared before. */
+/*
+ * EINVAL if no completion is expected: the work request or receive is posted or prepared before. That of gds_stream_queue_send is expected
+ * when that call has returned.
+ */
 int gds_prepare_wait_cq(struct gds_cq *cq, gds_wait_request_t *request, int flags);
 /* Adds a store of a word after the wait. */
 int gds_append_wait_cq(gds_wait_request_t *request, uint32_t *dw, uint32_t val);
@@ -274,7 +280,10 @@ struct gds_qp *gds_qp_of(const struct ibv_qp *qp) DOORBELL_GDS_SYMBOL("gds_qp_of
 int gds_owns_cq(const struct ibv_cq *cq);
 int gds_owns_mr(const struct ibv_mr *mr);
 
-/* Devices by name, such as "softcx", and their domains. What is still in use returns EBUSY. */
+/*
+ * Devices by name, such as "softcx", and their domains. What is still in use returns EBUSY, and objects of libibverbs return EINVAL. libibverbs'
+ * own calls with these objects fail with EOPNOTSUPP, apart from ibv_close_device, which does nothing.
+ */
 struct ibv_context *gds_open_device(const char *name);
 int gds_close_device(struct ibv_context *context);
 struct ibv_pd *gds_alloc_pd(struct ibv_context *context);
@@ -288,16 +297,23 @@ int gds_qp_address(struct gds_qp *qp, doorbell_address *address);
 int gds_qp_connect(struct gds_qp *qp, const doorbell_address *peer);
 /* Back to the state after the creation, with a new address; see doorbell_endpoint_reset. */
 int gds_qp_reset(struct gds_qp *qp);
-/* For calls of doorbell.h. Work that is queued with the endpoint directly does not appear in ibv_poll_cq. */
+/*
+ * For calls of doorbell.h. Work that is queued with the endpoint directly does not appear in ibv_poll_cq. A doorbell_failure of this endpoint
+ * names a work request by twice its number in its queue, from 0 on, plus 1 in the receive queue, because programs may use one wr_id for
+ * several; ibv_poll_cq returns the program's wr_id.
+ */
 doorbell_endpoint *gds_qp_endpoint(struct gds_qp *qp);
 /* Takes back a request that was not posted; EBUSY if a later one is still prepared. */
 int gds_rollback_send(struct gds_qp *qp, gds_send_request_t *request);
 
 /* A stream that a thread of the library executes, for hosts without a GPU. */
 int gds_create_host_stream(CUstream *stream);
-/* This library's object for a stream, which the first call with the stream creates in the current context. */
+/*
+ * This library's object for a stream, which the first call with the stream creates in the current context. NULL and CU_STREAM_LEGACY are the
+ * default stream of the current context, so that each context has another object for them.
+ */
 int gds_stream_handle(CUstream stream, doorbell_stream **handle);
-/* Releases it, before cuStreamDestroy: a later stream may have the same address. */
+/* Releases it, before cuStreamDestroy: a later stream may have the same address. For a default stream, that of the current context. */
 int gds_release_stream(CUstream stream);
 
 #endif /* DOORBELL_GDSYNC_CORE_H */

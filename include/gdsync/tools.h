@@ -10,6 +10,7 @@ typedef struct gds_mem_desc {
 	void *bar_ptr;	   /* NULL: GDRCopy is not used */
 	int flags;
 	size_t alloc_size;
+	CUdeviceptr original_d_ptr; /* as d_ptr */
 } gds_mem_desc_t;
 
 /* Zeroed host memory for waits and stores of streams, none if `size` is 0. `flags` is GDS_MEMORY_HOST; GDS_MEMORY_GPU returns EOPNOTSUPP. */

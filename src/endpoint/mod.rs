@@ -120,7 +120,7 @@ pub use stream_value::{
     Condition64, stream_wait_count64, stream_wait_value32, stream_wait_value64,
     stream_write_value32, stream_write_value64, wait_value64,
 };
-pub use ticket::Ticket;
+pub use ticket::{Ticket, TransferDetails};
 pub use ticket_future::TicketFuture;
 pub(crate) use ticket_future::{Awaited, notify};
 pub use value::{Condition, wait_value32};

@@ -38,6 +38,18 @@ enum Subject {
     Replay(ReplayTicket),
 }
 
+/// What a receive, a read or an atomic has brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TransferDetails {
+    /// Bytes. Of a receive that a write with immediate data took, the length of the write.
+    pub len_bytes: u32,
+    /// Immediate data, if the peer sent some.
+    pub imm: Option<u32>,
+    /// Whether a write with immediate data took the receive. False for operations of a graph that the application captured.
+    pub is_write: bool,
+}
+
 /// A handle of one queued operation. It keeps the endpoint's queue memory alive; one of a value keeps the device open, and not the
 /// region. As long as there are tickets, an endpoint keeps the final statuses
 /// of its last 65,536 generations: a ticket of an older generation reports [`Status::Unknown`]. Within a generation the status is exact for the last 2^31
@@ -251,6 +263,12 @@ impl Ticket {
     /// Bytes that a receive, a read or an atomic has brought, and the immediate data of a receive; of a wait in a graph that the application captured, those of its last receive. `None` before it is complete, and when the queue has
     /// since used the place again; also for sends, writes, unsignaled work requests and waits, of which the device reports nothing.
     pub fn details(&self) -> Option<(u32, Option<u32>)> {
+        let details = self.transfer_details()?;
+        Some((details.len_bytes, details.imm))
+    }
+
+    /// [`Ticket::details`], with the kind of work request of the peer that took a receive.
+    pub fn transfer_details(&self) -> Option<TransferDetails> {
         match &self.subject {
             Subject::Operation {
                 shared,
@@ -262,13 +280,14 @@ impl Ticket {
                 ..
             } if shared.epoch.load(Ordering::Acquire) == *epoch => {
                 shared.reap_fully();
-                shared
-                    .queue(*kind)
-                    .details(*count, *serial)
-                    .map(|(_, len_bytes, imm)| (len_bytes, imm))
+                shared.queue(*kind).details(*count, *serial)
             }
             #[cfg(feature = "cuda")]
-            Subject::Replay(replay) => replay.details(),
+            Subject::Replay(replay) => replay.details().map(|(len_bytes, imm)| TransferDetails {
+                len_bytes,
+                imm,
+                is_write: false,
+            }),
             _ => None,
         }
     }

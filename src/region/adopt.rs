@@ -8,8 +8,7 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 
 use super::device::DeviceSettings;
-use super::foreign_registration::device_range;
-use super::memory::OwnedMemory;
+use super::memory::{OwnedMemory, REGION_BYTES_MAX};
 use crate::nic::{self, Access, KeptAlive, MemoryKeys};
 use crate::region::{Device, ProtectionDomain, Region, RegionKind};
 use crate::{Error, Result, StateKind};
@@ -114,8 +113,8 @@ impl Region {
     }
 
     /// As [`Region::from_ibv_mr`], of memory of which only the range and the keys are known (feature `verbs`): a part of registered memory, or memory that is registered under
-    /// another address. If `keys.start` is not where this process has the memory, `kind` is [`RegionKind::Peermem`]. The device refuses work requests of this
-    /// side that name a region with the `lkey` 0, and those of peers by the `rkey` 0.
+    /// another address. If `keys.start` is not where this process has the memory, `kind` is [`RegionKind::Peermem`], and `keys.start` may be 0, as for memory of
+    /// `IBV_ACCESS_ZERO_BASED`. The device refuses work requests of this side that name a region with the `lkey` 0, and those of peers by the `rkey` 0.
     ///
     /// # Safety
     /// As for [`Region::from_ibv_mr`]: the keys are valid for the range in the protection domain until `owner` is dropped.
@@ -147,14 +146,9 @@ fn of_keys(
             "copies of a GPU's memory have no registration that could be adopted",
         ));
     }
-    let mut start = device_range(keys.start, keys.len_bytes)?;
-    if kind == RegionKind::Host
-        && let Some(host) = NonNull::new(std::ptr::with_exposed_provenance_mut(keys.start as usize))
-    {
-        start = host;
-    }
+    let start = adopted_start(&keys, kind)?;
     let registration = domain.on_device()?.adopt_memory(keys, owner)?;
-    Ok(Region::of(
+    Ok(Region::at(
         domain,
         registration,
         start,
@@ -163,6 +157,32 @@ fn of_keys(
         kind,
         OwnedMemory::Adopted,
     ))
+}
+
+/// The first byte of adopted memory. Host memory has an address other than 0. Other memory may begin at 0, as memory of `IBV_ACCESS_ZERO_BASED` does.
+fn adopted_start(keys: &MemoryKeys, kind: RegionKind) -> Result<*mut u8> {
+    let range = |argument, value, min, max| {
+        Err(Error::Range {
+            argument,
+            value,
+            min,
+            max,
+        })
+    };
+    let MemoryKeys {
+        start, len_bytes, ..
+    } = *keys;
+    if !(1..=REGION_BYTES_MAX).contains(&len_bytes) {
+        return range("len_bytes", len_bytes, 1, REGION_BYTES_MAX);
+    }
+    let (min, max) = (u64::from(kind == RegionKind::Host), u64::MAX - len_bytes);
+    if !(min..=max).contains(&start) {
+        return range("addr", start, min, max);
+    }
+    Ok(match kind {
+        RegionKind::Host => std::ptr::with_exposed_provenance_mut(start as usize),
+        _ => std::ptr::without_provenance_mut(start as usize),
+    })
 }
 
 /// The settings without `events=`, and whether the library is to read the events.
@@ -207,6 +227,34 @@ mod tests {
         );
         assert_eq!(read("mlx5,events=application"), ("mlx5".into(), false));
         assert!(without_events("events=nobody").is_err());
+    }
+
+    #[test]
+    fn only_memory_that_this_process_does_not_address_begins_at_0() {
+        let keys = |start, len_bytes| MemoryKeys {
+            start,
+            len_bytes,
+            lkey: 1,
+            rkey: 1,
+        };
+        for kind in [RegionKind::Peermem, RegionKind::Dmabuf] {
+            assert!(
+                adopted_start(&keys(0, REGION_BYTES_MAX), kind)
+                    .unwrap()
+                    .is_null()
+            );
+        }
+        let start = adopted_start(&keys(4096, 64), RegionKind::Host).unwrap();
+        assert_eq!(start.addr(), 4096);
+        for (keys, kind) in [
+            (keys(0, 64), RegionKind::Host),
+            (keys(0, 0), RegionKind::Peermem),
+            (keys(0, REGION_BYTES_MAX + 1), RegionKind::Peermem),
+            (keys(u64::MAX - 63, 64), RegionKind::Peermem),
+        ] {
+            let refused = adopted_start(&keys, kind);
+            assert!(matches!(refused, Err(Error::Range { .. })), "{keys:?}");
+        }
     }
 
     #[cfg(feature = "softcx")]

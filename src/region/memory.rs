@@ -72,7 +72,8 @@ struct Registered {
     attachments: Attachments,
     id: u64,
     domain: ProtectionDomain,
-    start: NonNull<u8>,
+    /// Null only of memory that is not [`RegionKind::Host`]: devices may name its first byte by the address 0.
+    start: *mut u8,
     len_bytes: u64,
     lkey: u32,
     registration: RegisteredMemory,
@@ -236,7 +237,7 @@ impl Region {
     ) -> Result<Region> {
         check_len(len_bytes)?;
         let start = self.host("offset", offset, len_bytes)?;
-        let start = NonNull::new(start).unwrap_or(self.inner.start);
+        let start = NonNull::new(start).unwrap_or(self.start());
         let registration = &self.inner.registration;
         Ok(Region::of(
             &self.inner.domain,
@@ -310,6 +311,20 @@ impl Region {
         kind: RegionKind,
         own: OwnedMemory,
     ) -> Region {
+        let start = start.as_ptr();
+        Region::at(domain, registration, start, len_bytes, access, kind, own)
+    }
+
+    /// As [`Region::of`], of memory whose first byte may have the address 0, which host memory never has.
+    pub(super) fn at(
+        domain: &ProtectionDomain,
+        registration: RegisteredMemory,
+        start: *mut u8,
+        len_bytes: u64,
+        access: Access,
+        kind: RegionKind,
+        own: OwnedMemory,
+    ) -> Region {
         let mut targets = Targets::new();
         let target = targets.register("region", Role::Memory, len_bytes);
         let inner = Registered {
@@ -362,7 +377,7 @@ impl Region {
         let is_host = self.inner.kind == RegionKind::Host;
         KernelMemory {
             attachments: is_host.then_some(&self.inner.attachments),
-            start: self.inner.start,
+            start: self.start(),
             context,
             len_bytes: self.inner.len_bytes as usize,
             offset,
@@ -382,10 +397,10 @@ impl Region {
     }
 
     /// The first byte, for foreign interfaces, which are responsible for what they do with it. For memory that is not [`RegionKind::Host`], this is
-    /// the device's address of it.
+    /// the device's address of it, which is null for adopted memory that begins at the address 0.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
-        self.inner.start.as_ptr()
+        self.inner.start
     }
 
     /// The key by which local work requests name the region.
@@ -730,8 +745,10 @@ impl Region {
         self.inner.target
     }
 
+    /// The first byte, for code that loads, stores or maps host memory. Nothing in this process or on a GPU reaches memory that a device names by the
+    /// address 0, so any address that is not mapped stands for it.
     pub(crate) fn start(&self) -> NonNull<u8> {
-        self.inner.start
+        NonNull::new(self.inner.start).unwrap_or(NonNull::dangling())
     }
 }
 
@@ -930,7 +947,7 @@ mod tests {
             assert_ne!(region.page_size(), PageSize::Unknown);
             // SAFETY: memory of the region above, which outlives this one.
             let again = unsafe {
-                Region::register(&domain, region.inner.start, len_bytes, Access::ALL).unwrap()
+                Region::register(&domain, region.start(), len_bytes, Access::ALL).unwrap()
             };
             assert_eq!(again.page_size(), PageSize::Unknown);
         }

@@ -275,6 +275,8 @@ impl Bench<'_> {
             assert_eq!(receive.status(), Status::Complete);
             let expected = (len as u32, op.has_imm().then_some(imm));
             assert_eq!(receive.details(), Some(expected));
+            let is_write = matches!(op, Op::WriteImm | Op::WriteInlineImm);
+            assert_eq!(receive.transfer_details().unwrap().is_write, is_write);
         }
         match op {
             Op::Read => self.here.put(&near, &old),

@@ -50,10 +50,20 @@ int gds_ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask,
 	return other ? other(qp, attr, attr_mask, init_attr) : ENOSYS;
 }
 
+static int doorbell_gds_is_own_pd(const struct ibv_pd *pd)
+{
+	return pd && pd->context && doorbell_gds_is_own_context(pd->context);
+}
+
 /* A queue pair of libibverbs cannot use the CQs of a gds_qp. */
 struct ibv_qp *gds_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
 	if (attr && ((attr->send_cq && gds_owns_cq(attr->send_cq)) || (attr->recv_cq && gds_owns_cq(attr->recv_cq)))) {
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	/* Neither can it use a protection domain of gds_alloc_pd. */
+	if (doorbell_gds_is_own_pd(pd)) {
 		errno = EOPNOTSUPP;
 		return NULL;
 	}
@@ -88,6 +98,9 @@ int gds_ibv_resize_cq(struct ibv_cq *cq, int cqe)
 /* Registers memory with libibverbs, or, where it cannot, as memory of a GPU, with this library in the same domain. */
 struct ibv_mr *gds_ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
+	/* libibverbs knows nothing of a protection domain of gds_alloc_pd. */
+	if (doorbell_gds_is_own_pd(pd))
+		return gds_reg_mr(pd, addr, length, access);
 	__typeof__(&ibv_reg_mr) other = DOORBELL_GDS_OTHER(ibv_reg_mr);
 	struct ibv_mr *mr = other ? other(pd, addr, length, access) : NULL;
 	int error = errno;

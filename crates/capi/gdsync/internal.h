@@ -26,12 +26,19 @@ struct doorbell_gds_domain {
 	uint32_t users; /* number of regions and queue pairs */
 };
 
-/* A context of gds_open_device. The program has a pointer to the first field. */
+/* Words in front of a context, for the other fields of struct verbs_context, and behind a device, for libibverbs' own. */
+enum { DOORBELL_GDS_FRONT = 64, DOORBELL_GDS_BEHIND = 64 };
+
+/* A context of gds_open_device. The program has a pointer to `context`. */
 struct doorbell_gds_context {
+	uint64_t front[DOORBELL_GDS_FRONT]; /* directly before `context`; see verbs.c */
 	struct ibv_context context;
 	struct ibv_device device;
+	uint64_t behind[DOORBELL_GDS_BEHIND]; /* 0 */
 	uint32_t domains;
 };
+
+_Static_assert(offsetof(struct doorbell_gds_context, context) == DOORBELL_GDS_FRONT * sizeof(uint64_t), "nothing is between");
 
 /* What a place in the table contains. */
 enum doorbell_gds_kind {
@@ -63,7 +70,7 @@ struct doorbell_gds_key {
 	uint32_t lkey;
 };
 
-enum { DOORBELL_GDS_KEYS = 256 };
+enum { DOORBELL_GDS_KEYS = 256 /* 8 bits of the hash in memory.c */ };
 #define DOORBELL_GDS_WINDOW ((uint64_t)1 << 40)
 
 enum {
@@ -74,6 +81,7 @@ enum {
 /* A stream: `name` is the program's, `handle` libdoorbell's. */
 struct doorbell_gds_target {
 	CUstream name;
+	void *context; /* current CUDA context of a default stream, which exists once for each context; otherwise NULL */
 	doorbell_stream *handle;
 	int is_cuda; /* `name` is a stream of the driver */
 };
@@ -109,21 +117,31 @@ enum doorbell_gds_claim {
 
 struct doorbell_gds_entry {
 	uint64_t wr_id;
+	uint64_t number; /* running number of the work request in its queue, unsignaled ones included */
 	uint32_t opcode; /* enum ibv_wc_opcode */
 	uint32_t claim;
 	doorbell_ticket *work; /* NULL until it is posted */
 	doorbell_ticket *wait; /* NULL until it is queued */
+	doorbell_details details; /* valid before `kept`; 0 if the device has reported none */
 };
 
-/* Running numbers of entries: `head` is the oldest, `next` the first unclaimed one, `tail` the next one to be added. */
+/*
+ * Running numbers of entries: `head` is the oldest, `next` the first unclaimed one, `tail` the next one to be added. The details of
+ * those before `kept` are stored. No wait may claim those from `held` on.
+ */
 struct doorbell_gds_cq {
 	struct ibv_cq cq; /* first field: the program has a pointer to it */
 	struct doorbell_gds_qp *owner;
 	struct doorbell_gds_entry *entries;
+	uint64_t *wr_ids; /* of the newest work requests, by `number` modulo `capacity` */
 	uint64_t head;
 	uint64_t next;
 	uint64_t tail;
+	uint64_t kept;
+	uint64_t held;
 	uint64_t capacity;
+	uint64_t posted; /* number of work requests so far, unsignaled ones included */
+	uint32_t depth;
 	uint32_t side;
 };
 
@@ -159,18 +177,17 @@ _Static_assert(offsetof(struct ibv_exp_send_wr, wr) == offsetof(struct ibv_send_
 /* What was given to gds_modify_qp, for gds_query_qp; see verbs.c. */
 struct doorbell_gds_attributes;
 
-/* Words of libibverbs' own in front of a context. */
-enum { DOORBELL_GDS_FRONT = 64 };
-
 struct doorbell_gds_qp {
 	struct gds_qp qp;
 	struct doorbell_gds_qp_v3 qp_v3;
 	struct doorbell_gds_cq_v3 cq_v3[2];
 	struct ibv_qp ib;
-	const void *front[DOORBELL_GDS_FRONT]; /* directly before `context`; see verbs.c */
+	uint64_t front[DOORBELL_GDS_FRONT]; /* directly before `context`; see verbs.c */
 	struct ibv_context context;
 	struct doorbell_gds_cq cq[2]; /* by DOORBELL_QUEUE_* */
 	struct doorbell_gds_key keys[DOORBELL_GDS_KEYS]; /* those used last, by a hash */
+	doorbell_region *evicted[DOORBELL_SLICES_MAX];   /* taken from `keys`, and may be in use by the work request that is being made */
+	uint32_t evicted_count;
 	struct ibv_qp_cap cap;
 	struct doorbell_gds_attributes *attributes; /* NULL until there are some */
 	doorbell_endpoint *endpoint;
@@ -180,15 +197,19 @@ struct doorbell_gds_qp {
 				    is prepared between */
 	doorbell_stream *kernels[3]; /* streams of triggers: sends, waits for sends, waits for receives; NULL until
 					needed */
-	uint64_t serial;	     /* number of work requests so far */
 	uint32_t signals_all;
 	uint32_t told; /* 1: a failure that belongs to no entry was polled */
 };
 
 
 _Static_assert(offsetof(struct doorbell_gds_qp, context) - offsetof(struct doorbell_gds_qp, front) ==
-		       DOORBELL_GDS_FRONT * sizeof(void *),
+		       DOORBELL_GDS_FRONT * sizeof(uint64_t),
 	       "nothing is between");
+
+static inline struct doorbell_gds_context *doorbell_gds_of_context(struct ibv_context *context)
+{
+	return (struct doorbell_gds_context *)(void *)((char *)context - offsetof(struct doorbell_gds_context, context));
+}
 
 static inline struct doorbell_gds_qp *doorbell_gds_of_verbs(const struct ibv_qp *ib)
 {
@@ -232,17 +253,29 @@ int doorbell_gds_domain_get(const struct ibv_pd *pd, struct doorbell_gds_domain 
 struct doorbell_gds_domain *doorbell_gds_domain_put(struct doorbell_gds_domain *domain);
 /* Destroys a domain. The caller does not hold the lock. `domain` may be NULL. */
 void doorbell_gds_domain_end(struct doorbell_gds_domain *domain);
-/* Converts an address and a key to a slice. The caller holds the queue pair's lock. */
+/*
+ * Converts an address and a key to a slice. The caller holds the queue pair's lock, and calls doorbell_gds_slices_end before it releases
+ * the lock: the regions of the slices may not exist after that.
+ */
 int doorbell_gds_slice(struct doorbell_gds_qp *qp, const struct ibv_sge *sge, doorbell_slice *slice);
+/* Ends the use of slices, after their work request was posted or prepared, or was not. */
+void doorbell_gds_slices_end(struct doorbell_gds_qp *qp);
 /* Finds the region that contains `len_bytes` bytes for stores and waits. */
 int doorbell_gds_words(const void *start, size_t len_bytes, const doorbell_region **region, uint64_t *offset);
 
 /* queue.c */
-uint64_t doorbell_gds_push(struct doorbell_gds_cq *cq, uint64_t wr_id, uint32_t opcode, doorbell_ticket *work);
+/*
+ * Counts a work request that was posted or prepared, and adds an entry if it makes a completion. Returns the entry's number or
+ * DOORBELL_GDS_NO_ENTRY. `work` may be NULL until it is posted.
+ */
+uint64_t doorbell_gds_posted(struct doorbell_gds_cq *cq, uint64_t wr_id, uint32_t opcode, int is_signaled, doorbell_ticket *work);
+/* Takes back the newest work request, with its entry or DOORBELL_GDS_NO_ENTRY. */
+void doorbell_gds_unposted(struct doorbell_gds_cq *cq, uint64_t entry);
+/* Makes room for one more work request and its entry. */
 int doorbell_gds_make_room(struct doorbell_gds_cq *cq);
 int doorbell_gds_translate(struct doorbell_gds_qp *qp, const gds_send_wr *wr, struct doorbell_gds_work *made);
 /* Ends what doorbell_gds_translate has made, after the work request was posted or prepared, or was not. */
-void doorbell_gds_work_end(struct doorbell_gds_work *made);
+void doorbell_gds_work_end(struct doorbell_gds_qp *qp, struct doorbell_gds_work *made);
 int doorbell_gds_poll_cq(struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
 
 /* stream.c */
@@ -251,6 +284,8 @@ int doorbell_gds_check(const gds_descriptor_t *desc, const struct doorbell_gds_t
 int doorbell_gds_give_all(const struct doorbell_gds_target *target, size_t n_descs, gds_descriptor_t *descs);
 
 /* words.c */
+/* The CUDA context of the calling thread; NULL if there is none. */
+void *doorbell_gds_current_context(void);
 /* Whether the driver knows an address as memory of a GPU. */
 int doorbell_gds_is_gpu_memory(const void *address);
 /* A wait or a store by the driver's own call on a stream of the driver. */
@@ -258,9 +293,9 @@ int doorbell_gds_driver_wait(CUstream stream, CUdeviceptr address, uint32_t valu
 int doorbell_gds_driver_write(CUstream stream, void *address, uint32_t value);
 
 /* verbs.c */
-void doorbell_gds_verbs_init(struct doorbell_gds_qp *qp);
-/* Operations of a context that is not one of libibverbs, and whether a context has them. */
+/* Fills a context that is not one of libibverbs, and the words in front of it. All of them are 0. */
 void doorbell_gds_context_init(struct ibv_context *context);
+/* Whether a context is one of gds_open_device. */
 int doorbell_gds_is_own_context(const struct ibv_context *context);
 
 #endif

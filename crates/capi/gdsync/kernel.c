@@ -80,7 +80,7 @@ static void doorbell_gds_look_at_wait(void *info, const struct dbl_unit *unit, v
 static int doorbell_gds_take(struct doorbell_gds_qp *qp, uint32_t queue, gds_descriptor_t *desc, doorbell_trigger *trigger)
 {
 	doorbell_stream **stream = &qp->kernels[queue];
-	struct doorbell_gds_target target = {NULL, NULL, 0};
+	struct doorbell_gds_target target = {NULL, NULL, NULL, 0};
 	int code, error = doorbell_gds_check(desc, &target);
 	if (error)
 		return error;

@@ -219,10 +219,11 @@ struct ibv_context *gds_open_device(const char *name)
 
 int gds_close_device(struct ibv_context *context)
 {
-	struct doorbell_gds_context *made = (struct doorbell_gds_context *)context;
+	struct doorbell_gds_context *made;
 	int busy;
-	if (!context)
+	if (!context || !doorbell_gds_is_own_context(context))
 		return EINVAL;
+	made = doorbell_gds_of_context(context);
 	doorbell_gds_lock();
 	busy = made->domains > 0;
 	doorbell_gds_unlock();
@@ -236,7 +237,7 @@ struct ibv_pd *gds_alloc_pd(struct ibv_context *context)
 {
 	struct ibv_pd *pd;
 	struct doorbell_gds_domain *domain;
-	int error = context ? 0 : EINVAL;
+	int error = context && doorbell_gds_is_own_context(context) ? 0 : EINVAL;
 	if (error) {
 		errno = error;
 		return NULL;
@@ -251,7 +252,7 @@ struct ibv_pd *gds_alloc_pd(struct ibv_context *context)
 	/* This finds out whether the device exists. The protection domain itself is the first user. */
 	error = doorbell_gds_domain_get(pd, &domain);
 	if (!error)
-		((struct doorbell_gds_context *)context)->domains++;
+		doorbell_gds_of_context(context)->domains++;
 	doorbell_gds_unlock();
 	if (error) {
 		free(pd);
@@ -271,7 +272,7 @@ int gds_dealloc_pd(struct ibv_pd *pd)
 			continue;
 		error = domain->users > 1 ? EBUSY : 0;
 		if (!error) {
-			((struct doorbell_gds_context *)pd->context)->domains--;
+			doorbell_gds_of_context(pd->context)->domains--;
 			ended = doorbell_gds_domain_put(domain);
 		}
 		break;
@@ -413,7 +414,9 @@ static struct doorbell_gds_memory *doorbell_gds_find(uint64_t start, uint64_t le
 static int doorbell_gds_adopted_slice(struct doorbell_gds_qp *qp, const struct ibv_sge *sge, doorbell_slice *slice)
 {
 	const uint64_t start = sge->addr & ~(DOORBELL_GDS_WINDOW / 2 - 1);
-	struct doorbell_gds_key *key = &qp->keys[(sge->lkey * 0x9e3779b1u ^ (uint32_t)(start >> 39)) >> 7 & (DOORBELL_GDS_KEYS - 1)];
+	/* One key may be used in several windows: the heap, mapped files and the stack are in different ones. */
+	const uint32_t hash = (sge->lkey ^ (uint32_t)(start >> 39) * 0x85ebca6bu) * 0x9e3779b1u;
+	struct doorbell_gds_key *key = &qp->keys[hash >> 24];
 	if (!key->region || key->lkey != sge->lkey || key->start != start) {
 		doorbell_memory_keys keys = {start, DOORBELL_GDS_WINDOW, sge->lkey, 0};
 		doorbell_region *region;
@@ -421,7 +424,9 @@ static int doorbell_gds_adopted_slice(struct doorbell_gds_qp *qp, const struct i
 									  DOORBELL_REGION_PEERMEM, NULL, NULL, &region));
 		if (error)
 			return error;
-		doorbell_region_destroy(key->region);
+		/* An earlier slice of this work request may use the old one. There are at most as many as slices. */
+		if (key->region)
+			qp->evicted[qp->evicted_count++] = key->region;
 		key->region = region;
 		key->start = start;
 		key->lkey = sge->lkey;
@@ -430,6 +435,12 @@ static int doorbell_gds_adopted_slice(struct doorbell_gds_qp *qp, const struct i
 	slice->offset = sge->addr - start;
 	slice->len_bytes = sge->length;
 	return 0;
+}
+
+void doorbell_gds_slices_end(struct doorbell_gds_qp *qp)
+{
+	while (qp->evicted_count > 0)
+		doorbell_region_destroy(qp->evicted[--qp->evicted_count]);
 }
 
 int doorbell_gds_slice(struct doorbell_gds_qp *qp, const struct ibv_sge *sge, doorbell_slice *slice)
@@ -478,7 +489,9 @@ struct ibv_mr *gds_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
 {
 	struct ibv_mr *mr = NULL;
 	struct doorbell_gds_memory *place;
+	struct doorbell_gds_left left = {NULL, NULL};
 	doorbell_remote remote;
+	uint32_t lkey;
 	/* Access rights that verbs calls optional are ignored, such as relaxed ordering. */
 	const uint32_t rights = (uint32_t)access & ~0x3ff00000u;
 	int error = pd && addr && (rights & ~(uint32_t)DOORBELL_ACCESS_ALL) == 0 ? 0 : EINVAL;
@@ -490,11 +503,16 @@ struct ibv_mr *gds_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
 		doorbell_gds_lock();
 		error = doorbell_gds_enter(pd, addr, length, rights, DOORBELL_GDS_SLICES, &place);
 		if (!error) {
+			lkey = place->key;
 			error = doorbell_gds_errno(doorbell_region_remote(place->region, &remote));
-			mr->lkey = place->key;
 			if (!error && place->domain->adopted)
-				error = doorbell_gds_errno(doorbell_region_lkey(place->region, &mr->lkey));
+				error = doorbell_gds_errno(doorbell_region_lkey(place->region, &lkey));
+			if (error)
+				left = doorbell_gds_leave(place);
+		}
+		if (!error) {
 			place->mr = mr;
+			mr->lkey = lkey;
 			mr->handle = place->key & 0xffff;
 			mr->context = pd->context;
 			mr->pd = pd;
@@ -504,6 +522,8 @@ struct ibv_mr *gds_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
 		}
 		doorbell_gds_unlock();
 	}
+	if (left.region)
+		doorbell_gds_end_region(left);
 	if (error) {
 		free(mr);
 		errno = error;
@@ -611,6 +631,7 @@ int gds_alloc_mapped_memory(gds_mem_desc_t *desc, size_t size, int flags)
 		desc->bar_ptr = NULL;
 		desc->flags = flags;
 		desc->alloc_size = size;
+		desc->original_d_ptr = desc->d_ptr;
 	}
 	doorbell_gds_unlock();
 	return error;

@@ -19,6 +19,8 @@ static void doorbell_gds_drop_head(struct doorbell_gds_cq *cq)
 	cq->head++;
 	if (cq->next < cq->head)
 		cq->next = cq->head;
+	if (cq->kept < cq->head)
+		cq->kept = cq->head;
 }
 
 static int doorbell_gds_is_over(const doorbell_ticket *ticket)
@@ -26,13 +28,31 @@ static int doorbell_gds_is_over(const doorbell_ticket *ticket)
 	return ticket && doorbell_ticket_status(ticket, NULL) >= DOORBELL_STATUS_COMPLETE;
 }
 
+/* Stores the details of the oldest entry of which they are not stored. Its work request is over. */
+static void doorbell_gds_keep(struct doorbell_gds_cq *cq)
+{
+	struct doorbell_gds_entry *entry = doorbell_gds_at(cq, cq->kept++);
+	if (doorbell_ticket_details(entry->work, &entry->details) != 1)
+		memset(&entry->details, 0, sizeof(entry->details));
+}
+
 /*
- * Makes room for one more entry. If the list is full, drops the oldest one if a wait has consumed it, for programs
- * that never poll.
+ * If the list is full, drops the oldest entry if a wait has consumed it, for programs that never poll. The list has more entries than
+ * libdoorbell's queue has places, and libdoorbell forgets the details of a work request when another one takes its place. So they are
+ * stored before that.
  */
 int doorbell_gds_make_room(struct doorbell_gds_cq *cq)
 {
 	const struct doorbell_gds_entry *oldest;
+	while (cq->kept < cq->tail) {
+		const struct doorbell_gds_entry *entry = doorbell_gds_at(cq, cq->kept);
+		if (cq->posted - entry->number < cq->depth)
+			break;
+		/* It has the place still. */
+		if (!doorbell_gds_is_over(entry->work))
+			return ENOMEM;
+		doorbell_gds_keep(cq);
+	}
 	if (cq->tail - cq->head < cq->capacity)
 		return 0;
 	oldest = doorbell_gds_at(cq, cq->head);
@@ -42,15 +62,36 @@ int doorbell_gds_make_room(struct doorbell_gds_cq *cq)
 	return 0;
 }
 
-uint64_t doorbell_gds_push(struct doorbell_gds_cq *cq, uint64_t wr_id, uint32_t opcode, doorbell_ticket *work)
+uint64_t doorbell_gds_posted(struct doorbell_gds_cq *cq, uint64_t wr_id, uint32_t opcode, int is_signaled, doorbell_ticket *work)
 {
 	struct doorbell_gds_entry *entry = doorbell_gds_at(cq, cq->tail);
+	const uint64_t number = cq->posted++;
+	cq->wr_ids[number % cq->capacity] = wr_id;
+	if (!is_signaled)
+		return DOORBELL_GDS_NO_ENTRY;
 	entry->wr_id = wr_id;
+	entry->number = number;
 	entry->opcode = opcode;
 	entry->claim = DOORBELL_GDS_UNCLAIMED;
 	entry->work = work;
 	entry->wait = NULL;
 	return cq->tail++;
+}
+
+void doorbell_gds_unposted(struct doorbell_gds_cq *cq, uint64_t entry)
+{
+	if (entry != DOORBELL_GDS_NO_ENTRY)
+		cq->tail = entry;
+	cq->posted--;
+}
+
+/*
+ * The number by which libdoorbell knows the next work request of a queue. A failure is reported with it. Programs may give one wr_id to all
+ * work requests, so theirs does not tell which one has failed.
+ */
+static uint64_t doorbell_gds_id(const struct doorbell_gds_cq *cq, uint64_t number)
+{
+	return number << 1 | cq->side;
 }
 
 /* --------------------------------------------------------------------------------------------------- work requests */
@@ -72,8 +113,9 @@ static int doorbell_gds_slices(struct doorbell_gds_qp *qp, const struct ibv_sge 
 	return 0;
 }
 
-void doorbell_gds_work_end(struct doorbell_gds_work *made)
+void doorbell_gds_work_end(struct doorbell_gds_qp *qp, struct doorbell_gds_work *made)
 {
+	doorbell_gds_slices_end(qp);
 	doorbell_address_handle_destroy(made->handle);
 	made->handle = NULL;
 }
@@ -145,7 +187,7 @@ int doorbell_gds_translate(struct doorbell_gds_qp *qp, const gds_send_wr *wr, st
 	made->work = doorbell_work_init(opcode, made->slices, count);
 	made->work.inline_bytes = made->inline_bytes;
 	made->work.inline_len_bytes = bytes;
-	made->work.wr_id = wr->wr_id;
+	made->work.wr_id = doorbell_gds_id(&qp->cq[DOORBELL_QUEUE_SEND], qp->cq[DOORBELL_QUEUE_SEND].posted);
 	if (has_imm) {
 		flags |= DOORBELL_WORK_IMM;
 		made->work.imm = ntohl(wr->imm_data);
@@ -192,10 +234,11 @@ static void doorbell_gds_complete(const struct doorbell_gds_cq *cq, const struct
 }
 
 /* A failed work request: it has failed itself, or was flushed because another one has failed. */
-static void doorbell_gds_fail(const struct doorbell_gds_cq *cq, uint64_t wr_id, const doorbell_failure *failure,
+static void doorbell_gds_fail(const struct doorbell_gds_cq *cq, uint64_t number, uint64_t wr_id, const doorbell_failure *failure,
 				     struct ibv_wc *wc)
 {
-	const int own = failure->cause == DOORBELL_CAUSE_COMPLETION && failure->has_wr_id && failure->wr_id == wr_id;
+	const int own = failure->cause == DOORBELL_CAUSE_COMPLETION && failure->has_wr_id &&
+			failure->wr_id == doorbell_gds_id(cq, number);
 	memset(wc, 0, sizeof(*wc));
 	wc->wr_id = wr_id;
 	wc->status = own ? (enum ibv_wc_status)failure->wc_status : IBV_WC_WR_FLUSH_ERR;
@@ -208,18 +251,20 @@ static int doorbell_gds_poll_unsignaled(struct doorbell_gds_cq *cq, struct ibv_w
 {
 	struct doorbell_gds_qp *qp = cq->owner;
 	doorbell_failure failure;
-	uint32_t side;
-	uint64_t number;
+	uint64_t entry, number;
 	if (cq->side != DOORBELL_QUEUE_SEND || qp->told || doorbell_endpoint_failure(qp->endpoint, &failure, NULL, 0) <= 0)
 		return 0;
-	if (failure.cause != DOORBELL_CAUSE_COMPLETION || !failure.has_wr_id)
+	number = failure.wr_id >> 1;
+	if (failure.cause != DOORBELL_CAUSE_COMPLETION || !failure.has_wr_id || failure.wr_id != doorbell_gds_id(cq, number))
 		return 0;
-	for (side = 0; side < 2; side++)
-		for (number = qp->cq[side].head; number < qp->cq[side].tail; number++)
-			if (doorbell_gds_at(&qp->cq[side], number)->wr_id == failure.wr_id)
-				return 0;
+	/* Otherwise it was queued with the endpoint directly. */
+	if (number >= cq->posted || cq->posted - number > cq->capacity)
+		return 0;
+	for (entry = cq->head; entry < cq->tail; entry++)
+		if (doorbell_gds_at(cq, entry)->number == number)
+			return 0;
 	qp->told = 1;
-	doorbell_gds_fail(cq, failure.wr_id, &failure, wc);
+	doorbell_gds_fail(cq, number, cq->wr_ids[number % cq->capacity], &failure, wc);
 	return 1;
 }
 
@@ -228,7 +273,6 @@ static int doorbell_gds_poll_head(struct doorbell_gds_cq *cq, struct ibv_wc *wc)
 {
 	struct doorbell_gds_entry *entry;
 	doorbell_completion completion;
-	doorbell_details details = {0, 0, 0, 0};
 	doorbell_failure failure;
 	int status, code = 0;
 	if (cq->head == cq->tail)
@@ -257,12 +301,15 @@ static int doorbell_gds_poll_head(struct doorbell_gds_cq *cq, struct ibv_wc *wc)
 		return 0;
 	status = doorbell_ticket_status(entry->work, &failure);
 	if (status == DOORBELL_STATUS_COMPLETE) {
-		doorbell_ticket_details(entry->work, &details);
-		doorbell_gds_complete(cq, entry, details.len_bytes, details.has_imm, details.imm, wc);
+		if (cq->kept == cq->head)
+			doorbell_gds_keep(cq);
+		if (entry->details.is_write)
+			entry->opcode = IBV_WC_RECV_RDMA_WITH_IMM;
+		doorbell_gds_complete(cq, entry, entry->details.len_bytes, entry->details.has_imm, entry->details.imm, wc);
 	} else if (status == DOORBELL_STATUS_FAILED || status == DOORBELL_STATUS_UNKNOWN) {
 		if (doorbell_gds_poll_unsignaled(cq, wc))
 			return 1;
-		doorbell_gds_fail(cq, entry->wr_id, &failure, wc);
+		doorbell_gds_fail(cq, entry->number, entry->wr_id, &failure, wc);
 		if (wc->status != IBV_WC_WR_FLUSH_ERR)
 			cq->owner->told = 1;
 	} else {
@@ -302,7 +349,7 @@ int gds_post_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr)
 		if (!error)
 			error = doorbell_gds_make_room(&qp->cq[DOORBELL_QUEUE_SEND]);
 		if (error) {
-			doorbell_gds_work_end(&made);
+			doorbell_gds_work_end(qp, &made);
 			break;
 		}
 		ticket = NULL;
@@ -310,14 +357,12 @@ int gds_post_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr)
 			code = doorbell_post_send(qp->endpoint, &made.work, NULL);
 		else
 			code = doorbell_post_send(qp->endpoint, &made.work, &ticket);
-		doorbell_gds_work_end(&made);
+		doorbell_gds_work_end(qp, &made);
 		/* For a connected endpoint, DOORBELL_ESTATE means that earlier work is on a stream or prepared. */
 		error = code == DOORBELL_ESTATE && doorbell_endpoint_is_connected(qp->endpoint) == 1 ? EBUSY : doorbell_gds_errno(code);
 		if (error)
 			break;
-		qp->serial++;
-		if (ticket)
-			doorbell_gds_push(&qp->cq[DOORBELL_QUEUE_SEND], wr->wr_id, made.opcode, ticket);
+		doorbell_gds_posted(&qp->cq[DOORBELL_QUEUE_SEND], wr->wr_id, made.opcode, ticket != NULL, ticket);
 	}
 	pthread_mutex_unlock(&qp->lock);
 	if (error && bad_wr)
@@ -328,6 +373,7 @@ int gds_post_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr)
 int gds_post_recv(struct gds_qp *gds, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
 {
 	struct doorbell_gds_qp *qp;
+	struct doorbell_gds_cq *cq;
 	doorbell_slice slices[DOORBELL_SLICES_MAX];
 	doorbell_ticket *ticket;
 	uint32_t count;
@@ -335,16 +381,19 @@ int gds_post_recv(struct gds_qp *gds, struct ibv_recv_wr *wr, struct ibv_recv_wr
 	if (!gds || !wr)
 		return EINVAL;
 	qp = doorbell_gds_of(gds);
+	cq = &qp->cq[DOORBELL_QUEUE_RECV];
 	pthread_mutex_lock(&qp->lock);
 	for (; wr; wr = wr->next) {
 		error = doorbell_gds_slices(qp, wr->sg_list, wr->num_sge, slices, &count);
 		if (!error)
-			error = doorbell_gds_make_room(&qp->cq[DOORBELL_QUEUE_RECV]);
+			error = doorbell_gds_make_room(cq);
 		if (!error)
-			error = doorbell_gds_errno(doorbell_post_recv(qp->endpoint, wr->wr_id, slices, count, &ticket));
+			error = doorbell_gds_errno(
+				doorbell_post_recv(qp->endpoint, doorbell_gds_id(cq, cq->posted), slices, count, &ticket));
+		doorbell_gds_slices_end(qp);
 		if (error)
 			break;
-		doorbell_gds_push(&qp->cq[DOORBELL_QUEUE_RECV], wr->wr_id, IBV_WC_RECV, ticket);
+		doorbell_gds_posted(cq, wr->wr_id, IBV_WC_RECV, 1, ticket);
 	}
 	pthread_mutex_unlock(&qp->lock);
 	if (error && bad_wr)
@@ -369,12 +418,15 @@ static int doorbell_gds_cq_make(struct doorbell_gds_qp *qp, uint32_t side, uint3
 	struct doorbell_gds_cq *cq = &qp->cq[side];
 	/* As many entries as the queue has, and as many that a stream has waited for and nobody has polled. */
 	cq->capacity = 2 * (uint64_t)depth;
+	cq->depth = depth;
+	cq->held = UINT64_MAX;
 	cq->entries = (struct doorbell_gds_entry *)calloc(cq->capacity, sizeof(*cq->entries));
+	cq->wr_ids = (uint64_t *)calloc(cq->capacity, sizeof(*cq->wr_ids));
 	cq->owner = qp;
 	cq->side = side;
 	cq->cq.context = &qp->context;
 	cq->cq.cqe = (int)depth;
-	return cq->entries ? 0 : ENOMEM;
+	return cq->entries && cq->wr_ids ? 0 : ENOMEM;
 }
 
 static void doorbell_gds_cq_clear(struct doorbell_gds_cq *cq)
@@ -389,7 +441,9 @@ static void doorbell_gds_qp_free(struct doorbell_gds_qp *qp)
 	for (side = 0; side < 2; side++) {
 		doorbell_gds_cq_clear(&qp->cq[side]);
 		free(qp->cq[side].entries);
+		free(qp->cq[side].wr_ids);
 	}
+	doorbell_gds_slices_end(qp);
 	for (side = 0; side < DOORBELL_GDS_KEYS; side++)
 		doorbell_region_destroy(qp->keys[side].region);
 	free(qp->attributes);
@@ -464,7 +518,7 @@ struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds
 	}
 	qp->signals_all = attr->sq_sig_all != 0;
 	qp->context.device = context->device;
-	doorbell_gds_verbs_init(qp);
+	doorbell_gds_context_init(&qp->context);
 	qp->context.ops.poll_cq = doorbell_gds_poll_cq;
 	qp->context.ops.post_send = doorbell_gds_ibv_post_send;
 	qp->context.ops.post_recv = doorbell_gds_ibv_post_recv;

@@ -25,19 +25,30 @@ static int doorbell_gds_stream_enter(const struct doorbell_gds_target *target, s
 	return 0;
 }
 
+/*
+ * The context that belongs to the name of a stream. NULL and CU_STREAM_LEGACY name the default stream of the current context. Any other
+ * name is of one stream, whatever context is current.
+ */
+static void *doorbell_gds_context_of(CUstream stream)
+{
+	return (uintptr_t)stream <= 1 ? doorbell_gds_current_context() : NULL;
+}
+
 /* Finds the stream of that name, or creates libdoorbell's for a stream of the driver. */
 static int doorbell_gds_target(CUstream stream, struct doorbell_gds_target *target)
 {
+	void *const context = doorbell_gds_context_of(stream);
 	struct doorbell_gds_stream *entry;
 	int error = 0;
 	doorbell_gds_lock();
 	for (entry = doorbell_gds_state.streams; entry; entry = entry->next)
-		if (entry->target.name == stream)
+		if (entry->target.name == stream && entry->target.context == context)
 			break;
 	if (entry) {
 		*target = entry->target;
 	} else {
 		target->name = stream;
+		target->context = context;
 		target->is_cuda = 1;
 		error = doorbell_gds_goes_on(doorbell_stream_create_cuda(stream, NULL, &target->handle), &target->handle);
 		if (!error) {
@@ -69,6 +80,7 @@ int gds_create_host_stream(CUstream *stream)
 		return error;
 	/* The address of the handle is a name that no CUDA stream has. */
 	*stream = target.name = (CUstream)(void *)target.handle;
+	target.context = NULL;
 	target.is_cuda = 0;
 	doorbell_gds_lock();
 	error = doorbell_gds_stream_enter(&target, &doorbell_gds_state.streams);
@@ -80,10 +92,11 @@ int gds_create_host_stream(CUstream *stream)
 
 int gds_release_stream(CUstream stream)
 {
+	void *const context = doorbell_gds_context_of(stream);
 	struct doorbell_gds_stream **at, *entry = NULL;
 	doorbell_gds_lock();
 	for (at = &doorbell_gds_state.streams; *at; at = &(*at)->next) {
-		if ((*at)->target.name == stream) {
+		if ((*at)->target.name == stream && (*at)->target.context == context) {
 			entry = *at;
 			*at = entry->next;
 			break;
@@ -139,38 +152,38 @@ static int doorbell_gds_take_back(struct doorbell_gds_qp *qp, gds_send_request_t
 		code = doorbell_prepared_rollback(qp->endpoint, request->prepared[last]);
 		if (code < 0)
 			return doorbell_gds_errno(code);
-		if (request->entry[last] != DOORBELL_GDS_NO_ENTRY)
-			cq->tail = request->entry[last];
+		doorbell_gds_unposted(cq, request->entry[last]);
 		request->count = last;
-		qp->serial--;
 	}
 	return 0;
 }
 
-/* The caller holds `posting`. */
+/* The caller holds `posting`. `holds`: no wait claims the entries until the caller sets `held`. */
 static int doorbell_gds_prepare_send(struct doorbell_gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr,
-					    gds_send_request_t *request)
+					    gds_send_request_t *request, int holds)
 {
+	struct doorbell_gds_cq *cq = &qp->cq[DOORBELL_QUEUE_SEND];
 	struct doorbell_gds_work made;
 	int error = 0;
 	made.handle = NULL;
 	memset(request, 0, sizeof(*request));
 	request->owner = qp;
 	pthread_mutex_lock(&qp->lock);
+	if (holds)
+		cq->held = cq->tail;
 	for (; wr; wr = wr->next) {
 		const uint32_t at = request->count;
 		error = at < GDS_SEND_INFO_MAX_OPS ? doorbell_gds_translate(qp, wr, &made) : ENOMEM;
 		if (!error)
-			error = doorbell_gds_make_room(&qp->cq[DOORBELL_QUEUE_SEND]);
+			error = doorbell_gds_make_room(cq);
 		if (!error)
 			error = doorbell_gds_errno(doorbell_prepare_send(qp->endpoint, &made.work, &request->prepared[at]));
-		doorbell_gds_work_end(&made);
+		doorbell_gds_work_end(qp, &made);
 		if (error)
 			break;
-		request->entry[at] = DOORBELL_GDS_NO_ENTRY;
-		if (!(made.work.flags & DOORBELL_WORK_UNSIGNALED))
-			request->entry[at] = doorbell_gds_push(&qp->cq[DOORBELL_QUEUE_SEND], wr->wr_id, made.opcode, NULL);
-		request->serial = ++qp->serial;
+		request->entry[at] =
+			doorbell_gds_posted(cq, wr->wr_id, made.opcode, !(made.work.flags & DOORBELL_WORK_UNSIGNALED), NULL);
+		request->serial = cq->posted;
 		request->count = at + 1;
 	}
 	if (error)
@@ -189,7 +202,7 @@ int gds_prepare_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr, 
 		return EINVAL;
 	qp = doorbell_gds_of(gds);
 	pthread_mutex_lock(&qp->posting);
-	error = doorbell_gds_prepare_send(qp, wr, bad_wr, request);
+	error = doorbell_gds_prepare_send(qp, wr, bad_wr, request, 0);
 	pthread_mutex_unlock(&qp->posting);
 	return error;
 }
@@ -207,7 +220,7 @@ int gds_rollback_send(struct gds_qp *gds, gds_send_request_t *request)
 		return EINVAL;
 	cq = &qp->cq[DOORBELL_QUEUE_SEND];
 	pthread_mutex_lock(&qp->lock);
-	if (request->serial != qp->serial)
+	if (request->serial != cq->posted)
 		error = EBUSY;
 	/* Refused also if a wait for its completion is prepared. */
 	for (i = 0; i < request->count && !error; i++)
@@ -230,7 +243,7 @@ int gds_prepare_wait_cq(struct gds_cq *gds, gds_wait_request_t *request, int fla
 	request->prepared = NULL;
 	request->appended = 0;
 	pthread_mutex_lock(&cq->owner->lock);
-	error = cq->next < cq->tail ? 0 : EINVAL;
+	error = cq->next < cq->tail && cq->next < cq->held ? 0 : EINVAL;
 	if (!error)
 		error = doorbell_gds_errno(
 			doorbell_prepare_wait_cq(cq->owner->endpoint, cq->side, doorbell_gds_wait_timeout_ms(), &request->prepared));
@@ -652,14 +665,17 @@ int gds_stream_post_wait_cq(CUstream stream, gds_wait_request_t *request)
 int gds_stream_queue_send(CUstream stream, struct gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr)
 {
 	struct doorbell_gds_qp *own;
+	struct doorbell_gds_cq *cq;
 	gds_send_request_t request;
 	int error;
 	if (!qp || !wr)
 		return EINVAL;
 	own = doorbell_gds_of(qp);
-	/* So that no other thread prepares between this prepare and its post. */
+	cq = &own->cq[DOORBELL_QUEUE_SEND];
+	/* So that no other thread prepares between this prepare and its post. No wait of another thread claims the entries either: then
+	   the request could not be taken back. */
 	pthread_mutex_lock(&own->posting);
-	error = doorbell_gds_prepare_send(own, wr, bad_wr, &request);
+	error = doorbell_gds_prepare_send(own, wr, bad_wr, &request, 1);
 	if (!error) {
 		error = gds_stream_post_send(stream, &request);
 		if (error) {
@@ -668,6 +684,9 @@ int gds_stream_queue_send(CUstream stream, struct gds_qp *qp, gds_send_wr *wr, g
 				*bad_wr = wr;
 		}
 	}
+	pthread_mutex_lock(&own->lock);
+	cq->held = UINT64_MAX;
+	pthread_mutex_unlock(&own->lock);
 	pthread_mutex_unlock(&own->posting);
 	return error;
 }

@@ -1,24 +1,211 @@
 /*
- * The calls of libibverbs that reach the objects of a gds_qp.
+ * The calls of libibverbs that reach the objects of a gds_qp and of gds_open_device.
  *
  * ibv_poll_cq, ibv_post_send, ibv_post_recv and ibv_req_notify_cq are inline in verbs.h, and call the operations of the
- * object's context. All others are functions of libibverbs. They take the context for the last part of its own, larger
- * struct, and find the operations by a pointer in front of the context. The layout of what it points to belongs to
- * libibverbs and changes with its versions. So all words in front of the context point to one array, and each word of the array is
- * a function that refuses.
+ * object's context. Other inline calls look for the operations of struct verbs_context, of which the context is the last field; here these
+ * are NULL. All others are functions of libibverbs. They find the operations by `priv` of that struct. The layout of what it points to
+ * belongs to libibverbs and changes with its versions. So it is an array here, and each word of the array is a function that refuses.
+ *
+ * A function that makes an object refuses by NULL, and any other one by an error number. Which words are the former is found out by
+ * calls of the functions of libibverbs that return objects.
  */
+#define _GNU_SOURCE
 #include "internal.h"
+
+#include <dlfcn.h>
+
+/* Of any type. */
+typedef void (*doorbell_gds_operation)(void);
 
 static int doorbell_gds_refuse(void)
 {
+	errno = EOPNOTSUPP;
 	return EOPNOTSUPP;
+}
+
+static void *doorbell_gds_refuse_object(void)
+{
+	errno = EOPNOTSUPP;
+	return NULL;
 }
 
 #define DOORBELL_GDS_4(x) x, x, x, x
 #define DOORBELL_GDS_64(x) DOORBELL_GDS_4(DOORBELL_GDS_4(DOORBELL_GDS_4(x)))
 
 /* More words than libibverbs has operations. */
-static int (*const doorbell_gds_refusals[1024])(void) = {DOORBELL_GDS_4(DOORBELL_GDS_4(DOORBELL_GDS_64(doorbell_gds_refuse)))};
+enum { DOORBELL_GDS_OPERATION_BITS = 10, DOORBELL_GDS_OPERATIONS = 1 << DOORBELL_GDS_OPERATION_BITS };
+static doorbell_gds_operation doorbell_gds_refusals[DOORBELL_GDS_OPERATIONS] = {
+	DOORBELL_GDS_4(DOORBELL_GDS_4(DOORBELL_GDS_64((doorbell_gds_operation)doorbell_gds_refuse)))};
+
+/* The functions that return objects, by their parameters. Newer ones are declared here, because older headers do not have them. */
+struct doorbell_gds_maker {
+	const char *name;
+	enum {
+		DOORBELL_GDS_OF_CONTEXT,
+		DOORBELL_GDS_OF_CONTEXT_HANDLE,
+		DOORBELL_GDS_OF_PD_HANDLE,
+		DOORBELL_GDS_CQ,
+		DOORBELL_GDS_MR,
+		DOORBELL_GDS_MR_IOVA,
+		DOORBELL_GDS_MR_DMABUF,
+		DOORBELL_GDS_OF_PD_ATTRIBUTES
+	} parameters;
+};
+
+static const struct doorbell_gds_maker doorbell_gds_makers[] = {
+	{"ibv_alloc_pd", DOORBELL_GDS_OF_CONTEXT},
+	{"ibv_import_pd", DOORBELL_GDS_OF_CONTEXT_HANDLE},
+	{"ibv_import_dm", DOORBELL_GDS_OF_CONTEXT_HANDLE},
+	{"ibv_import_mr", DOORBELL_GDS_OF_PD_HANDLE},
+	{"ibv_create_cq", DOORBELL_GDS_CQ},
+	{"ibv_reg_mr", DOORBELL_GDS_MR},
+	{"ibv_reg_mr_iova", DOORBELL_GDS_MR_IOVA},
+	{"ibv_reg_dmabuf_mr", DOORBELL_GDS_MR_DMABUF},
+	{"ibv_create_srq", DOORBELL_GDS_OF_PD_ATTRIBUTES},
+	{"ibv_create_qp", DOORBELL_GDS_OF_PD_ATTRIBUTES},
+	{"ibv_create_ah", DOORBELL_GDS_OF_PD_ATTRIBUTES},
+};
+
+typedef void *(*doorbell_gds_of_context_call)(struct ibv_context *);
+typedef void *(*doorbell_gds_of_context_handle_call)(struct ibv_context *, uint32_t);
+typedef void *(*doorbell_gds_of_pd_handle_call)(struct ibv_pd *, uint32_t);
+typedef void *(*doorbell_gds_cq_call)(struct ibv_context *, int, void *, void *, int);
+typedef void *(*doorbell_gds_mr_call)(struct ibv_pd *, void *, size_t, int);
+typedef void *(*doorbell_gds_mr_iova_call)(struct ibv_pd *, void *, size_t, uint64_t, int);
+typedef void *(*doorbell_gds_mr_dmabuf_call)(struct ibv_pd *, uint64_t, size_t, uint64_t, int, int);
+typedef void *(*doorbell_gds_of_pd_attributes_call)(struct ibv_pd *, void *);
+
+/* Calls one of the functions. Each calls one operation of the context, which returns NULL, and then does no more. */
+static void doorbell_gds_make(const struct doorbell_gds_maker *maker, void *found, struct ibv_context *context)
+{
+	union {
+		void *found;
+		doorbell_gds_of_context_call of_context;
+		doorbell_gds_of_context_handle_call of_context_handle;
+		doorbell_gds_of_pd_handle_call of_pd_handle;
+		doorbell_gds_cq_call cq;
+		doorbell_gds_mr_call mr;
+		doorbell_gds_mr_iova_call mr_iova;
+		doorbell_gds_mr_dmabuf_call mr_dmabuf;
+		doorbell_gds_of_pd_attributes_call of_pd_attributes;
+	} call;
+	uint64_t attributes[64] = {0};
+	struct ibv_pd pd;
+	memset(&pd, 0, sizeof(pd));
+	pd.context = context;
+	call.found = found;
+	switch (maker->parameters) {
+	case DOORBELL_GDS_OF_CONTEXT:
+		(void)call.of_context(context);
+		break;
+	case DOORBELL_GDS_OF_CONTEXT_HANDLE:
+		(void)call.of_context_handle(context, 0);
+		break;
+	case DOORBELL_GDS_OF_PD_HANDLE:
+		(void)call.of_pd_handle(&pd, 0);
+		break;
+	case DOORBELL_GDS_CQ:
+		(void)call.cq(context, 1, NULL, NULL, 0);
+		break;
+	case DOORBELL_GDS_MR:
+		(void)call.mr(&pd, NULL, 0, 0);
+		break;
+	case DOORBELL_GDS_MR_IOVA:
+		(void)call.mr_iova(&pd, NULL, 0, 0, 0);
+		break;
+	case DOORBELL_GDS_MR_DMABUF:
+		(void)call.mr_dmabuf(&pd, 0, 0, 0, -1, 0);
+		break;
+	case DOORBELL_GDS_OF_PD_ATTRIBUTES:
+		(void)call.of_pd_attributes(&pd, attributes);
+		break;
+	}
+}
+
+/* How often each of two operations was called. */
+static unsigned doorbell_gds_seen[2];
+
+static void *doorbell_gds_see_0(void)
+{
+	doorbell_gds_seen[0]++;
+	return NULL;
+}
+
+static void *doorbell_gds_see_1(void)
+{
+	doorbell_gds_seen[1]++;
+	return NULL;
+}
+
+/* Whether a function calls one operation, and that is one of those whose `bits` are `value`. */
+static int doorbell_gds_sees(const struct doorbell_gds_maker *maker, void *found, struct doorbell_gds_context *probe,
+			     doorbell_gds_operation *operations, unsigned bits, unsigned value)
+{
+	unsigned i;
+	for (i = 0; i < DOORBELL_GDS_OPERATIONS; i++)
+		operations[i] = (doorbell_gds_operation)((i & bits) == value ? doorbell_gds_see_1 : doorbell_gds_see_0);
+	doorbell_gds_seen[0] = doorbell_gds_seen[1] = 0;
+	doorbell_gds_make(maker, found, &probe->context);
+	return doorbell_gds_seen[0] == 0 && doorbell_gds_seen[1] == 1;
+}
+
+_Static_assert(offsetof(struct verbs_context, context) <= DOORBELL_GDS_FRONT * sizeof(uint64_t), "room in front of a context");
+_Static_assert(offsetof(struct verbs_context, context) + sizeof(struct ibv_context) == sizeof(struct verbs_context), "the last field");
+
+/* Makes a context the last field of a struct verbs_context with these operations. */
+static void doorbell_gds_enclose(struct ibv_context *context, const doorbell_gds_operation *operations)
+{
+	struct verbs_context *whole =
+		(struct verbs_context *)(void *)((char *)context - offsetof(struct verbs_context, context));
+	whole->priv = (struct verbs_ex_private *)(void *)(uintptr_t)operations;
+	whole->sz = sizeof(*whole);
+	context->abi_compat = __VERBS_ABI_IS_EXTENDED;
+	context->cmd_fd = context->async_fd = -1;
+}
+
+/* Finds the word of each function that returns an object, bit by bit. */
+static void doorbell_gds_find_makers(void *library)
+{
+	struct doorbell_gds_context *probe = (struct doorbell_gds_context *)calloc(1, sizeof(*probe));
+	doorbell_gds_operation *operations = (doorbell_gds_operation *)calloc(DOORBELL_GDS_OPERATIONS, sizeof(*operations));
+	const int error = errno;
+	size_t at;
+	for (at = 0; probe && operations && at < sizeof(doorbell_gds_makers) / sizeof(doorbell_gds_makers[0]); at++) {
+		const struct doorbell_gds_maker *maker = &doorbell_gds_makers[at];
+		void *found = dlsym(library, maker->name);
+		unsigned bit, index = 0;
+		if (!found)
+			continue;
+		doorbell_gds_enclose(&probe->context, operations);
+		probe->context.device = &probe->device;
+		for (bit = 1; bit < DOORBELL_GDS_OPERATIONS; bit <<= 1)
+			if (doorbell_gds_sees(maker, found, probe, operations, bit, bit))
+				index |= bit;
+		if (doorbell_gds_sees(maker, found, probe, operations, DOORBELL_GDS_OPERATIONS - 1, index))
+			doorbell_gds_refusals[index] = (doorbell_gds_operation)doorbell_gds_refuse_object;
+	}
+	free(operations);
+	free(probe);
+	errno = error;
+}
+
+/*
+ * Before the first object of this library exists that libibverbs can be given. The functions are taken from libibverbs itself: a program
+ * may have functions of these names in front of it, which are not made for this. If it is not loaded yet, the next object tries again.
+ */
+static void doorbell_gds_prepare_refusals(void)
+{
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	static int is_done;
+	void *library;
+	pthread_mutex_lock(&lock);
+	if (!is_done && (library = dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD)) != NULL) {
+		doorbell_gds_find_makers(library);
+		dlclose(library);
+		is_done = 1;
+	}
+	pthread_mutex_unlock(&lock);
+}
 
 static int doorbell_gds_refuse_notification(struct ibv_cq *cq, int solicited_only)
 {
@@ -27,24 +214,17 @@ static int doorbell_gds_refuse_notification(struct ibv_cq *cq, int solicited_onl
 	return EOPNOTSUPP;
 }
 
-void doorbell_gds_verbs_init(struct doorbell_gds_qp *qp)
-{
-	size_t i;
-	for (i = 0; i < DOORBELL_GDS_FRONT; i++)
-		qp->front[i] = (const void *)doorbell_gds_refusals;
-	doorbell_gds_context_init(&qp->context);
-}
-
 void doorbell_gds_context_init(struct ibv_context *context)
 {
-	/* `abi_compat` stays 0: for the inline calls of verbs.h, the context has no operations but those in `ops`. */
-	context->cmd_fd = context->async_fd = -1;
+	doorbell_gds_prepare_refusals();
+	doorbell_gds_enclose(context, doorbell_gds_refusals);
 	context->ops.req_notify_cq = doorbell_gds_refuse_notification;
 }
 
 int doorbell_gds_is_own_context(const struct ibv_context *context)
 {
-	return context->ops.req_notify_cq == doorbell_gds_refuse_notification;
+	/* The context of a queue pair polls. */
+	return context->ops.req_notify_cq == doorbell_gds_refuse_notification && !context->ops.poll_cq;
 }
 
 int gds_owns_cq(const struct ibv_cq *cq)

@@ -14,6 +14,7 @@ enum {
 };
 
 struct doorbell_gds_driver {
+	int (*get_current)(void **context);
 	int (*get_attribute)(void *data, int attribute, CUdeviceptr pointer);
 	int (*wait_value32)(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags);
 	int (*write_value32)(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags);
@@ -37,6 +38,7 @@ static void doorbell_gds_load_driver(void)
 	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 	if (!library)
 		return;
+	doorbell_gds_find_symbol(library, "cuCtxGetCurrent", "cuCtxGetCurrent", &driver->get_current);
 	doorbell_gds_find_symbol(library, "cuPointerGetAttribute", "cuPointerGetAttribute", &driver->get_attribute);
 	doorbell_gds_find_symbol(library, "cuStreamWaitValue32_v2", "cuStreamWaitValue32", &driver->wait_value32);
 	doorbell_gds_find_symbol(library, "cuStreamWriteValue32_v2", "cuStreamWriteValue32", &driver->write_value32);
@@ -46,6 +48,13 @@ static const struct doorbell_gds_driver *doorbell_gds_get_driver(void)
 {
 	pthread_once(&doorbell_gds_driver_once, doorbell_gds_load_driver);
 	return &doorbell_gds_driver;
+}
+
+void *doorbell_gds_current_context(void)
+{
+	const struct doorbell_gds_driver *driver = doorbell_gds_get_driver();
+	void *context = NULL;
+	return driver->get_current && driver->get_current(&context) == 0 ? context : NULL;
 }
 
 int doorbell_gds_is_gpu_memory(const void *address)

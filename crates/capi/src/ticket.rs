@@ -50,7 +50,7 @@ pub struct doorbell_details {
     pub len_bytes: u32,
     pub imm: u32,
     pub has_imm: u32,
-    pub reserved: u32,
+    pub is_write: u32,
 }
 
 /// A place for a ticket, if the caller wants one: null until there is one.
@@ -156,14 +156,14 @@ pub unsafe extern "C" fn doorbell_ticket_details(
     details: *mut doorbell_details,
 ) -> c_int {
     call!(place = out(details), ticket = get(ticket), || {
-        let Some((len_bytes, imm)) = ticket.inner.details() else {
+        let Some(details) = ticket.inner.transfer_details() else {
             return Ok(0);
         };
         place.write(doorbell_details {
-            len_bytes,
-            imm: imm.unwrap_or(0),
-            has_imm: imm.is_some().into(),
-            reserved: 0,
+            len_bytes: details.len_bytes,
+            imm: details.imm.unwrap_or(0),
+            has_imm: details.imm.is_some().into(),
+            is_write: details.is_write.into(),
         });
         Ok(1)
     })

@@ -37,6 +37,9 @@ fn is_of_libibverbs() -> bool {
 /// The program is linked with libibverbs, and makes calls of it.
 const WITH_LIBIBVERBS: &str = "-DGDSYNC_WITH_LIBIBVERBS";
 
+/// The program is linked to fixed addresses, which are low.
+const FIXED_ADDRESSES: &str = "-fno-pie";
+
 /// Flags that the library is compiled with, beside those of the build.
 fn library_compiler() -> Command {
     let mut command = compiler("cc", "gnu11");
@@ -109,6 +112,9 @@ fn build(name: &str, language: &str, verbs: &str, flags: &[&str]) -> PathBuf {
     if let Ok(flags) = std::env::var("CFLAGS") {
         link.args(flags.split_whitespace());
     }
+    if flags.contains(&FIXED_ADDRESSES) {
+        link.arg("-no-pie");
+    }
     link.args(&objects).arg(library("a")).args(NATIVE_LIBS);
     succeed(link.arg("-o").arg(&program));
     program
@@ -154,6 +160,11 @@ fn programs_of_libgdsync_transfer() {
 }
 
 #[test]
+fn completions_are_of_their_own_work_request() {
+    builds_and_runs("completions_are_of_their_own_work_request", "completions");
+}
+
+#[test]
 fn errors_are_errnos_or_error_completions() {
     builds_and_runs("errors_are_errnos_or_error_completions", "errors");
 }
@@ -175,7 +186,7 @@ fn programs_of_libibverbs_connect_and_register_themselves() {
     if !is_of_libibverbs() {
         return waived::waived(test, "the device is not one of libibverbs");
     }
-    let program = build("modify", "c", "", &[]);
+    let program = build("modify", "c", "", &[FIXED_ADDRESSES]);
     // On every path that the device has, and by plain verbs.
     for settings in ["", "path=proxy", "verbs"] {
         let output = run(Command::new(&program).env("GDS_DEVICE_SETTINGS", settings));
@@ -261,6 +272,7 @@ fn every_function_is_called_by_a_program() {
         "on_use.c",
         "version3.c",
         "modify.c",
+        "completions.c",
     ]
     .iter()
     .filter_map(|name| fs::read_to_string(source(name)).ok())

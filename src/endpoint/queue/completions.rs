@@ -186,9 +186,8 @@ impl QueueState {
                             outcome.len_bytes.store(len_bytes, Ordering::Relaxed);
                             outcome.imm.store(cqe.imm, Ordering::Relaxed);
                             match opcode {
-                                CqeOpcode::RespSendImm | CqeOpcode::RespWriteImm => {
-                                    Details::BytesAndImm
-                                }
+                                CqeOpcode::RespSendImm => Details::BytesAndImm,
+                                CqeOpcode::RespWriteImm => Details::BytesAndWriteImm,
                                 _ => Details::Bytes,
                             }
                         }

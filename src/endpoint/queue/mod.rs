@@ -53,6 +53,8 @@ enum Details {
     None = 0,
     Bytes = 1,
     BytesAndImm = 2,
+    /// The immediate data is that of a write.
+    BytesAndWriteImm = 3,
 }
 
 impl RequestOutcome {

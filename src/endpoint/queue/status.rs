@@ -5,6 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use super::wait_word::{Wait, WaitWord};
 use super::{Details, QueueState};
 use crate::endpoint::outcome::{DeviceState, OpStatus, RequestState};
+use crate::endpoint::ticket::TransferDetails;
 
 /// The statuses of the operations of one kind when a generation of the endpoint ended: operations before `failed_from` succeeded, and
 /// those from there on failed, apart from the exceptions.
@@ -76,21 +77,17 @@ impl QueueState {
     }
 
     /// What a receive, a read or an atomic has brought, as long as that is known.
-    pub(in crate::endpoint) fn details(
-        &self,
-        seq: u32,
-        serial: u32,
-    ) -> Option<(u64, u32, Option<u32>)> {
+    pub(in crate::endpoint) fn details(&self, seq: u32, serial: u32) -> Option<TransferDetails> {
         let outcome = self.outcome(seq);
         let done = outcome.state() == RequestState::Succeeded;
         let details = outcome.details.load(Ordering::Relaxed);
-        let imm =
-            (details == Details::BytesAndImm as u8).then(|| outcome.imm.load(Ordering::Relaxed));
-        let found = (
-            outcome.wr_id.load(Ordering::Relaxed),
-            outcome.len_bytes.load(Ordering::Relaxed),
-            imm,
-        );
+        let is_write = details == Details::BytesAndWriteImm as u8;
+        let has_imm = is_write || details == Details::BytesAndImm as u8;
+        let found = TransferDetails {
+            len_bytes: outcome.len_bytes.load(Ordering::Relaxed),
+            imm: has_imm.then(|| outcome.imm.load(Ordering::Relaxed)),
+            is_write,
+        };
         // Whether the place was used again meanwhile: see `op_status`.
         fence(Ordering::Acquire);
         let same = outcome.serial.load(Ordering::Acquire) == serial

@@ -21,7 +21,7 @@ static char of_device[] = "d", of_domain[] = "p", of_source[] = "s";
 
 static void refused(struct rig *rig)
 {
-	const doorbell_memory_keys keys = {4096, 4096, 1, 1};
+	const doorbell_memory_keys keys = {4096, 4096, 1, 1}, zero = {0, 4096, 1, 1};
 	doorbell_device *device;
 	doorbell_domain *domain;
 	doorbell_region *region;
@@ -43,6 +43,13 @@ static void refused(struct rig *rig)
 	      doorbell_region_adopt_keys(rig->domain, &keys, DOORBELL_ACCESS_ALL, DOORBELL_REGION_HOST, note, of_source,
 					 &region));
 	EXPECT(region == NULL);
+	/* Host memory does not begin at 0; other memory may, and then the device is what refuses. */
+	FAILS(WITH_VERBS ? DOORBELL_ERANGE : DOORBELL_EFEATURE, WITH_VERBS ? "addr" : words,
+	      doorbell_region_adopt_keys(rig->domain, &zero, DOORBELL_ACCESS_ALL, DOORBELL_REGION_HOST, note, of_source,
+					 &region));
+	FAILS(code, words,
+	      doorbell_region_adopt_keys(rig->domain, &zero, DOORBELL_ACCESS_ALL, DOORBELL_REGION_PEERMEM, note, of_source,
+					 &region));
 	FAILS(code, words, doorbell_address_handle_adopt(rig->domain, (struct ibv_ah *)none, note, of_source, &handle));
 	EXPECT(handle == NULL);
 	FAILS(DOORBELL_ERANGE, "kind",
@@ -203,7 +210,8 @@ static void used_beside_the_program(struct rig *rig)
 	struct theirs theirs;
 	doorbell_device *device;
 	doorbell_domain *domain;
-	doorbell_region *source, *target, *part;
+	doorbell_region *source, *target, *part, *zero_based;
+	struct ibv_mr *from_zero;
 	doorbell_endpoint *endpoint, *peer;
 	doorbell_memory_keys keys;
 	doorbell_remote remote;
@@ -262,6 +270,30 @@ static void used_beside_the_program(struct rig *rig)
 		WORKS(doorbell_wait_cq(peer, DOORBELL_QUEUE_RECV, SOON_MS, &completion));
 		EXPECT(is_filled(doorbell_region_pointer(rig->region), 0x6b, 100));
 		FAILS(DOORBELL_EBOUNDS, "100 bytes", doorbell_post_send(endpoint, &too_long, NULL));
+	}
+	{
+		/* Memory whose first byte work requests name by the address 0. */
+		const doorbell_slice to = {rig->region, 0, 4096};
+		doorbell_slice from = {NULL, 0, 4096};
+		doorbell_work send;
+
+		from_zero = ibv_reg_mr_iova(theirs.pd, theirs.memory, 4096, 0, 0);
+		EXPECT(from_zero);
+		keys = (doorbell_memory_keys){0, 4096, from_zero->lkey, from_zero->rkey};
+		FAILS(DOORBELL_ERANGE, "addr", doorbell_region_adopt_keys(domain, &keys, 0, DOORBELL_REGION_HOST, NULL, NULL, &zero_based));
+		WORKS(doorbell_region_adopt_keys(domain, &keys, 0, DOORBELL_REGION_PEERMEM, NULL, NULL, &zero_based));
+		EXPECT(doorbell_region_pointer(zero_based) == NULL && doorbell_region_len_bytes(zero_based) == 4096);
+		WORKS(doorbell_region_remote(zero_based, &remote));
+		EXPECT(remote.addr == 0 && remote.rkey == from_zero->rkey);
+		from.region = zero_based;
+		send = doorbell_work_send(&from, 1);
+		memset(theirs.memory, 0x39, 4096);
+		WORKS(doorbell_post_recv(peer, 2, &to, 1, NULL));
+		complete(endpoint, &send);
+		WORKS(doorbell_wait_cq(peer, DOORBELL_QUEUE_RECV, SOON_MS, &completion));
+		EXPECT(is_filled(doorbell_region_pointer(rig->region), 0x39, 4096));
+		WORKS(doorbell_region_destroy(zero_based));
+		EXPECT(ibv_dereg_mr(from_zero) == 0);
 	}
 	{
 		/* A peer writes the program's memory by its key. Nothing may be received into memory without that right. */

@@ -13,6 +13,12 @@ int foreign_destroy_qp(struct ibv_qp *qp);
 int foreign_destroy_cq(struct ibv_cq *cq);
 int foreign_resize_cq(struct ibv_cq *cq);
 int foreign_notify(struct ibv_cq *cq);
+int foreign_query_port(struct ibv_context *context);
+int foreign_query_device(struct ibv_context *context);
+int foreign_close_device(struct ibv_context *context);
+int foreign_dealloc_pd(struct ibv_pd *pd);
+int foreign_objects_of_context(struct ibv_context *context);
+int foreign_objects_of_pd(struct ibv_pd *pd, void *start);
 #ifdef __cplusplus
 }
 #endif
@@ -481,7 +487,11 @@ static void objects_of_verbs(struct side *a)
 	struct ibv_qp_init_attr init;
 	memset(&attr, 0, sizeof(attr));
 	attr.qp_state = IBV_QPS_SQD;
+#ifdef GDSYNC_WITH_LIBIBVERBS
+	GIVES(EINVAL, ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+#else
 	EXPECT(ibv_modify_qp(qp, &attr, IBV_QP_STATE) != 0);
+#endif
 	WORKS(ibv_query_qp(qp, &attr, IBV_QP_STATE, &init));
 	EXPECT(attr.qp_state == IBV_QPS_RTS && init.cap.max_send_wr == DEPTH && init.send_cq == cq && init.qp_type == IBV_QPT_RC);
 #ifdef GDSYNC_WITH_LIBIBVERBS
@@ -496,6 +506,33 @@ static void objects_of_verbs(struct side *a)
 	GIVES(EOPNOTSUPP, foreign_resize_cq(cq));
 	GIVES(EOPNOTSUPP, foreign_notify(cq));
 #endif
+	/* A context and a protection domain of gds_open_device; those of a queue pair and of the program are none. */
+	struct ibv_context *context = gds_open_device("softcx"), none;
+	struct ibv_pd *pd = gds_alloc_pd(context);
+	struct ibv_mr *mr;
+	EXPECT(context && pd);
+	memset(&none, 0, sizeof(none));
+	GIVES(EINVAL, gds_close_device(&none));
+	GIVES(EINVAL, gds_close_device(qp->context));
+	REFUSED(EINVAL, gds_alloc_pd(&none));
+	REFUSED(EINVAL, gds_alloc_pd(qp->context));
+	mr = ibv_reg_mr(pd, a->buffer, 4096, IBV_ACCESS_LOCAL_WRITE);
+	EXPECT(mr && gds_owns_mr(mr) && mr->pd == pd);
+	WORKS(ibv_dereg_mr(mr));
+	memset(&foreign, 0, sizeof(foreign));
+	REFUSED(EOPNOTSUPP, ibv_create_qp(pd, &foreign));
+#ifdef GDSYNC_WITH_LIBIBVERBS
+	GIVES(EOPNOTSUPP, foreign_query_port(context));
+	GIVES(EOPNOTSUPP, foreign_query_device(context));
+	GIVES(0, foreign_objects_of_context(context));
+	GIVES(0, foreign_objects_of_context(qp->context));
+	GIVES(0, foreign_objects_of_pd(pd, a->buffer));
+	GIVES(EOPNOTSUPP, foreign_dealloc_pd(pd));
+	/* It has no result that a refusal could give. */
+	(void)foreign_close_device(context);
+#endif
+	WORKS(gds_dealloc_pd(pd));
+	WORKS(gds_close_device(context));
 }
 
 static void expect_error(struct ibv_cq *cq, uint64_t wr_id, enum ibv_wc_status status)

@@ -2,9 +2,11 @@
  * A program of libibverbs and libgdsync, as libmp is one: its own protection domain and memory, ibv_reg_mr, and the steps of
  * ibv_modify_qp with numbers that it has exchanged itself.
  */
-#define _POSIX_C_SOURCE 200809L
+#define _GNU_SOURCE
 
 #include "rig.h"
+
+#include <sys/mman.h>
 
 struct end {
 	struct ibv_context *context;
@@ -16,19 +18,21 @@ struct end {
 	uint8_t *buffer;
 };
 
-static void make_end(struct end *end)
+/* The program is linked to fixed addresses, so this is at a low address, and what mmap gives is at a high one. */
+static uint8_t low[BYTES] __attribute__((aligned(4096)));
+
+static void make_end(struct end *end, void *buffer)
 {
 	const int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	gds_qp_init_attr_t init;
 	struct ibv_qp_attr attr;
-	void *buffer;
 	EXPECT(list && list[0]);
 	end->context = ibv_open_device(list[0]);
 	ibv_free_device_list(list);
 	EXPECT(end->context);
 	end->pd = ibv_alloc_pd(end->context);
-	EXPECT(end->pd && posix_memalign(&buffer, 4096, BYTES) == 0);
+	EXPECT(end->pd);
 	end->buffer = (uint8_t *)buffer;
 	memset(end->buffer, 0, BYTES);
 	/* The name in brackets is libibverbs' own call, which a source without the header makes. */
@@ -90,7 +94,6 @@ static void end_end(struct end *end)
 	/* Nothing of the program's protection domain is in use any more. */
 	WORKS(ibv_dealloc_pd(end->pd));
 	WORKS(ibv_close_device(end->context));
-	free(end->buffer);
 }
 
 static void transfer(struct end *a, struct end *b)
@@ -138,6 +141,65 @@ static void transfer(struct end *a, struct end *b)
 		WORKS(ibv_dereg_mr(parts[i]));
 	}
 	end_stream(stream);
+}
+
+/*
+ * Work requests of two slices in different windows of DOORBELL_GDS_WINDOW, with one key and with two. The queue pair's table has one place
+ * for some of these pairs.
+ */
+static void pairs_of_keys(struct end *a, struct end *b)
+{
+	enum { KEYS = 64 };
+	uint8_t *const border = (uint8_t *)((uintptr_t)64 << 39);
+	void *const memory = mmap(border - 4096, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+	struct ibv_mr *keys[KEYS];
+	struct ibv_sge parts[2];
+	struct ibv_recv_wr recv, *bad_recv = NULL;
+	gds_send_wr wr, *bad = NULL;
+	int i, j;
+	EXPECT(memory == border - 4096);
+	for (i = 0; i < KEYS; i++)
+		EXPECT((keys[i] = ibv_reg_mr(a->pd, memory, 8192, IBV_ACCESS_LOCAL_WRITE)) != NULL);
+	border[-1] = 1;
+	border[0] = 2;
+	memset(parts, 0, sizeof(parts));
+	parts[0].addr = (uint64_t)(uintptr_t)border - 1;
+	parts[1].addr = (uint64_t)(uintptr_t)border;
+	parts[0].length = parts[1].length = 1;
+	wr = request(3, IBV_WR_RDMA_WRITE, parts);
+	wr.num_sge = 2;
+	wr.wr.rdma.remote_addr = (uint64_t)(uintptr_t)b->buffer;
+	wr.wr.rdma.rkey = b->mr->rkey;
+	for (i = 0; i < KEYS; i++) {
+		for (j = 0; j < KEYS; j++) {
+			memset(b->buffer, 0, 2);
+			parts[0].lkey = keys[i]->lkey;
+			parts[1].lkey = keys[j]->lkey;
+			WORKS(gds_post_send(a->qp, &wr, &bad));
+			expect_wc(a->qp->send_cq.cq, 3, IBV_WC_RDMA_WRITE, 0);
+			EXPECT(b->buffer[0] == 1 && b->buffer[1] == 2);
+		}
+	}
+	/* A receive, too. */
+	border[-1] = border[0] = 0;
+	parts[1].lkey = parts[0].lkey;
+	memset(&recv, 0, sizeof(recv));
+	recv.sg_list = parts;
+	recv.num_sge = 2;
+	WORKS(ibv_post_recv(a->qp->qp, &recv, &bad_recv));
+	b->buffer[0] = 3;
+	b->buffer[1] = 4;
+	parts[0].addr = (uint64_t)(uintptr_t)b->buffer;
+	parts[0].length = 2;
+	parts[0].lkey = b->mr->lkey;
+	wr = request(4, IBV_WR_SEND, parts);
+	WORKS(gds_post_send(b->qp, &wr, &bad));
+	expect_wc(b->qp->send_cq.cq, 4, IBV_WC_SEND, 0);
+	expect_wc(a->qp->recv_cq.cq, 0, IBV_WC_RECV, 2);
+	EXPECT(border[-1] == 3 && border[0] == 4);
+	for (i = 0; i < KEYS; i++)
+		WORKS(ibv_dereg_mr(keys[i]));
+	EXPECT(munmap(memory, 8192) == 0);
 }
 
 /* The device refuses a key that is none, with a completion. */
@@ -258,16 +320,21 @@ static void datagrams(struct end *a, struct end *b)
 int main(void)
 {
 	struct end a, b;
-	make_end(&a);
-	make_end(&b);
+	void *high;
+	EXPECT((uintptr_t)low < (uintptr_t)1 << 39);
+	EXPECT(posix_memalign(&high, 4096, BYTES) == 0);
+	make_end(&a, low);
+	make_end(&b, high);
 	connect_end(&a, &b);
 	connect_end(&b, &a);
 	transfer(&a, &b);
 	transfer(&b, &a);
+	pairs_of_keys(&a, &b);
 	datagrams(&a, &b);
 	invalid_key(&a, &b);
 	end_end(&a);
 	end_end(&b);
+	free(high);
 	puts("done");
 	return 0;
 }

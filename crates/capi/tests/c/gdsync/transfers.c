@@ -515,6 +515,62 @@ static void never_polls(struct side *a, struct side *b)
 	end_stream(stream);
 }
 
+/* Queues a write on the default stream of the current context, which is blocked, and lets the stream go on. */
+static void send_behind_a_wait(CUstream stream, struct side *a, struct side *b, uint32_t *word)
+{
+	int (*wait_value)(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags);
+	struct ibv_sge from = at(a, 0, 8);
+	gds_send_wr wr = request_to(1, IBV_WR_RDMA_WRITE, &from, b, 0), *bad = NULL;
+	find(dlopen("libcuda.so.1", RTLD_NOW), "cuStreamWaitValue32_v2", &wait_value);
+	store(word, 0);
+	memset(a->buffer, 0x66, 8);
+	memset(b->buffer, 0, 8);
+	WORKS(wait_value(stream, (CUdeviceptr)(uintptr_t)word, 1, 0));
+	WORKS(gds_stream_queue_send(stream, a->qp, &wr, &bad));
+	for (const int64_t end_ms = now_ms() + 50; now_ms() < end_ms;)
+		EXPECT(has_none(a->qp->send_cq.cq) && *(volatile uint8_t *)b->buffer == 0);
+	store(word, 1);
+	expect_wc(a->qp->send_cq.cq, 1, IBV_WC_RDMA_WRITE, 0);
+	EXPECT(b->buffer[7] == 0x66);
+	sync_stream(stream);
+}
+
+/* NULL and CU_STREAM_LEGACY are the default stream of the context that is current, of which a program may have several. */
+static void default_streams(struct side *a, struct side *b)
+{
+	int (*create)(void **context, unsigned flags, int device);
+	int (*destroy)(void *context);
+	static uint32_t page[1024] __attribute__((aligned(4096)));
+	CUstream const names[2] = {NULL, (CUstream)(uintptr_t)1};
+	doorbell_stream *handles[2];
+	void *contexts[2];
+	int i, name;
+	if (!by_cuda())
+		return;
+	find(dlopen("libcuda.so.1", RTLD_NOW), "cuCtxCreate_v2", &create);
+	find(dlopen("libcuda.so.1", RTLD_NOW), "cuCtxDestroy_v2", &destroy);
+	contexts[0] = driver()->context;
+	WORKS(create(&contexts[1], 0, 0));
+	/* Portable: for both contexts. */
+	WORKS(driver()->register_host(page, sizeof(page), 1));
+	for (name = 0; name < 2; name++) {
+		for (i = 0; i < 2; i++) {
+			WORKS(driver()->set_current(contexts[i]));
+			WORKS(gds_stream_handle(names[name], &handles[i]));
+			send_behind_a_wait(names[name], a, b, page);
+		}
+		EXPECT(handles[0] != handles[1]);
+		/* Of the current context only. */
+		WORKS(gds_release_stream(names[name]));
+		GIVES(EINVAL, gds_release_stream(names[name]));
+		WORKS(driver()->set_current(contexts[0]));
+		WORKS(gds_release_stream(names[name]));
+	}
+	WORKS(driver()->unregister_host(page));
+	WORKS(destroy(contexts[1]));
+	WORKS(driver()->set_current(contexts[0]));
+}
+
 struct sender {
 	struct side *from, *to;
 	pthread_t thread;
@@ -583,6 +639,7 @@ int main(void)
 	long_list(&a, &b);
 	polls_behind_waits(&a, &b);
 	never_polls(&a, &b);
+	default_streams(&a, &b);
 	words();
 	memory();
 	threads();
