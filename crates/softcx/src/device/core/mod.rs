@@ -128,8 +128,7 @@ impl DeviceCore {
 
     /// The largest MTU that its packets may have.
     pub(crate) fn mtu_bytes(&self) -> u32 {
-        let udp = self.parts.udp.as_ref();
-        udp.map_or(4096, |udp| 128 << udp.interface.mtu)
+        self.parts.mtu_bytes()
     }
 
     /// Writes every WQE, packet and CQE to this file from now on.

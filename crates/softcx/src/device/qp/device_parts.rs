@@ -9,6 +9,7 @@ use crate::device::datagram_paths::DatagramPaths;
 use crate::device::fabric::{Fabric, gid_of};
 use crate::device::gather::Gather;
 use crate::device::keys::Keys;
+use crate::device::packet::MAX_PAYLOAD_BYTES;
 use crate::device::srq::Srq;
 use crate::device::trace::Trace;
 use crate::device::udp::UdpWire;
@@ -63,6 +64,13 @@ impl DeviceParts {
             && self.capture.is_none()
             && !self.wire.is_faulty()
             && self.host_gid.is_none()
+    }
+
+    /// The MTU of the port: the most payload that a packet of this device may have.
+    pub(crate) fn mtu_bytes(&self) -> u32 {
+        self.udp
+            .as_ref()
+            .map_or(MAX_PAYLOAD_BYTES as u32, |udp| 128 << udp.interface.mtu)
     }
 
     /// The GIDs of this device and of the one that a packet is for.

@@ -7,12 +7,14 @@ use crate::device::packet::{Header, PacketKind, flag, psn_add};
 use crate::device::roce::{
     MAX_FRAME_BYTES, ROCE_PORT, UdpFlow, gid_of_address, notice_bytes, seal_frame, write_headers,
 };
-use crate::device::tests::driver::{Driver, Process};
+use crate::device::tests::datagrams::address as address_of_datagram;
+use crate::device::tests::driver::{ALL, Driver, Process, Work, data};
 use crate::device::tests::harness::{End, Shape, World, pattern};
 use crate::device::{Device, DeviceOptions, Faults, LinkLayer, WireKind};
 use crate::{Error, StateKind};
-use doorbell_wire::mlx5::SendRequest;
+use doorbell_wire::mlx5::{SendRequest, Syndrome};
 
+const SEND: u8 = 0x0a;
 const ROOM: usize = 1 << 20;
 const HALF: usize = ROOM / 2;
 
@@ -126,6 +128,35 @@ fn congestion_is_told_to_the_sender_which_slows_down() {
     is_written(&mut a, &b, 2);
     assert!(world.devices[0].counters().congestion_notices > 0);
     assert_eq!(world.devices[1].counters().congestion_notices, 0);
+}
+
+/// On an interface that takes packets of 1024 bytes: what the kernel would refuse as too long is refused before.
+#[test]
+fn datagram_longer_than_the_mtu_of_the_port_is_a_local_length_error() {
+    let mut world = World::by_udp(1);
+    world.devices[0]
+        .lock()
+        .parts
+        .udp
+        .as_mut()
+        .unwrap()
+        .interface
+        .mtu = 3;
+    let mut driver = Driver::new(&world.devices[0], Process::local(1 << 20));
+    let mut cq = driver.cq(16, 64);
+    let mut qp = driver.qp(Transport::Ud, [&cq, &cq]);
+    driver.connect(&qp, 0);
+    let (at, key) = driver.region(4096, ALL);
+    for (len, syndrome) in [(1024, 0), (1025, Syndrome::LocalLength as u8)] {
+        let mut segments = address_of_datagram(1, qp.qpn, 0x1111).to_vec();
+        segments.push(data(at, key, len));
+        driver.send(&mut qp, &Work::new(SEND, &segments));
+        world.settle();
+        let cqe = driver.poll(&mut cq).unwrap();
+        assert_eq!(cqe.syndrome, syndrome, "{len} bytes");
+    }
+    // The send queue is in error, as after any local error of a UD queue pair.
+    assert_eq!(driver.state(&qp), 5);
 }
 
 #[test]
