@@ -14,9 +14,12 @@ pub(crate) use self::state::Responder;
 use crate::device::client::{DeviceEvent, Transport};
 use crate::device::copies::CopyOrigin;
 use crate::device::gather::GatherSource;
-use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance};
+use crate::device::packet::{AckCode, Header, PacketKind, flag, psn_add, psn_distance};
 use crate::device::qp::{DeviceParts, Qp, State};
 use crate::device::wire::Counted;
+
+/// The longest write or read that a request may ask for (IBTA 9.7.4.1.6).
+const MAX_DMA_BYTES: u32 = 1 << 31;
 
 impl Qp {
     /// A request has arrived. Afterwards the queue pair belongs on the list of those that owe an answer.
@@ -60,11 +63,35 @@ impl Qp {
         if let Some(code) = context.wire.fault_code(Counted::Request) {
             return self.refuse_by_fault(context, code);
         }
+        if !self.fits_path_mtu(header, source.len_bytes()) {
+            return self.refuse(context, AckCode::InvalidRequest);
+        }
         match header.kind {
             PacketKind::Send => self.on_send(context, header, source),
             PacketKind::Write => self.on_write(context, header, source),
             PacketKind::ReadRequest => self.on_read(context, header),
             _ => self.on_atomic(context, header),
+        }
+    }
+
+    /// Whether a request of a connection has a length that its place in the message allows (IBTA 9.7.4.1.6). The first packet and the middle ones
+    /// have one path MTU, the last has 1 byte or more, and none has more than one. A packet with several PSNs stands for as many packets.
+    #[inline]
+    fn fits_path_mtu(&self, header: &Header, len_bytes: u32) -> bool {
+        if matches!(header.kind, PacketKind::Write | PacketKind::ReadRequest)
+            && header.has(flag::FIRST)
+            && header.total_bytes > MAX_DMA_BYTES
+        {
+            return false;
+        }
+        if !matches!(header.kind, PacketKind::Send | PacketKind::Write) {
+            return true;
+        }
+        let (mtu, psns) = (self.attributes.mtu_bytes, u32::from(header.psns));
+        match (header.has(flag::FIRST), header.has(flag::LAST)) {
+            (_, false) => len_bytes == psns * mtu,
+            (false, true) if len_bytes == 0 => false,
+            (_, true) => len_bytes.div_ceil(mtu).max(1) == psns,
         }
     }
 

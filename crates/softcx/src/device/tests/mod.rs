@@ -14,6 +14,7 @@ mod injected;
 mod late_packets;
 mod operations;
 mod pair;
+mod path_mtu;
 mod shared;
 mod speed;
 mod states;

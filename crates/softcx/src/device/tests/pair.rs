@@ -21,6 +21,16 @@ pub(super) struct Pair {
 
 impl Pair {
     pub(super) fn new(transport: Transport, devices: usize, process: fn(usize) -> Process) -> Pair {
+        Pair::with_mtus(transport, devices, process, [3, 3])
+    }
+
+    /// As [`Pair::new`], with the code of each end's path MTU.
+    pub(super) fn with_mtus(
+        transport: Transport,
+        devices: usize,
+        process: fn(usize) -> Process,
+        mtus: [u8; 2],
+    ) -> Pair {
         let world = World::on_fabric(devices, LinkLayer::InfiniBand);
         let [first, last] = [&world.devices[0], &world.devices[devices - 1]];
         let mut a = Driver::new(first, process(4 << 20));
@@ -31,7 +41,7 @@ impl Pair {
             b.qp(transport, [&cqs[1], &cqs[1]]),
         ];
         (a.dlid, b.dlid) = (last.node(), first.node());
-        (a.mtu, b.mtu) = (3, 3);
+        [a.mtu, b.mtu] = mtus;
         a.connect(&qps[0], qps[1].qpn);
         b.connect(&qps[1], qps[0].qpn);
         let (from, into) = (a.region(ROOM, ALL), b.region(ROOM, ALL));
