@@ -1,22 +1,20 @@
 //! What the responder owes: responses to reads and atomics, acknowledgements and refusals, in the order of their requests.
 
-use super::state::Response;
-use crate::device::packet::{AckCode, Header, PacketKind, PacketPayload, flag, psn_add};
+use super::state::{ReadAnswer, Response};
+use crate::device::packet::{AckCode, PacketKind, PacketPayload, flag, psn_add};
 use crate::device::qp::{DeviceParts, Qp};
 
 /// Response packets that one queue pair sends before others have their turn.
 const BURST: usize = 32;
 
 impl Qp {
-    pub(super) fn answer(&mut self, kind: PacketKind, psn: u32, code: AckCode, operand: u64) {
+    pub(super) fn answer(&mut self, psn: u32, code: AckCode) {
         let refused = matches!(code, AckCode::AccessError | AckCode::OperationalError);
         // A dying process loses its memory before its queue pairs. Its peers get no answer, because it is not at fault.
         if refused && self.parts.send_record.space().is_gone() {
             return;
         }
-        self.responder
-            .answers
-            .push_back(Response::Packet(kind, psn, code, operand));
+        self.responder.answers.push_back(Response::Ack(psn, code));
     }
 
     /// Whether an answer or an acknowledgement is to be sent.
@@ -43,22 +41,21 @@ impl Qp {
             }
             sent += 1;
             match answer {
-                Response::Packet(kind, psn, code, operand) => {
+                Response::Ack(psn, code) => {
+                    let kind = PacketKind::Ack;
                     self.send(context, kind, psn, PacketPayload::Empty, |header| {
                         header.code = code;
-                        header.operand = operand;
                         header.set_msn(msn);
                     });
                 }
-                Response::Read {
-                    psn,
-                    addr,
-                    rkey,
-                    total,
-                    done_bytes,
-                } => {
-                    self.send_read_packet(context, psn, addr, rkey, total, done_bytes);
+                Response::Atomic { psn, old, .. } => {
+                    let kind = PacketKind::AtomicResponse;
+                    self.send(context, kind, psn, PacketPayload::Empty, |header| {
+                        header.operand = old;
+                        header.set_msn(msn);
+                    });
                 }
+                Response::Read(read) => self.send_read_packet(context, read),
             }
         }
         if self.responder.late.is_none() && std::mem::take(&mut self.responder.owes_ack) {
@@ -76,21 +73,21 @@ impl Qp {
         false
     }
 
-    fn send_read_packet(
-        &mut self,
-        context: &mut DeviceParts,
-        psn: u32,
-        addr: u64,
-        rkey: u32,
-        total: u32,
-        done_bytes: u32,
-    ) {
+    fn send_read_packet(&mut self, context: &mut DeviceParts, read: ReadAnswer) {
+        let ReadAnswer {
+            psn,
+            addr,
+            rkey,
+            total,
+            done_bytes,
+            ..
+        } = read;
         let payload_bytes = (total - done_bytes).min(self.attributes.mtu_bytes);
         let at = addr.wrapping_add(done_bytes.into());
         let Ok(payload) = self.remote_payload(context, rkey, at, payload_bytes) else {
             // The region went away in the middle of a read; what would have come behind it has no meaning any more.
             self.responder.answers.clear();
-            self.answer(PacketKind::Ack, psn, AckCode::AccessError, 0);
+            self.answer(psn, AckCode::AccessError);
             return self.enter_error(context);
         };
         let msn = self.responder.msn;
@@ -106,24 +103,13 @@ impl Qp {
         });
         let done_bytes = done_bytes + payload_bytes;
         if done_bytes < total {
-            let psn = psn_add(psn, 1);
-            self.responder.answers.push_front(Response::Read {
-                psn,
-                addr,
-                rkey,
-                total,
-                done_bytes,
-            });
+            self.responder
+                .answers
+                .push_front(Response::Read(ReadAnswer {
+                    psn: psn_add(psn, 1),
+                    done_bytes,
+                    ..read
+                }));
         }
-    }
-}
-
-pub(super) fn read_answer(header: &Header) -> Response {
-    Response::Read {
-        psn: header.psn,
-        addr: header.addr,
-        rkey: header.rkey,
-        total: header.total_bytes,
-        done_bytes: 0,
     }
 }

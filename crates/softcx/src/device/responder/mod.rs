@@ -47,12 +47,7 @@ impl Qp {
         if distance > 0 {
             if !self.responder.refused {
                 self.responder.refused = true;
-                self.answer(
-                    PacketKind::Ack,
-                    self.responder.expected_psn,
-                    AckCode::SequenceError,
-                    0,
-                );
+                self.answer(self.responder.expected_psn, AckCode::SequenceError);
             }
             return;
         }
@@ -105,7 +100,7 @@ impl Qp {
             None | Some(AckCode::Ack) => {}
             Some(code @ (AckCode::SequenceError | AckCode::ReceiverNotReady(_))) => {
                 self.responder.refused = code == AckCode::SequenceError;
-                self.answer(PacketKind::Ack, self.responder.expected_psn, code, 0);
+                self.answer(self.responder.expected_psn, code);
             }
             Some(code) => self.refuse(context, code),
         }
@@ -151,7 +146,7 @@ impl Qp {
         context.counters.rnr_naks += 1;
         // Packets behind it are out of sequence, and the first of them is answered as such, too: as SoftRoCE does.
         let code = AckCode::ReceiverNotReady(self.attributes.min_rnr_timer);
-        self.answer(PacketKind::Ack, self.responder.expected_psn, code, 0);
+        self.answer(self.responder.expected_psn, code);
     }
 
     /// Refuses a request for good: the answer goes out, and the queue pair is in error.
@@ -162,7 +157,7 @@ impl Qp {
             // What was late is refused instead.
             return;
         }
-        self.answer(PacketKind::Ack, self.responder.expected_psn, code, 0);
+        self.answer(self.responder.expected_psn, code);
         let qpn = self.parts.qpn;
         match code {
             AckCode::InvalidRequest => self.notify(DeviceEvent::QpRequestError { qpn }),
@@ -194,7 +189,7 @@ impl Qp {
     fn refuse_psn(&mut self, context: &mut DeviceParts, psn: u32, code: AckCode) {
         self.withdraw_answers(psn);
         if self.parts.transport == Transport::Rc {
-            self.answer(PacketKind::Ack, psn, code, 0);
+            self.answer(psn, code);
         }
         self.enter_error(context);
     }

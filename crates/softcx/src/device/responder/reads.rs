@@ -1,7 +1,7 @@
 //! Reads and atomics: requests whose answer is data, and what is given again when they are repeated.
 
-use super::acks::read_answer;
 use super::memory::apply_atomic;
+use super::state::{ReadAnswer, Response};
 use crate::device::keys::Access;
 use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance};
 use crate::device::qp::{DeviceParts, Qp};
@@ -26,11 +26,12 @@ impl Qp {
                     return;
                 }
                 if self.readable(context, header) {
-                    self.responder.answers.push_back(read_answer(header));
+                    let again = ReadAnswer::new(header, true);
+                    self.responder.answers.push_back(Response::Read(again));
                 } else {
                     // The region went away since. It may have done so because the read is long complete and this is a
                     // late copy of the request: then the answer is ignored, so it must not end the connection here.
-                    self.answer(PacketKind::Ack, header.psn, AckCode::AccessError, 0);
+                    self.answer(header.psn, AckCode::AccessError);
                 }
             }
             _ => {
@@ -39,17 +40,22 @@ impl Qp {
                     .results
                     .iter()
                     .find(|(psn, _)| *psn == header.psn);
-                if let Some(&(psn, value)) = kept
+                if let Some(&(psn, old)) = kept
                     && self.responder.answers.len() < QUEUED_ANSWERS / 2
                 {
-                    self.answer(PacketKind::AtomicResponse, psn, AckCode::Ack, value);
+                    self.responder.answers.push_back(Response::Atomic {
+                        psn,
+                        old,
+                        repeats: true,
+                    });
                 }
             }
         }
     }
 
     pub(super) fn on_read(&mut self, context: &mut DeviceParts, header: &Header) {
-        if self.responder.arriving.is_some() {
+        // Too many requests at once are invalid (IBTA 9.7.4.1); with a depth of 0 one is too many.
+        if self.responder.arriving.is_some() || self.responder.is_full() {
             return self.refuse(context, AckCode::InvalidRequest);
         }
         if self.responder.answers.len() >= QUEUED_ANSWERS {
@@ -59,12 +65,14 @@ impl Qp {
         if !self.readable(context, header) {
             return self.refuse(context, AckCode::AccessError);
         }
-        self.responder.answers.push_back(read_answer(header));
+        let answer = ReadAnswer::new(header, false);
+        self.responder.answers.push_back(Response::Read(answer));
         self.advance_message(self.response_packets(header.total_bytes));
     }
 
     pub(super) fn on_atomic(&mut self, context: &mut DeviceParts, header: &Header) {
-        if self.responder.arriving.is_some() || !header.addr.is_multiple_of(8) {
+        let is_valid = self.responder.arriving.is_none() && header.addr.is_multiple_of(8);
+        if !is_valid || self.responder.is_full() {
             return self.refuse(context, AckCode::InvalidRequest);
         }
         if self.responder.answers.len() >= QUEUED_ANSWERS {
@@ -89,7 +97,11 @@ impl Qp {
             self.responder.results.pop_front();
         }
         self.responder.results.push_back((header.psn, old));
-        self.answer(PacketKind::AtomicResponse, header.psn, AckCode::Ack, old);
+        self.responder.answers.push_back(Response::Atomic {
+            psn: header.psn,
+            old,
+            repeats: false,
+        });
         self.advance_message(1);
     }
 

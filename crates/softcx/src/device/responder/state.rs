@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::device::packet::{AckCode, Header, PacketKind};
+use crate::device::packet::{AckCode, Header};
 use doorbell_wire::mlx5::CqeOpcode;
 
 /// The state of one receive queue and of the peer's requests in the device.
@@ -20,6 +20,8 @@ pub(crate) struct Responder {
     pub(super) taken: u32,
     pub(super) posted: u16,
     pub(super) answers: VecDeque<Response>,
+    /// Reads and atomics of the peer that are served at once.
+    pub(crate) depth: u8,
     /// Results of atomics, by PSN, oldest first.
     pub(super) results: VecDeque<(u32, u64)>,
     /// An acknowledgement is owed, once nothing is late.
@@ -41,28 +43,76 @@ impl Responder {
     pub(crate) fn connect(&mut self, psn: u32) {
         self.expected_psn = psn;
     }
+
+    /// Whether as many reads and atomics wait for their first answer as are served at once. The peer counts a request until the whole answer has
+    /// come, so one that keeps to this number is never refused.
+    pub(super) fn is_full(&self) -> bool {
+        let waiting = self.answers.iter().filter(|answer| answer.takes_depth());
+        waiting.count() >= usize::from(self.depth)
+    }
 }
 
 /// An answer that is still to be sent.
 #[derive(Debug)]
 pub(super) enum Response {
-    /// Response packets of a read; `done_bytes` have been sent.
-    Read {
+    /// Response packets of a read.
+    Read(ReadAnswer),
+    /// The value before an atomic.
+    Atomic {
         psn: u32,
-        addr: u64,
-        rkey: u32,
-        total: u32,
-        done_bytes: u32,
+        old: u64,
+        /// The request has come again; its first answer was given, or waits before this one.
+        repeats: bool,
     },
-    /// Anything of one packet.
-    Packet(PacketKind, u32, AckCode, u64),
+    /// An acknowledgement or its negation.
+    Ack(u32, AckCode),
 }
 
 impl Response {
     /// Of its first packet that is still to be sent.
     pub(super) fn psn(&self) -> u32 {
         match *self {
-            Response::Read { psn, .. } | Response::Packet(_, psn, ..) => psn,
+            Response::Read(ReadAnswer { psn, .. })
+            | Response::Atomic { psn, .. }
+            | Response::Ack(psn, _) => psn,
+        }
+    }
+
+    /// Whether it is the first answer to a read or an atomic.
+    fn takes_depth(&self) -> bool {
+        match *self {
+            Response::Read(ReadAnswer { repeats, .. }) | Response::Atomic { repeats, .. } => {
+                !repeats
+            }
+            Response::Ack(..) => false,
+        }
+    }
+}
+
+/// What is still to be sent of the answer to a read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ReadAnswer {
+    /// Of the next packet.
+    pub(super) psn: u32,
+    /// First address of the whole read.
+    pub(super) addr: u64,
+    pub(super) rkey: u32,
+    pub(super) total: u32,
+    /// Bytes that have been sent.
+    pub(super) done_bytes: u32,
+    /// The request has come again; its first answer was given, or waits before this one.
+    pub(super) repeats: bool,
+}
+
+impl ReadAnswer {
+    pub(super) fn new(header: &Header, repeats: bool) -> ReadAnswer {
+        ReadAnswer {
+            psn: header.psn,
+            addr: header.addr,
+            rkey: header.rkey,
+            total: header.total_bytes,
+            done_bytes: 0,
+            repeats,
         }
     }
 }

@@ -3,6 +3,7 @@
 mod clients;
 mod commands;
 mod datagrams;
+mod depths;
 pub(crate) mod driver;
 mod errors;
 mod fabric;

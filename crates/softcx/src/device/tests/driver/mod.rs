@@ -48,6 +48,8 @@ pub(crate) struct Driver {
     pub(crate) dlid: u16,
     /// Their `ibv_mtu`.
     pub(crate) mtu: u8,
+    /// Reads and atomics on their way at once, and those of the peer that are served at once.
+    pub(crate) depths: [u8; 2],
     next_index: u32,
 }
 
@@ -134,6 +136,7 @@ impl Driver {
             page,
             dlid: 1,
             mtu: 3,
+            depths: [4, 4],
             next_index: 0x100,
         }
     }
@@ -392,7 +395,7 @@ impl Driver {
             path_mtu: self.mtu,
             dest_qpn,
             rq_psn: 0x1000,
-            max_dest_rd_atomic: 4,
+            max_dest_rd_atomic: self.depths[1],
             min_rnr_timer: 1,
             path: AddressVector {
                 dlid: self.dlid,
@@ -417,7 +420,7 @@ impl Driver {
             timeout: 8,
             retry_count: 3,
             rnr_retry: 3,
-            max_rd_atomic: 4,
+            max_rd_atomic: self.depths[0],
             ..QpAttributes::default()
         };
         let retries = mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC;
