@@ -3,7 +3,7 @@
 use super::Counters;
 use crate::device::capture::FrameCapture;
 use crate::device::copies::Copies;
-use crate::device::core::PeerLinks;
+use crate::device::core::{CongestionNotice, PeerLinks};
 use crate::device::cq::Cq;
 use crate::device::datagram_paths::DatagramPaths;
 use crate::device::fabric::{Fabric, gid_of};
@@ -41,8 +41,8 @@ pub(crate) struct DeviceParts {
     pub(crate) host_gid: Option<[u8; 16]>,
     /// The address that the packet at hand comes from, if it came by UDP.
     pub(crate) sender: Option<[u8; 16]>,
-    /// Queue pairs of other hosts that are to be told of congestion, with the addresses.
-    pub(crate) notices: Vec<([u8; 16], u32)>,
+    /// Notices of congestion that are to be sent.
+    pub(crate) notices: Vec<CongestionNotice>,
     pub(crate) trace: Option<Box<Trace>>,
     pub(crate) capture: Option<Box<FrameCapture>>,
     /// A completion queue lost a completion since the last turn.

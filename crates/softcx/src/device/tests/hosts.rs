@@ -1,7 +1,9 @@
 //! Devices that reach each other by UDP. The transport's own tests run by UDP, too, with `DOORBELL_SOFTCX_WIRE=udp`.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::path::Path;
 
+use crate::device::capture::FrameCapture;
 use crate::device::client::Transport;
 use crate::device::packet::{Header, PacketKind, flag, psn_add};
 use crate::device::roce::{
@@ -10,6 +12,7 @@ use crate::device::roce::{
 use crate::device::tests::datagrams::address as address_of_datagram;
 use crate::device::tests::driver::{ALL, Driver, Process, Work, data};
 use crate::device::tests::harness::{End, Shape, World, pattern};
+use crate::device::udp::mark_congested;
 use crate::device::{Device, DeviceOptions, Faults, LinkLayer, WireKind};
 use crate::{Error, StateKind};
 use doorbell_wire::mlx5::{SendRequest, Syndrome};
@@ -272,7 +275,7 @@ fn datagrams_of_a_stranger_have_no_effect_and_are_counted() {
             }
             liar.send_to(&spoiled, (target, ROCE_PORT)).unwrap();
             let mut notice = vec![0; 64];
-            let unpadded = notice_bytes(local.qpn);
+            let unpadded = notice_bytes(local.qpn, 0xffff);
             notice[..unpadded.len()].copy_from_slice(&unpadded);
             stranger.send_to(&notice, (target, ROCE_PORT)).unwrap();
             thrown += 3;
@@ -285,4 +288,62 @@ fn datagrams_of_a_stranger_have_no_effect_and_are_counted() {
         assert_eq!(counters.congestion_notices, 0);
     }
     assert_eq!(world.devices[0].counters().retransmissions, 0);
+}
+
+/// The frames of a capture, from the Ethernet header on.
+fn captured(path: &Path) -> Vec<Vec<u8>> {
+    let bytes = std::fs::read(path).unwrap();
+    let mut rest = &bytes[24..];
+    let mut frames = Vec::new();
+    while let Some((head, behind)) = rest.split_at_checked(16) {
+        let len = u32::from_le_bytes(head[8..12].try_into().unwrap()) as usize;
+        frames.push(behind[..len].to_vec());
+        rest = &behind[len..];
+    }
+    frames
+}
+
+/// A packet of the peer with the mark of a congested router, from a stack that numbers its packets and has another partition key: the capture has it as it
+/// was on the wire, and the notice that answers it.
+#[test]
+fn capture_has_the_numbers_and_marks_of_frames_that_arrive_and_the_notices_that_leave() {
+    const NUMBER: u16 = 0x7a31;
+    let path = std::env::temp_dir().join(format!("notices-{}.pcap", std::process::id()));
+    let mut world = World::by_udp(2);
+    let (a, b) = pair(&mut world);
+    let capture = FrameCapture::open(&path).unwrap();
+    world.devices[1].lock().parts.capture = Some(Box::new(capture));
+    let (peer, target) = (address(&world.devices[0]), address(&world.devices[1]));
+    let socket = UdpSocket::bind((peer, 0)).unwrap();
+    socket.set_ttl(33).unwrap();
+    mark_congested(&socket.try_clone().unwrap().into());
+    let header = Header {
+        flags: flag::FIRST | flag::LAST,
+        ..Header::new(PacketKind::Send, b.qp.local().qpn, a.qp.local().psn, 0)
+    };
+    let port = socket.local_addr().unwrap().port();
+    let mut bytes = frame(peer, target, port, &header, 0);
+    bytes[2] = 0x7f;
+    let gid = |address| gid_of_address(IpAddr::V4(address));
+    let flow = UdpFlow {
+        from: gid(peer),
+        to: gid(target),
+        source_port: port,
+        identification: NUMBER,
+    };
+    let unpadded = bytes.len() - 4;
+    seal_frame(&flow, &mut bytes, unpadded);
+    socket.send_to(&bytes, (target, ROCE_PORT)).unwrap();
+    world.settle();
+    assert_eq!(world.devices[0].counters().congestion_notices, 1);
+    let frames = captured(&path);
+    std::fs::remove_file(&path).unwrap();
+    let ip = &frames[0][14..];
+    assert_eq!((ip[1], ip[8]), (3, 33), "type of service, time to live");
+    assert_eq!(ip[4..6], NUMBER.to_be_bytes());
+    assert_eq!(ip[28..], bytes, "so the CRC is right for these headers");
+    let sent: Vec<_> = frames[1..].iter().map(|frame| &frame[14..]).collect();
+    let notice = sent.iter().find(|ip| ip[28] == 0x81).expect("a notice");
+    assert_eq!(notice[28..33], [0x81, 0, 0x7f, 0xff, 0x40]);
+    assert_eq!(notice[12..20], [target.octets(), peer.octets()].concat());
 }
