@@ -47,7 +47,7 @@ use crate::device::requester::TransmitStop;
 use crate::device::trace::Trace;
 use crate::device::udp::UdpWire;
 
-/// A full lane is tried again this often, if nothing else happens.
+/// A full lane, or a full socket buffer, is tried again this often, if nothing else happens.
 const LANE_RETRY_NS: u64 = 50_000;
 
 #[derive(Debug)]
@@ -239,18 +239,18 @@ impl DeviceCore {
             .iter()
             .filter_map(|&slot| self.qps.get(slot)?.as_ref()?.next_timer_ns());
         let now = self.lists.has_work();
-        let lanes_full = self
-            .parts
-            .wire
-            .any_for_others()
-            .then_some(now_ns + LANE_RETRY_NS);
+        // Frames that were built and not taken wait in `departures`, notices of congestion behind them.
+        let udp = self.parts.udp.as_ref();
+        let is_unsent = udp.is_some_and(|udp| !udp.departures.is_empty());
+        let is_full = is_unsent || self.parts.wire.any_for_others();
+        let retry = is_full.then_some(now_ns + LANE_RETRY_NS);
         let flushes = (self.lists.failed.iter())
             .filter_map(|&slot| self.qps.get(slot)?.as_ref()?.flushes_at_ns(now_ns));
         timers
             .chain(flushes)
             .chain(self.parts.wire.next_due_ns())
             .chain(now.then_some(now_ns))
-            .chain(lanes_full)
+            .chain(retry)
             .min()
     }
 

@@ -290,6 +290,19 @@ fn datagrams_of_a_stranger_have_no_effect_and_are_counted() {
     assert_eq!(world.devices[0].counters().retransmissions, 0);
 }
 
+/// Until then the frames of a full socket buffer waited for the end of whatever sleep the engine had begun.
+#[test]
+fn frames_that_the_kernel_has_not_taken_are_due_soon() {
+    let world = World::by_udp(1);
+    let mut core = world.devices[0].lock();
+    assert_eq!(core.next_due_ns(0), None);
+    let departures = &mut core.parts.udp.as_mut().unwrap().departures;
+    departures.push(0, [0; 16], 0, 64);
+    departures.use_slots(1);
+    let due = core.next_due_ns(1_000).unwrap();
+    assert!((1_001..=101_000).contains(&due), "{due}");
+}
+
 /// The frames of a capture, from the Ethernet header on.
 fn captured(path: &Path) -> Vec<Vec<u8>> {
     let bytes = std::fs::read(path).unwrap();
