@@ -139,7 +139,7 @@ impl Qp {
             garble(context, &mut packet.header);
         }
         if let Some(trace) = &mut context.trace {
-            trace.sent(context.now_ns, to, &packet.header);
+            trace.sent(context.now_ns, to, &packet.header, None);
         }
         if context.capture.is_some() && !matches!(to, Destination::Host(_)) {
             context.capture_local(to, &packet);

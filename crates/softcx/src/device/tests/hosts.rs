@@ -1,11 +1,13 @@
 //! Devices that reach each other by UDP. The transport's own tests run by UDP, too, with `DOORBELL_SOFTCX_WIRE=udp`.
 
-use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::Path;
+use std::time::Duration;
 
 use crate::device::capture::FrameCapture;
 use crate::device::client::Transport;
-use crate::device::packet::{Header, PacketKind, flag, psn_add};
+use crate::device::management::{MAD_BYTES, QP1, QP1_QKEY};
+use crate::device::packet::{Header, PacketKind, Service, flag, psn_add};
 use crate::device::roce::{
     MAX_FRAME_BYTES, ROCE_PORT, UdpFlow, gid_of_address, notice_bytes, seal_frame, write_headers,
 };
@@ -15,7 +17,7 @@ use crate::device::tests::harness::{End, Shape, World, pattern};
 use crate::device::udp::mark_congested;
 use crate::device::{Device, DeviceOptions, Faults, LinkLayer, WireKind};
 use crate::{Error, StateKind};
-use doorbell_wire::mlx5::{SendRequest, Syndrome};
+use doorbell_wire::mlx5::{Datagram, SendRequest, Syndrome};
 
 const SEND: u8 = 0x0a;
 const ROOM: usize = 1 << 20;
@@ -278,7 +280,30 @@ fn datagrams_of_a_stranger_have_no_effect_and_are_counted() {
             let unpadded = notice_bytes(local.qpn, 0xffff);
             notice[..unpadded.len()].copy_from_slice(&unpadded);
             stranger.send_to(&notice, (target, ROCE_PORT)).unwrap();
-            thrown += 3;
+            // Datagrams: for the connected queue pair, for a group, and for the connection manager, with a message that it has and without.
+            let header = Header {
+                flags: flag::FIRST | flag::LAST,
+                service: Service::Datagram,
+                dst_qpn: [local.qpn, Datagram::MULTICAST_QPN, QP1][bits.next() % 3],
+                qkey: [QP1_QKEY, 0x1111][bits.next() % 2],
+                source_qpn: bits.next() as u32 & 0xff_ffff,
+                ..Header::new(PacketKind::Send, 0, psn, 0)
+            };
+            let len = [MAD_BYTES, bits.next() % 1024][bits.next() % 2];
+            let datagram = frame(own, target, port(&stranger), &header, len);
+            stranger.send_to(&datagram, (target, ROCE_PORT)).unwrap();
+            // Frames that are right for the addresses of IPv6, which the socket does not have.
+            let flow = UdpFlow {
+                from: [0xfd; 16],
+                to: [0xfe; 16],
+                source_port: port(&stranger),
+                identification: 0,
+            };
+            let mut v6 = datagram;
+            let unpadded = v6.len() - 4;
+            seal_frame(&flow, &mut v6, unpadded);
+            stranger.send_to(&v6, (target, ROCE_PORT)).unwrap();
+            thrown += 5;
             world.turn();
         }
         world.settle();
@@ -288,6 +313,105 @@ fn datagrams_of_a_stranger_have_no_effect_and_are_counted() {
         assert_eq!(counters.congestion_notices, 0);
     }
     assert_eq!(world.devices[0].counters().retransmissions, 0);
+}
+
+/// Of each kind one with a right checksum and one with a wrong one: for no queue pair, for a group, and for the connection manager.
+#[test]
+fn datagrams_of_a_stranger_by_ipv6_are_counted() {
+    let own = Ipv6Addr::LOCALHOST;
+    let Ok(device) = Device::without_engine_on(WireKind::Udp(Some(own.into()))) else {
+        eprintln!("WAIVED: no IPv6 here, or the port is in use");
+        return;
+    };
+    let mut world = World::new(0);
+    world.devices.push(device);
+    let stranger = UdpSocket::bind((own, 0)).unwrap();
+    let flow = UdpFlow {
+        from: own.octets(),
+        to: own.octets(),
+        source_port: stranger.local_addr().unwrap().port(),
+        identification: 0,
+    };
+    let mut thrown = 0;
+    for qpn in [0x4711, Datagram::MULTICAST_QPN, QP1] {
+        for service in [Service::Reliable, Service::Unreliable, Service::Datagram] {
+            for spoiled in [false, true] {
+                let header = Header {
+                    flags: flag::FIRST | flag::LAST,
+                    service,
+                    qkey: QP1_QKEY,
+                    ..Header::new(PacketKind::Send, qpn, 0, 0)
+                };
+                let mut bytes = vec![0; MAX_FRAME_BYTES];
+                let at = write_headers(&header, bytes.first_chunk_mut().unwrap()).unwrap();
+                let end = seal_frame(&flow, &mut bytes, at);
+                bytes[end - 1] ^= u8::from(spoiled);
+                stranger.send_to(&bytes[..end], (own, ROCE_PORT)).unwrap();
+                thrown += 1;
+            }
+        }
+    }
+    world.settle();
+    let counters = world.devices[0].counters();
+    assert_eq!(
+        (counters.packets_dropped, counters.packets_received),
+        (thrown, 0)
+    );
+}
+
+/// Queue pair 1 has an agent for one class. What is of another, or is no management datagram, is dropped, and the counters say so.
+#[test]
+fn management_datagrams_of_other_classes_are_dropped_and_counted() {
+    let options = DeviceOptions {
+        fabric: format!("classes-{}", std::process::id()),
+        link: LinkLayer::Ethernet,
+        wire: WireKind::Udp(None),
+        ..DeviceOptions::default()
+    };
+    let device = Device::on_fabric_without_engine(&options).unwrap();
+    device.mads().open();
+    let target = address(&device);
+    let mut world = World::new(0);
+    world.devices.push(device);
+    let own = Ipv4Addr::new(127, 9, 9, 8);
+    let stranger = UdpSocket::bind((own, 0)).unwrap();
+    let port = stranger.local_addr().unwrap().port();
+    let header = Header {
+        flags: flag::FIRST | flag::LAST,
+        service: Service::Datagram,
+        qkey: QP1_QKEY,
+        ..Header::new(PacketKind::Send, QP1, 0, 0)
+    };
+    for (head, attribute, is_taken) in [
+        ([1, 7, 2, 3], 0x10, true),
+        ([1, 7, 2, 3], 0x19, false),
+        ([1, 7, 1, 3], 0x10, false),
+        ([1, 3, 2, 1], 0x10, false),
+    ] {
+        let before = world.devices[0].counters();
+        let mut bytes = frame(own, target, port, &header, MAD_BYTES);
+        let start = bytes.len() - 4 - MAD_BYTES;
+        bytes[start..start + 4].copy_from_slice(&head);
+        bytes[start + 16..start + 18].copy_from_slice(&[0, attribute]);
+        let gid = |address| gid_of_address(IpAddr::V4(address));
+        let flow = UdpFlow {
+            from: gid(own),
+            to: gid(target),
+            source_port: port,
+            identification: 0,
+        };
+        seal_frame(&flow, &mut bytes, start + MAD_BYTES);
+        stranger.send_to(&bytes, (target, ROCE_PORT)).unwrap();
+        world.settle();
+        let counters = world.devices[0].counters();
+        let news = (
+            counters.packets_received - before.packets_received,
+            counters.packets_dropped - before.packets_dropped,
+        );
+        assert_eq!(news, if is_taken { (1, 0) } else { (0, 1) }, "{head:?}");
+    }
+    let kept = world.devices[0].mads().wait(Some(Duration::ZERO));
+    assert_eq!(kept.len(), 1);
 }
 
 /// Until then the frames of a full socket buffer waited for the end of whatever sleep the engine had begun.
