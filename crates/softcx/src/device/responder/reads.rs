@@ -35,16 +35,11 @@ impl Qp {
                 }
             }
             _ => {
-                let kept = self
-                    .responder
-                    .results
-                    .iter()
-                    .find(|(psn, _)| *psn == header.psn);
-                if let Some(&(psn, old)) = kept
+                if let Some(old) = self.responder.result_of(header.psn)
                     && self.responder.answers.len() < QUEUED_ANSWERS / 2
                 {
                     self.responder.answers.push_back(Response::Atomic {
-                        psn,
+                        psn: header.psn,
                         old,
                         repeats: true,
                     });

@@ -44,6 +44,12 @@ impl Responder {
         self.expected_psn = psn;
     }
 
+    /// The result of the last atomic with this PSN. The numbers wrap: with few atomics between other requests, an older one may have the same.
+    pub(super) fn result_of(&self, psn: u32) -> Option<u64> {
+        let kept = self.results.iter().rev().find(|(of, _)| *of == psn);
+        kept.map(|(_, old)| *old)
+    }
+
     /// Whether as many reads and atomics wait for their first answer as are served at once. The peer counts a request until the whole answer has
     /// come, so one that keeps to this number is never refused.
     pub(super) fn is_full(&self) -> bool {
@@ -180,5 +186,20 @@ impl EndedMessage {
             index,
             byte_count,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn result_of_an_atomic_is_that_of_the_last_one_with_its_number() {
+        let mut responder = Responder::default();
+        // The second 5 is 2^24 packets behind the first one.
+        responder.results.extend([(5, 50), (9, 90), (5, 51)]);
+        assert_eq!(responder.result_of(5), Some(51));
+        assert_eq!(responder.result_of(9), Some(90));
+        assert_eq!(responder.result_of(6), None);
     }
 }
