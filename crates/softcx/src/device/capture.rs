@@ -12,7 +12,8 @@ use crate::device::gather::GatherSource;
 use crate::device::packet::{MAX_PAYLOAD_BYTES, Packet};
 use crate::device::qp::DeviceParts;
 use crate::device::roce::{
-    MAX_FRAME_BYTES, MAX_HEADER_BYTES, UdpFlow, frame_header, seal_frame, write_headers,
+    MAX_FRAME_BYTES, MAX_HEADER_BYTES, RoutedFields, UdpFlow, frame_header, seal_frame,
+    write_headers,
 };
 use crate::device::wire::Destination;
 use crate::{Error, Result};
@@ -92,8 +93,14 @@ impl FrameCapture {
     }
 
     /// Records a frame, given from the BTH to the CRC.
-    pub(crate) fn record(&mut self, now_ns: u64, flow: &UdpFlow, transport: &[u8]) {
-        let headers = frame_header(flow, transport);
+    pub(crate) fn record(
+        &mut self,
+        now_ns: u64,
+        flow: &UdpFlow,
+        routed: RoutedFields,
+        transport: &[u8],
+    ) {
+        let headers = frame_header(flow, routed, transport);
         let len_bytes = (headers.len() + transport.len()) as u32;
         let ns = self.epoch_ns.wrapping_add(now_ns);
         let (seconds, part_ns) = (ns / 1_000_000_000, ns % 1_000_000_000);
@@ -150,7 +157,7 @@ impl DeviceParts {
         let len_bytes = seal_frame(&flow, &mut frame, end);
         let now_ns = self.now_ns;
         if let Some(capture) = &mut self.capture {
-            capture.record(now_ns, &flow, &frame[..len_bytes]);
+            capture.record(now_ns, &flow, RoutedFields::SENT, &frame[..len_bytes]);
         }
     }
 }

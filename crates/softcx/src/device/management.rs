@@ -25,6 +25,27 @@ pub(crate) enum MadPeer {
 /// The bytes of one.
 pub(crate) type MadBytes = [u8; MAD_BYTES];
 
+/// The name of the message of the connection manager that a datagram has (IBTA 12.6); `None` if it has none: nothing here takes other classes.
+pub(crate) fn cm_message_name(mad: &MadBytes) -> Option<&'static str> {
+    /// Base version 1, communication management of version 2, `ComMgtSend`.
+    const HEAD: [u8; 4] = [1, 7, 2, 3];
+    if !mad.starts_with(&HEAD) {
+        return None;
+    }
+    Some(match u16::from_be_bytes([mad[16], mad[17]]) {
+        0x10 => "REQ",
+        0x11 => "MRA",
+        0x12 => "REJ",
+        0x13 => "REP",
+        0x14 => "RTU",
+        0x15 => "DREQ",
+        0x16 => "DREP",
+        0x17 => "SIDR_REQ",
+        0x18 => "SIDR_REP",
+        _ => return None,
+    })
+}
+
 /// The datagrams that have arrived at queue pair 1 of a device.
 #[derive(Debug, Default)]
 pub(crate) struct MadQueue {
@@ -92,6 +113,19 @@ impl MadQueue {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn messages_of_the_connection_manager_have_names() {
+        let mut mad = [0; MAD_BYTES];
+        mad[..4].copy_from_slice(&[1, 7, 2, 3]);
+        mad[17] = 0x13;
+        assert_eq!(cm_message_name(&mad), Some("REP"));
+        mad[16] = 1;
+        assert_eq!(cm_message_name(&mad), None);
+        mad[16] = 0;
+        mad[1] = 4;
+        assert_eq!(cm_message_name(&mad), None);
+    }
 
     #[test]
     fn datagrams_are_lost_before_somebody_reads_and_when_there_are_too_many() {

@@ -30,7 +30,7 @@ pub struct RemoteQueuePair {
 }
 
 /// The most reads and atomics that a queue pair serves at a time.
-const MAX_READS: u8 = 16;
+pub(crate) const MAX_READS: u8 = 16;
 
 /// A queue pair, RC or UD, with two completion queues of its own. Dropping it destroys it in the device first.
 #[derive(Debug)]

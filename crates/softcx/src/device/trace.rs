@@ -93,9 +93,15 @@ impl Trace {
         );
     }
 
-    /// A packet that leaves.
-    pub(crate) fn sent(&mut self, now_ns: u64, to: Destination, header: &Header) {
-        let packet = PacketText(header);
+    /// A packet that leaves. `message` is the name of the management message in it.
+    pub(crate) fn sent(
+        &mut self,
+        now_ns: u64,
+        to: Destination,
+        header: &Header,
+        message: Option<&str>,
+    ) {
+        let packet = PacketText(header, message);
         match to {
             Destination::Local => self.line(now_ns, format_args!("TX  -> self {packet}")),
             Destination::Lane(node) => self.line(now_ns, format_args!("TX  -> n{node} {packet}")),
@@ -107,15 +113,16 @@ impl Trace {
         }
     }
 
-    /// A packet that has come; `taken` if a queue pair is there for it.
+    /// A packet that has come, and the name of the management message in it; `taken` if a queue pair is there for it.
     pub(crate) fn received(
         &mut self,
         now_ns: u64,
         sender: Option<[u8; 16]>,
         header: &Header,
+        message: Option<&str>,
         taken: bool,
     ) {
-        let packet = PacketText(header);
+        let packet = PacketText(header, message);
         let fate = if taken { "" } else { " (for nobody)" };
         if let Some(gid) = sender {
             let from = address(&gid);
@@ -237,11 +244,11 @@ impl fmt::Display for DatagramAddress<'_> {
     }
 }
 
-struct PacketText<'a>(&'a Header);
+struct PacketText<'a>(&'a Header, Option<&'a str>);
 
 impl fmt::Display for PacketText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let header = self.0;
+        let PacketText(header, message) = *self;
         let service = match header.service {
             Service::Reliable => "RC",
             Service::Unreliable => "UC",
@@ -287,6 +294,9 @@ impl fmt::Display for PacketText<'_> {
         }
         if header.payload_bytes > 0 {
             write!(f, " {} B", header.payload_bytes)?;
+        }
+        if let Some(message) = message {
+            write!(f, " {message}")?;
         }
         if header.has(flag::IMMEDIATE) {
             write!(f, " imm {:#x}", header.imm)?;

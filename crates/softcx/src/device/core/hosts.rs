@@ -11,7 +11,8 @@ use crate::device::gather::GatherSource;
 use crate::device::keys::Keys;
 use crate::device::packet::{Header, MAX_PAYLOAD_BYTES, Packet, PacketKind, Service};
 use crate::device::roce::{
-    MAX_HEADER_BYTES, RoceFrame, UdpFlow, notice_bytes, read_frame, seal_frame, write_headers,
+    MAX_HEADER_BYTES, RoceFrame, RoutedFields, UdpFlow, notice_bytes, partition_of, read_frame,
+    seal_frame, write_headers,
 };
 use crate::device::udp::{UdpArrival, UdpWire};
 use doorbell_wire::mlx5::Datagram;
@@ -22,6 +23,16 @@ const ROUNDS: usize = 4;
 const CONGESTION: u8 = 3;
 /// A peer is told of it so often at most.
 const NOTICE_NS: u64 = 50_000;
+
+/// A notice of congestion that is to be sent to a queue pair of another host.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CongestionNotice {
+    /// The address of its host, as a GID.
+    to: [u8; 16],
+    qpn: u32,
+    /// The partition key of the packet that came through congestion.
+    partition: u16,
+}
 
 impl DeviceCore {
     /// Takes packets that have arrived by UDP.
@@ -58,16 +69,26 @@ impl DeviceCore {
             source_port: arrival.source_port,
             identification: arrival.identification,
         };
-        let Ok(frame) = read_frame(&flow, arrival.bytes) else {
+        let Ok((frame, identification)) = read_frame(&flow, arrival.bytes) else {
             self.parts.counters.packets_dropped += 1;
             return;
         };
         if let Some(capture) = &mut self.parts.capture {
-            capture.record(now_ns, &flow, arrival.bytes);
+            let flow = UdpFlow {
+                identification,
+                ..flow
+            };
+            let routed = RoutedFields {
+                traffic_class: arrival.traffic_class,
+                hop_limit: arrival.hop_limit,
+            };
+            capture.record(now_ns, &flow, routed, arrival.bytes);
         }
         let (mut header, payload) = match frame {
             RoceFrame::Packet(header, payload) => (header, payload),
-            RoceFrame::CongestionNotice(qpn) => return self.take_notice(qpn, arrival.from),
+            RoceFrame::CongestionNotice(qpn) => {
+                return self.take_notice(now_ns, qpn, arrival.from);
+            }
         };
         if header.service == Service::Datagram {
             let header_fields = Datagram {
@@ -87,7 +108,11 @@ impl DeviceCore {
                     && qp.expects(&header, Some(arrival.from))
                     && qp.owes_notice(now_ns, NOTICE_NS)
                 {
-                    self.parts.notices.push((arrival.from, remote.qpn));
+                    self.parts.notices.push(CongestionNotice {
+                        to: arrival.from,
+                        qpn: remote.qpn,
+                        partition: partition_of(arrival.bytes),
+                    });
                 }
             }
         }
@@ -104,12 +129,12 @@ impl DeviceCore {
     }
 
     /// A notice of congestion from the peer of a queue pair.
-    fn take_notice(&mut self, qpn: u32, from: [u8; 16]) {
+    fn take_notice(&mut self, now_ns: u64, qpn: u32, from: [u8; 16]) {
         let slot = self.slot_of(qpn);
         let receiver = numbered(&mut self.qps, slot, qpn);
         match receiver.filter(|qp| qp.is_connected_to(from)) {
             Some(qp) => {
-                qp.on_congestion_notice();
+                qp.on_congestion_notice(now_ns);
                 self.parts.counters.congestion_notices += 1;
             }
             None => self.parts.counters.packets_dropped += 1,
@@ -131,9 +156,9 @@ impl DeviceCore {
                 break;
             }
             while udp.departures.room() > 0
-                && let Some((to, qpn)) = parts.notices.pop()
+                && let Some(notice) = parts.notices.pop()
             {
-                write_notice(udp, to, qpn);
+                write_notice(udp, parts.capture.as_deref_mut(), now_ns, notice);
             }
             let queue = parts.wire.for_hosts();
             let count = queue.len().min(udp.departures.room());
@@ -180,7 +205,13 @@ impl DeviceCore {
     }
 }
 
-fn write_notice(udp: &mut UdpWire, to: [u8; 16], qpn: u32) {
+fn write_notice(
+    udp: &mut UdpWire,
+    capture: Option<&mut FrameCapture>,
+    now_ns: u64,
+    notice: CongestionNotice,
+) {
+    let CongestionNotice { to, qpn, partition } = notice;
     let (flow, source_port) = udp.departures.flow(0, qpn);
     let ends = UdpFlow {
         from: udp.gid,
@@ -191,9 +222,12 @@ fn write_notice(udp: &mut UdpWire, to: [u8; 16], qpn: u32) {
     let Some(frame) = udp.departures.slot(0) else {
         return;
     };
-    let notice = notice_bytes(qpn);
+    let notice = notice_bytes(qpn, partition);
     frame[..notice.len()].copy_from_slice(&notice);
     let len_bytes = seal_frame(&ends, frame, notice.len());
+    if let Some(capture) = capture {
+        capture.record(now_ns, &ends, RoutedFields::SENT, &frame[..len_bytes]);
+    }
     udp.departures.push(0, to, flow, len_bytes);
     udp.departures.use_slots(1);
 }
@@ -262,7 +296,8 @@ impl FrameBuilder<'_> {
         };
         let len_bytes = seal_frame(&ends, frame, at + usize::from(header.payload_bytes));
         if let Some(capture) = &mut self.capture {
-            capture.record(self.now_ns, &ends, &frame[..len_bytes]);
+            let frame = &frame[..len_bytes];
+            capture.record(self.now_ns, &ends, RoutedFields::SENT, frame);
         }
         self.udp.departures.push(ahead, to, flow, len_bytes);
     }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use super::DeviceCore;
 use crate::device::fabric::{Fabric, NODES, gid_of};
 use crate::device::gather::GatherSource;
-use crate::device::management::{MAD_BYTES, MadBytes, MadPeer, MadQueue, QP1, QP1_QKEY};
+use crate::device::management::{
+    MAD_BYTES, MadBytes, MadPeer, MadQueue, QP1, QP1_QKEY, cm_message_name,
+};
 use crate::device::options::LinkLayer;
 use crate::device::packet::{Header, Packet, PacketKind, PacketPayload, Service, flag, psn_add};
 use doorbell_wire::mlx5::Datagram;
@@ -47,30 +49,35 @@ impl DeviceCore {
         }
         self.parts.counters.packets_sent += 1;
         if let Some(trace) = &mut self.parts.trace {
-            trace.sent(now_ns, to, &header);
+            trace.sent(now_ns, to, &header, cm_message_name(mad));
         }
         let payload = PacketPayload::Heap(Box::new(*mad));
         self.parts.wire.send(now_ns, to, Packet { header, payload });
     }
 
-    /// Takes a packet for queue pair 1. Whether it is one, and was kept.
+    /// Takes a packet for queue pair 1. Returns the name of its message if it is one of the connection manager and was kept.
     #[cold]
-    pub(super) fn receive_mad(&mut self, header: &Header, source: &GatherSource<'_>) -> bool {
+    pub(super) fn receive_mad(
+        &mut self,
+        header: &Header,
+        source: &GatherSource<'_>,
+    ) -> Option<&'static str> {
         let is_mad = header.dst_qpn == QP1
             && header.service == Service::Datagram
             && header.kind == PacketKind::Send
             && header.qkey == QP1_QKEY
             && self.parts.fabric.is_some();
         if !is_mad {
-            return false;
+            return None;
         }
         let taken = source.take(&self.parts.keys, &mut self.parts.copies);
-        let mad = taken.ok().and_then(|bytes| MadBytes::try_from(bytes).ok());
+        let mad = MadBytes::try_from(taken.ok()?).ok()?;
+        let name = cm_message_name(&mad)?;
         let from = match (self.parts.host_gid, self.parts.sender) {
             (Some(own), sender) => MadPeer::Host(sender.unwrap_or(own)),
             (None, _) => MadPeer::Node(header.source_lid),
         };
-        mad.is_some_and(|mad| self.management.arrived.push(from, mad))
+        self.management.arrived.push(from, mad).then_some(name)
     }
 
     /// The nodes of the fabric, this one included, whose devices are alive.

@@ -28,6 +28,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::client_objects::ClientRegistry;
+pub(crate) use self::hosts::CongestionNotice;
 use self::management::Management;
 pub(crate) use self::needs::Need;
 pub(crate) use self::peer_links::PeerLinks;
@@ -46,7 +47,7 @@ use crate::device::requester::TransmitStop;
 use crate::device::trace::Trace;
 use crate::device::udp::UdpWire;
 
-/// A full lane is tried again this often, if nothing else happens.
+/// A full lane, or a full socket buffer, is tried again this often, if nothing else happens.
 const LANE_RETRY_NS: u64 = 50_000;
 
 #[derive(Debug)]
@@ -128,8 +129,7 @@ impl DeviceCore {
 
     /// The largest MTU that its packets may have.
     pub(crate) fn mtu_bytes(&self) -> u32 {
-        let udp = self.parts.udp.as_ref();
-        udp.map_or(4096, |udp| 128 << udp.interface.mtu)
+        self.parts.mtu_bytes()
     }
 
     /// Writes every WQE, packet and CQE to this file from now on.
@@ -239,18 +239,18 @@ impl DeviceCore {
             .iter()
             .filter_map(|&slot| self.qps.get(slot)?.as_ref()?.next_timer_ns());
         let now = self.lists.has_work();
-        let lanes_full = self
-            .parts
-            .wire
-            .any_for_others()
-            .then_some(now_ns + LANE_RETRY_NS);
+        // Frames that were built and not taken wait in `departures`, notices of congestion behind them.
+        let udp = self.parts.udp.as_ref();
+        let is_unsent = udp.is_some_and(|udp| !udp.departures.is_empty());
+        let is_full = is_unsent || self.parts.wire.any_for_others();
+        let retry = is_full.then_some(now_ns + LANE_RETRY_NS);
         let flushes = (self.lists.failed.iter())
             .filter_map(|&slot| self.qps.get(slot)?.as_ref()?.flushes_at_ns(now_ns));
         timers
             .chain(flushes)
             .chain(self.parts.wire.next_due_ns())
             .chain(now.then_some(now_ns))
-            .chain(lanes_full)
+            .chain(retry)
             .min()
     }
 

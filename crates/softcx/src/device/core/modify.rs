@@ -65,6 +65,15 @@ impl QpAttributes {
         self.sq_psn &= 0xff_ffff;
     }
 
+    /// Reads and atomics of the peer that are served at once. The device has the logarithm of the number, which the kernel's driver rounds up; for 0
+    /// it takes the right to make such requests away.
+    fn served(&self) -> u8 {
+        match self.max_dest_rd_atomic {
+            0 => 0,
+            depth => depth.next_power_of_two(),
+        }
+    }
+
     /// What of it the transport works with.
     fn transport(&self, transport: Transport) -> Attributes {
         let mtu_bytes = match (transport, self.path_mtu) {
@@ -77,7 +86,7 @@ impl QpAttributes {
             retry_count: self.retry_count,
             rnr_retry: self.rnr_retry,
             min_rnr_timer: self.min_rnr_timer,
-            // None at all would be a queue that stands still at its first read.
+            // The device has the logarithm of the number, and the kernel's driver leaves that at 0 for a number of 0 (`__mlx5_ib_modify_qp`).
             max_reads: self.max_rd_atomic.max(1),
             access: Access::from_bits(self.access & Access::ALL.bits()).unwrap_or_default(),
             // Where packets go is in `asked`.
@@ -168,6 +177,7 @@ impl DeviceCore {
         let transport = qp.parts.transport;
         *qp.asked = asked;
         qp.attributes = asked.transport(transport);
+        qp.responder.depth = asked.served();
         let connected = matches!(transport, Transport::Rc | Transport::Uc);
         if to == State::ReadyToReceive {
             qp.responder.connect(asked.rq_psn);

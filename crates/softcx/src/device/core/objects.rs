@@ -4,7 +4,7 @@ use super::DeviceCore;
 use super::doorbells::ring;
 use crate::device::cq::Cq;
 use crate::device::qp::{Attributes, Qp, QpSetup, RemoteEnd, State};
-use crate::device::queue_pair::RemoteQueuePair;
+use crate::device::queue_pair::{MAX_READS, RemoteQueuePair};
 use crate::{Error, Result, StateKind};
 
 /// Queue pairs of one device: 16 bits of the number, the other 8 are a generation.
@@ -147,6 +147,7 @@ impl DeviceCore {
         qp.connection = connection;
         qp.requester.connect(psn);
         qp.responder.connect(remote.psn & 0xff_ffff);
+        qp.responder.depth = MAX_READS;
         // No more than the peer serves: it treats one too many as an invalid request.
         qp.attributes.max_reads = qp.attributes.max_reads.min(remote.reads);
         qp.set_state(State::ReadyToReceive);
@@ -168,6 +169,7 @@ impl DeviceCore {
         if let Ok(qp) = self.transition(slot, State::ReadyToReceive) {
             qp.requester.connect(psns.0);
             qp.responder.connect(psns.1);
+            qp.responder.depth = MAX_READS;
             qp.set_state(State::ReadyToSend);
         }
         self.mark_active(slot);

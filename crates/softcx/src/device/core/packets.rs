@@ -63,17 +63,18 @@ impl DeviceCore {
         let receiver = numbered(&mut self.qps, slot, header.dst_qpn);
         let sender = self.parts.sender;
         let Some(qp) = receiver.filter(|qp| qp.expects(header, sender)) else {
-            let is_kept = self.receive_mad(header, source);
+            let message = self.receive_mad(header, source);
+            let is_kept = message.is_some();
             self.parts.counters.packets_received += u64::from(is_kept);
             self.parts.counters.packets_dropped += u64::from(!is_kept);
             if let Some(trace) = &mut self.parts.trace {
-                trace.received(now_ns, sender, header, is_kept);
+                trace.received(now_ns, sender, header, message, is_kept);
             }
             return;
         };
         self.parts.counters.packets_received += 1;
         if let Some(trace) = &mut self.parts.trace {
-            trace.received(now_ns, sender, header, true);
+            trace.received(now_ns, sender, header, None, true);
         }
         self.parts
             .copies
@@ -107,13 +108,19 @@ impl DeviceCore {
         self.mark_active(slot);
     }
 
-    /// A datagram for a group: each member gets it.
+    /// A datagram for a group: each member gets it. The fabric brings every node a copy, so one for a group without members here is not counted; by UDP
+    /// there are no groups, and what comes is a stranger's.
     #[cold]
     fn dispatch_to_group(&mut self, now_ns: u64, header: &Header, source: &GatherSource<'_>) {
         let members = self.multicast.get(&header.grh_gid()).cloned();
+        let sender = self.parts.sender;
         if let Some(trace) = &mut self.parts.trace {
-            trace.received(now_ns, None, header, members.is_some());
+            trace.received(now_ns, sender, header, None, members.is_some());
         }
+        let (is_for_this_node, before) = (
+            sender.is_some() || members.is_some(),
+            self.parts.counters.packets_received,
+        );
         for slot in members.unwrap_or_default() {
             if let Some(Some(qp)) = self.qps.get_mut(slot)
                 && qp.expects(header, None)
@@ -125,11 +132,14 @@ impl DeviceCore {
                 self.mark_active(slot);
             }
         }
+        if is_for_this_node && self.parts.counters.packets_received == before {
+            self.parts.counters.packets_dropped += 1;
+        }
     }
 
     /// Handles a packet that no device has sent, or handles a packet before others that came with it.
     #[cfg(test)]
     pub(crate) fn inject(&mut self, header: &Header, payload: &[u8]) {
-        self.dispatch(0, header, &GatherSource::Bytes(payload));
+        self.dispatch(self.parts.now_ns, header, &GatherSource::Bytes(payload));
     }
 }

@@ -3,12 +3,13 @@
 use super::Counters;
 use crate::device::capture::FrameCapture;
 use crate::device::copies::Copies;
-use crate::device::core::PeerLinks;
+use crate::device::core::{CongestionNotice, PeerLinks};
 use crate::device::cq::Cq;
 use crate::device::datagram_paths::DatagramPaths;
 use crate::device::fabric::{Fabric, gid_of};
 use crate::device::gather::Gather;
 use crate::device::keys::Keys;
+use crate::device::packet::MAX_PAYLOAD_BYTES;
 use crate::device::srq::Srq;
 use crate::device::trace::Trace;
 use crate::device::udp::UdpWire;
@@ -40,8 +41,8 @@ pub(crate) struct DeviceParts {
     pub(crate) host_gid: Option<[u8; 16]>,
     /// The address that the packet at hand comes from, if it came by UDP.
     pub(crate) sender: Option<[u8; 16]>,
-    /// Queue pairs of other hosts that are to be told of congestion, with the addresses.
-    pub(crate) notices: Vec<([u8; 16], u32)>,
+    /// Notices of congestion that are to be sent.
+    pub(crate) notices: Vec<CongestionNotice>,
     pub(crate) trace: Option<Box<Trace>>,
     pub(crate) capture: Option<Box<FrameCapture>>,
     /// A completion queue lost a completion since the last turn.
@@ -63,6 +64,13 @@ impl DeviceParts {
             && self.capture.is_none()
             && !self.wire.is_faulty()
             && self.host_gid.is_none()
+    }
+
+    /// The MTU of the port: the most payload that a packet of this device may have.
+    pub(crate) fn mtu_bytes(&self) -> u32 {
+        self.udp
+            .as_ref()
+            .map_or(MAX_PAYLOAD_BYTES as u32, |udp| 128 << udp.interface.mtu)
     }
 
     /// The GIDs of this device and of the one that a packet is for.

@@ -7,7 +7,6 @@ use super::opcode::{
 use crate::device::client::Transport;
 use crate::device::gather::WqeRequest;
 use crate::device::keys::Access;
-use crate::device::packet::MAX_PAYLOAD_BYTES;
 use crate::device::qp::{DeviceParts, QpSetup};
 use doorbell_wire::mlx5::{Syndrome, WindowUpdate};
 
@@ -72,7 +71,8 @@ pub(super) fn check(
         _ => return Err(Syndrome::LocalQpOp),
     };
     let longest = match parts.transport {
-        Transport::Ud => MAX_PAYLOAD_BYTES as u64,
+        // A datagram is one packet (IBTA 10.7.2.2).
+        Transport::Ud => u64::from(context.mtu_bytes()),
         _ => MAX_MESSAGE_BYTES,
     };
     if request.total_bytes > longest {

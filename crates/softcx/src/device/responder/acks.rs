@@ -1,27 +1,29 @@
 //! What the responder owes: responses to reads and atomics, acknowledgements and refusals, in the order of their requests.
 
-use super::state::Response;
-use crate::device::packet::{AckCode, Header, PacketKind, PacketPayload, flag, psn_add};
+use super::state::{ReadAnswer, Response};
+use crate::device::packet::{AckCode, PacketKind, PacketPayload, flag, psn_add};
 use crate::device::qp::{DeviceParts, Qp};
+use crate::device::wire::Destination;
 
 /// Response packets that one queue pair sends before others have their turn.
 const BURST: usize = 32;
 
 impl Qp {
-    pub(super) fn answer(&mut self, kind: PacketKind, psn: u32, code: AckCode, operand: u64) {
+    pub(super) fn answer(&mut self, psn: u32, code: AckCode) {
         let refused = matches!(code, AckCode::AccessError | AckCode::OperationalError);
         // A dying process loses its memory before its queue pairs. Its peers get no answer, because it is not at fault.
         if refused && self.parts.send_record.space().is_gone() {
             return;
         }
-        self.responder
-            .answers
-            .push_back(Response::Packet(kind, psn, code, operand));
+        self.responder.answers.push_back(Response::Ack(psn, code));
     }
 
     /// Whether an answer or an acknowledgement is to be sent.
     #[inline]
     pub(crate) fn has_pending_responses(&self) -> bool {
+        if self.responder.paced_until_ns.is_some() {
+            return false;
+        }
         (self.responder.owes_ack && self.responder.late.is_none())
             || !self.responder.answers.is_empty()
     }
@@ -43,21 +45,34 @@ impl Qp {
             }
             sent += 1;
             match answer {
-                Response::Packet(kind, psn, code, operand) => {
+                Response::Ack(psn, code) => {
+                    let kind = PacketKind::Ack;
                     self.send(context, kind, psn, PacketPayload::Empty, |header| {
                         header.code = code;
-                        header.operand = operand;
                         header.set_msn(msn);
                     });
                 }
-                Response::Read {
-                    psn,
-                    addr,
-                    rkey,
-                    total,
-                    done_bytes,
-                } => {
-                    self.send_read_packet(context, psn, addr, rkey, total, done_bytes);
+                Response::Atomic { psn, old, .. } => {
+                    let kind = PacketKind::AtomicResponse;
+                    self.send(context, kind, psn, PacketPayload::Empty, |header| {
+                        header.operand = old;
+                        header.set_msn(msn);
+                    });
+                }
+                Response::Read(read) => {
+                    let paced = match remote.to {
+                        Destination::Host(_) => {
+                            let len_bytes = self.response_bytes(&read);
+                            self.rate.take(context.now_ns, len_bytes)
+                        }
+                        _ => Ok(()),
+                    };
+                    if let Err(until_ns) = paced {
+                        self.responder.answers.push_front(answer);
+                        self.responder.paced_until_ns = Some(until_ns);
+                        return false;
+                    }
+                    self.send_read_packet(context, read);
                 }
             }
         }
@@ -76,21 +91,34 @@ impl Qp {
         false
     }
 
-    fn send_read_packet(
-        &mut self,
-        context: &mut DeviceParts,
-        psn: u32,
-        addr: u64,
-        rkey: u32,
-        total: u32,
-        done_bytes: u32,
-    ) {
-        let payload_bytes = (total - done_bytes).min(self.attributes.mtu_bytes);
+    /// Ends a pause of paced responses if it is over. Returns whether it did.
+    pub(crate) fn resume_when_due(&mut self, now_ns: u64) -> bool {
+        let paced_until_ns = &mut self.responder.paced_until_ns;
+        paced_until_ns
+            .take_if(|until_ns| *until_ns <= now_ns)
+            .is_some()
+    }
+
+    /// The payload of the next packet of an answer.
+    fn response_bytes(&self, read: &ReadAnswer) -> u32 {
+        (read.total - read.done_bytes).min(self.attributes.mtu_bytes)
+    }
+
+    fn send_read_packet(&mut self, context: &mut DeviceParts, read: ReadAnswer) {
+        let ReadAnswer {
+            psn,
+            addr,
+            rkey,
+            total,
+            done_bytes,
+            ..
+        } = read;
+        let payload_bytes = self.response_bytes(&read);
         let at = addr.wrapping_add(done_bytes.into());
         let Ok(payload) = self.remote_payload(context, rkey, at, payload_bytes) else {
             // The region went away in the middle of a read; what would have come behind it has no meaning any more.
             self.responder.answers.clear();
-            self.answer(PacketKind::Ack, psn, AckCode::AccessError, 0);
+            self.answer(psn, AckCode::AccessError);
             return self.enter_error(context);
         };
         let msn = self.responder.msn;
@@ -106,24 +134,13 @@ impl Qp {
         });
         let done_bytes = done_bytes + payload_bytes;
         if done_bytes < total {
-            let psn = psn_add(psn, 1);
-            self.responder.answers.push_front(Response::Read {
-                psn,
-                addr,
-                rkey,
-                total,
-                done_bytes,
-            });
+            self.responder
+                .answers
+                .push_front(Response::Read(ReadAnswer {
+                    psn: psn_add(psn, 1),
+                    done_bytes,
+                    ..read
+                }));
         }
-    }
-}
-
-pub(super) fn read_answer(header: &Header) -> Response {
-    Response::Read {
-        psn: header.psn,
-        addr: header.addr,
-        rkey: header.rkey,
-        total: header.total_bytes,
-        done_bytes: 0,
     }
 }

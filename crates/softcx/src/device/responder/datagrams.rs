@@ -94,7 +94,8 @@ fn grh(
     } else {
         0
     };
-    let payload = source.len_bytes() as usize + imm;
+    // With its padding, which is part of the packet.
+    let payload = (source.len_bytes() as usize).next_multiple_of(4) + imm;
     let mut bytes = [0; GRH_BYTES];
     let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
     if link == LinkLayer::Ethernet && is_ipv4(&to) {
@@ -111,7 +112,7 @@ fn grh(
     }
     let (next, len) = match link {
         // The payload length of a GRH counts from behind it to the ICRC (IBTA 8.3.3): BTH, DETH, payload, padding, ICRC.
-        LinkLayer::InfiniBand => (0x1b, (12 + 8 + payload).next_multiple_of(4) + 4),
+        LinkLayer::InfiniBand => (0x1b, 12 + 8 + payload + 4),
         LinkLayer::Ethernet => (17, ROCE_BYTES + payload),
     };
     put(0, &(6 << 28 | flow).to_be_bytes());
@@ -133,6 +134,39 @@ fn checksum(bytes: &[u8]) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use doorbell_wire::mlx5::Datagram;
+
+    /// What the IP header of a packet of RoCE v2 says: UDP, BTH, DETH, payload, padding, ICRC.
+    #[test]
+    fn lengths_of_ip_headers_count_the_padding() {
+        let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 2];
+        for (flags, udp) in [
+            (0, [(0, 32), (1, 36), (3, 36), (4, 36), (5, 40)]),
+            (
+                flag::IMMEDIATE,
+                [(0, 36), (1, 40), (3, 40), (4, 40), (5, 44)],
+            ),
+        ] {
+            for (len, udp_bytes) in udp {
+                let head = |gid| {
+                    let mut header = Header::new(PacketKind::Send, 1, 0, 0);
+                    header.set_grh(&Datagram {
+                        gid,
+                        ..Datagram::default()
+                    });
+                    header.flags |= flags;
+                    let bytes = [0; 8];
+                    let source = GatherSource::Bytes(&bytes[..len]);
+                    grh(&header, LinkLayer::Ethernet, &mapped, &source)
+                };
+                let (v4, v6) = (head(mapped), head([0xfd; 16]));
+                let length =
+                    |bytes: &[u8], at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+                assert_eq!(length(&v4, 22), 20 + udp_bytes, "{len}");
+                assert_eq!(length(&v6, 4), udp_bytes, "{len}");
+            }
+        }
+    }
 
     #[test]
     fn the_checksum_of_a_header_that_has_it_is_zero() {

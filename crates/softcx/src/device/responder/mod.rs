@@ -14,9 +14,12 @@ pub(crate) use self::state::Responder;
 use crate::device::client::{DeviceEvent, Transport};
 use crate::device::copies::CopyOrigin;
 use crate::device::gather::GatherSource;
-use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance};
+use crate::device::packet::{AckCode, Header, PacketKind, flag, psn_add, psn_distance};
 use crate::device::qp::{DeviceParts, Qp, State};
 use crate::device::wire::Counted;
+
+/// The longest write or read that a request may ask for (IBTA 9.7.4.1.6).
+const MAX_DMA_BYTES: u32 = 1 << 31;
 
 impl Qp {
     /// A request has arrived. Afterwards the queue pair belongs on the list of those that owe an answer.
@@ -44,12 +47,7 @@ impl Qp {
         if distance > 0 {
             if !self.responder.refused {
                 self.responder.refused = true;
-                self.answer(
-                    PacketKind::Ack,
-                    self.responder.expected_psn,
-                    AckCode::SequenceError,
-                    0,
-                );
+                self.answer(self.responder.expected_psn, AckCode::SequenceError);
             }
             return;
         }
@@ -60,11 +58,35 @@ impl Qp {
         if let Some(code) = context.wire.fault_code(Counted::Request) {
             return self.refuse_by_fault(context, code);
         }
+        if !self.fits_path_mtu(header, source.len_bytes()) {
+            return self.refuse(context, AckCode::InvalidRequest);
+        }
         match header.kind {
             PacketKind::Send => self.on_send(context, header, source),
             PacketKind::Write => self.on_write(context, header, source),
             PacketKind::ReadRequest => self.on_read(context, header),
             _ => self.on_atomic(context, header),
+        }
+    }
+
+    /// Whether a request of a connection has a length that its place in the message allows (IBTA 9.7.4.1.6). The first packet and the middle ones
+    /// have one path MTU, the last has 1 byte or more, and none has more than one. A packet with several PSNs stands for as many packets.
+    #[inline]
+    fn fits_path_mtu(&self, header: &Header, len_bytes: u32) -> bool {
+        if matches!(header.kind, PacketKind::Write | PacketKind::ReadRequest)
+            && header.has(flag::FIRST)
+            && header.total_bytes > MAX_DMA_BYTES
+        {
+            return false;
+        }
+        if !matches!(header.kind, PacketKind::Send | PacketKind::Write) {
+            return true;
+        }
+        let (mtu, psns) = (self.attributes.mtu_bytes, u32::from(header.psns));
+        match (header.has(flag::FIRST), header.has(flag::LAST)) {
+            (_, false) => len_bytes == psns * mtu,
+            (false, true) if len_bytes == 0 => false,
+            (_, true) => len_bytes.div_ceil(mtu).max(1) == psns,
         }
     }
 
@@ -78,7 +100,7 @@ impl Qp {
             None | Some(AckCode::Ack) => {}
             Some(code @ (AckCode::SequenceError | AckCode::ReceiverNotReady(_))) => {
                 self.responder.refused = code == AckCode::SequenceError;
-                self.answer(PacketKind::Ack, self.responder.expected_psn, code, 0);
+                self.answer(self.responder.expected_psn, code);
             }
             Some(code) => self.refuse(context, code),
         }
@@ -124,7 +146,7 @@ impl Qp {
         context.counters.rnr_naks += 1;
         // Packets behind it are out of sequence, and the first of them is answered as such, too: as SoftRoCE does.
         let code = AckCode::ReceiverNotReady(self.attributes.min_rnr_timer);
-        self.answer(PacketKind::Ack, self.responder.expected_psn, code, 0);
+        self.answer(self.responder.expected_psn, code);
     }
 
     /// Refuses a request for good: the answer goes out, and the queue pair is in error.
@@ -135,7 +157,7 @@ impl Qp {
             // What was late is refused instead.
             return;
         }
-        self.answer(PacketKind::Ack, self.responder.expected_psn, code, 0);
+        self.answer(self.responder.expected_psn, code);
         let qpn = self.parts.qpn;
         match code {
             AckCode::InvalidRequest => self.notify(DeviceEvent::QpRequestError { qpn }),
@@ -167,7 +189,7 @@ impl Qp {
     fn refuse_psn(&mut self, context: &mut DeviceParts, psn: u32, code: AckCode) {
         self.withdraw_answers(psn);
         if self.parts.transport == Transport::Rc {
-            self.answer(PacketKind::Ack, psn, code, 0);
+            self.answer(psn, code);
         }
         self.enter_error(context);
     }

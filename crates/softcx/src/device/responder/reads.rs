@@ -1,7 +1,7 @@
 //! Reads and atomics: requests whose answer is data, and what is given again when they are repeated.
 
-use super::acks::read_answer;
 use super::memory::apply_atomic;
+use super::state::{ReadAnswer, Response};
 use crate::device::keys::Access;
 use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance};
 use crate::device::qp::{DeviceParts, Qp};
@@ -10,7 +10,9 @@ use crate::device::qp::{DeviceParts, Qp};
 /// most that a requester may have on their way.
 const MAX_ANSWERS: usize = 16;
 /// Answers that may be queued: the peer's requests, and repetitions of them that crossed with a first answer.
-const QUEUED_ANSWERS: usize = 4 * MAX_ANSWERS;
+pub(super) const QUEUED_ANSWERS: usize = 4 * MAX_ANSWERS;
+/// Response packets of a read that is no burst.
+const FEW_RESPONSES: u32 = 16;
 
 impl Qp {
     /// A request that was carried out before: only its answer is given again.
@@ -22,34 +24,40 @@ impl Qp {
                     self.responder.expected_psn,
                     psn_add(header.psn, self.response_packets(header.total_bytes)),
                 ) >= 0;
-                if !known || self.responder.answers.len() >= QUEUED_ANSWERS / 2 {
+                if !known {
                     return;
                 }
                 if self.readable(context, header) {
-                    self.responder.answers.push_back(read_answer(header));
+                    // A requester that asks for little at a time has a window of its own, and slows down by itself.
+                    let is_long = self.response_packets(header.total_bytes) > FEW_RESPONSES;
+                    if is_long && self.responder.was_sent(header.psn) {
+                        // A response was lost, or this is a copy of the request.
+                        self.rate.lower(context.now_ns);
+                    }
+                    self.responder.read_again(header, self.attributes.mtu_bytes);
                 } else {
                     // The region went away since. It may have done so because the read is long complete and this is a
                     // late copy of the request: then the answer is ignored, so it must not end the connection here.
-                    self.answer(PacketKind::Ack, header.psn, AckCode::AccessError, 0);
+                    self.answer(header.psn, AckCode::AccessError);
                 }
             }
             _ => {
-                let kept = self
-                    .responder
-                    .results
-                    .iter()
-                    .find(|(psn, _)| *psn == header.psn);
-                if let Some(&(psn, value)) = kept
+                if let Some(old) = self.responder.result_of(header.psn)
                     && self.responder.answers.len() < QUEUED_ANSWERS / 2
                 {
-                    self.answer(PacketKind::AtomicResponse, psn, AckCode::Ack, value);
+                    self.responder.answers.push_back(Response::Atomic {
+                        psn: header.psn,
+                        old,
+                        repeats: true,
+                    });
                 }
             }
         }
     }
 
     pub(super) fn on_read(&mut self, context: &mut DeviceParts, header: &Header) {
-        if self.responder.arriving.is_some() {
+        // Too many requests at once are invalid (IBTA 9.7.4.1); with a depth of 0 one is too many.
+        if self.responder.arriving.is_some() || self.responder.is_full() {
             return self.refuse(context, AckCode::InvalidRequest);
         }
         if self.responder.answers.len() >= QUEUED_ANSWERS {
@@ -59,12 +67,14 @@ impl Qp {
         if !self.readable(context, header) {
             return self.refuse(context, AckCode::AccessError);
         }
-        self.responder.answers.push_back(read_answer(header));
+        let answer = ReadAnswer::new(header, false);
+        self.responder.answers.push_back(Response::Read(answer));
         self.advance_message(self.response_packets(header.total_bytes));
     }
 
     pub(super) fn on_atomic(&mut self, context: &mut DeviceParts, header: &Header) {
-        if self.responder.arriving.is_some() || !header.addr.is_multiple_of(8) {
+        let is_valid = self.responder.arriving.is_none() && header.addr.is_multiple_of(8);
+        if !is_valid || self.responder.is_full() {
             return self.refuse(context, AckCode::InvalidRequest);
         }
         if self.responder.answers.len() >= QUEUED_ANSWERS {
@@ -89,7 +99,11 @@ impl Qp {
             self.responder.results.pop_front();
         }
         self.responder.results.push_back((header.psn, old));
-        self.answer(PacketKind::AtomicResponse, header.psn, AckCode::Ack, old);
+        self.responder.answers.push_back(Response::Atomic {
+            psn: header.psn,
+            old,
+            repeats: false,
+        });
         self.advance_message(1);
     }
 

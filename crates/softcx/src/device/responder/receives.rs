@@ -2,7 +2,7 @@
 
 use crate::device::client::{DeviceEvent, Transport};
 use crate::device::gather::{GatherSource, ScatterError};
-use crate::device::packet::{AckCode, PacketKind};
+use crate::device::packet::AckCode;
 use crate::device::qp::{DeviceParts, Qp};
 use crate::device::space::AccessFault;
 use crate::device::wire::Counted;
@@ -25,7 +25,7 @@ impl Qp {
             if self.is_receiving() {
                 if self.parts.transport == Transport::Rc {
                     let psn = self.responder.expected_psn;
-                    self.answer(PacketKind::Ack, psn, AckCode::OperationalError, 0);
+                    self.answer(psn, AckCode::OperationalError);
                 }
                 self.enter_error(context);
             }

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use crate::device::packet::{AckCode, Header, PacketKind};
+use super::reads::QUEUED_ANSWERS;
+use crate::device::packet::{AckCode, Header, psn_add, psn_distance};
 use doorbell_wire::mlx5::CqeOpcode;
 
 /// The state of one receive queue and of the peer's requests in the device.
@@ -20,6 +21,10 @@ pub(crate) struct Responder {
     pub(super) taken: u32,
     pub(super) posted: u16,
     pub(super) answers: VecDeque<Response>,
+    /// The responses that are next wait until then, because they are paced.
+    pub(super) paced_until_ns: Option<u64>,
+    /// Reads and atomics of the peer that are served at once.
+    pub(crate) depth: u8,
     /// Results of atomics, by PSN, oldest first.
     pub(super) results: VecDeque<(u32, u64)>,
     /// An acknowledgement is owed, once nothing is late.
@@ -41,28 +46,116 @@ impl Responder {
     pub(crate) fn connect(&mut self, psn: u32) {
         self.expected_psn = psn;
     }
+
+    /// Whether the response with this PSN has left: answers leave in the order of their numbers, but for those that repeat.
+    pub(super) fn was_sent(&self, psn: u32) -> bool {
+        let next = self
+            .answers
+            .front()
+            .map_or(self.expected_psn, Response::psn);
+        psn_distance(psn, next) < 0
+    }
+
+    /// Answers a read once more. If the rest of its answer is still to be sent, that begins anew from the response that is asked for: the peer
+    /// takes none behind a gap.
+    pub(super) fn read_again(&mut self, header: &Header, mtu_bytes: u32) {
+        let again = ReadAnswer::new(header, true);
+        let end = again.end_psn(mtu_bytes);
+        for answer in &mut self.answers {
+            if let Response::Read(read) = answer
+                && read.end_psn(mtu_bytes) == end
+            {
+                let repeats = read.repeats;
+                *read = ReadAnswer { repeats, ..again };
+                return;
+            }
+        }
+        if self.answers.len() < QUEUED_ANSWERS / 2 {
+            self.answers.push_back(Response::Read(again));
+        }
+    }
+
+    /// The result of the last atomic with this PSN. The numbers wrap: with few atomics between other requests, an older one may have the same.
+    pub(super) fn result_of(&self, psn: u32) -> Option<u64> {
+        let kept = self.results.iter().rev().find(|(of, _)| *of == psn);
+        kept.map(|(_, old)| *old)
+    }
+
+    /// Whether as many reads and atomics wait for their first answer as are served at once. The peer counts a request until the whole answer has
+    /// come, so one that keeps to this number is never refused.
+    pub(super) fn is_full(&self) -> bool {
+        let waiting = self.answers.iter().filter(|answer| answer.takes_depth());
+        waiting.count() >= usize::from(self.depth)
+    }
 }
 
 /// An answer that is still to be sent.
 #[derive(Debug)]
 pub(super) enum Response {
-    /// Response packets of a read; `done_bytes` have been sent.
-    Read {
+    /// Response packets of a read.
+    Read(ReadAnswer),
+    /// The value before an atomic.
+    Atomic {
         psn: u32,
-        addr: u64,
-        rkey: u32,
-        total: u32,
-        done_bytes: u32,
+        old: u64,
+        /// The request has come again; its first answer was given, or waits before this one.
+        repeats: bool,
     },
-    /// Anything of one packet.
-    Packet(PacketKind, u32, AckCode, u64),
+    /// An acknowledgement or its negation.
+    Ack(u32, AckCode),
 }
 
 impl Response {
     /// Of its first packet that is still to be sent.
     pub(super) fn psn(&self) -> u32 {
         match *self {
-            Response::Read { psn, .. } | Response::Packet(_, psn, ..) => psn,
+            Response::Read(ReadAnswer { psn, .. })
+            | Response::Atomic { psn, .. }
+            | Response::Ack(psn, _) => psn,
+        }
+    }
+
+    /// Whether it is the first answer to a read or an atomic.
+    fn takes_depth(&self) -> bool {
+        match *self {
+            Response::Read(ReadAnswer { repeats, .. }) | Response::Atomic { repeats, .. } => {
+                !repeats
+            }
+            Response::Ack(..) => false,
+        }
+    }
+}
+
+/// What is still to be sent of the answer to a read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ReadAnswer {
+    /// Of the next packet.
+    pub(super) psn: u32,
+    /// First address of the whole read.
+    pub(super) addr: u64,
+    pub(super) rkey: u32,
+    pub(super) total: u32,
+    /// Bytes that have been sent.
+    pub(super) done_bytes: u32,
+    /// The request has come again; its first answer was given, or waits before this one.
+    pub(super) repeats: bool,
+}
+
+impl ReadAnswer {
+    /// The PSN behind its last packet.
+    fn end_psn(&self, mtu_bytes: u32) -> u32 {
+        let missing = self.total - self.done_bytes;
+        psn_add(self.psn, missing.div_ceil(mtu_bytes).max(1))
+    }
+
+    pub(super) fn new(header: &Header, repeats: bool) -> ReadAnswer {
+        ReadAnswer {
+            psn: header.psn,
+            addr: header.addr,
+            rkey: header.rkey,
+            total: header.total_bytes,
+            done_bytes: 0,
+            repeats,
         }
     }
 }
@@ -130,5 +223,20 @@ impl EndedMessage {
             index,
             byte_count,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn result_of_an_atomic_is_that_of_the_last_one_with_its_number() {
+        let mut responder = Responder::default();
+        // The second 5 is 2^24 packets behind the first one.
+        responder.results.extend([(5, 50), (9, 90), (5, 51)]);
+        assert_eq!(responder.result_of(5), Some(51));
+        assert_eq!(responder.result_of(9), Some(90));
+        assert_eq!(responder.result_of(6), None);
     }
 }

@@ -23,6 +23,10 @@ impl Qp {
         if header.has(flag::FIRST) || !in_sequence {
             self.drop_message();
         }
+        if !self.fits_path_mtu(header, source.len_bytes()) {
+            // The rest of the message has no beginning, and is dropped with it.
+            return self.drop_message();
+        }
         match header.kind {
             PacketKind::Send => self.on_unreliable_send(context, header, source),
             PacketKind::Write => self.on_unreliable_write(context, header, source),

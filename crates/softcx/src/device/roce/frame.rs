@@ -98,10 +98,23 @@ impl UdpFlow {
     }
 }
 
-/// The hop limit of a frame in a capture.
+/// The hop limit of a frame that leaves.
 const HOPS: u8 = 64;
-/// A traffic class with "ECN-capable transport" (RFC 3168).
-const ECN_CAPABLE: u8 = 2;
+
+/// Fields of the IP header that routers may change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RoutedFields {
+    pub(crate) traffic_class: u8,
+    pub(crate) hop_limit: u8,
+}
+
+impl RoutedFields {
+    /// Of a frame that leaves: "ECN-capable transport" (RFC 3168).
+    pub(crate) const SENT: RoutedFields = RoutedFields {
+        traffic_class: 2,
+        hop_limit: HOPS,
+    };
+}
 
 /// A station address for a GID: locally administered, the last bytes of the GID.
 fn station(gid: &[u8; 16]) -> [u8; 6] {
@@ -110,16 +123,23 @@ fn station(gid: &[u8; 16]) -> [u8; 6] {
 
 /// The headers of Ethernet, IP and UDP in front of a packet of the transport, as a capture has them. UDP's checksum is 0 over IPv4, as RoCE
 /// cards have it; IPv6 requires one.
-pub(crate) fn frame_header(flow: &UdpFlow, transport: &[u8]) -> Vec<u8> {
+pub(crate) fn frame_header(flow: &UdpFlow, routed: RoutedFields, transport: &[u8]) -> Vec<u8> {
+    let RoutedFields {
+        traffic_class,
+        hop_limit,
+    } = routed;
     let mut headers = [0; MAX_PSEUDO_BYTES];
     let len = flow.write(transport.len(), &mut headers);
     let ethertype: u16 = if flow.is_ipv4() { 0x0800 } else { 0x86dd };
     if flow.is_ipv4() {
-        headers[1] = ECN_CAPABLE;
+        headers[1] = traffic_class;
+        headers[8] = hop_limit;
         let sum = checksum(0, &headers[..IPV4_BYTES]);
         headers[10..12].copy_from_slice(&sum.to_be_bytes());
     } else {
-        headers[1] = ECN_CAPABLE << 4;
+        headers[0] |= traffic_class >> 4;
+        headers[1] = traffic_class << 4;
+        headers[7] = hop_limit;
         // The pseudo header of RFC 8200, 8.1.
         let above = (UDP_BYTES + transport.len()) as u32 + u32::from(UDP);
         let addresses = sum_of(above, &headers[8..IPV6_BYTES]);

@@ -16,11 +16,11 @@ mod opcode;
 mod tests;
 mod transport;
 
-pub(crate) use self::frame::{UdpFlow, frame_header, gid_of_address, is_ipv4};
+pub(crate) use self::frame::{RoutedFields, UdpFlow, frame_header, gid_of_address, is_ipv4};
 pub use self::transport::{BadFrame, RoceFrame};
 pub(crate) use self::transport::{
-    MAX_FRAME_BYTES, MAX_HEADER_BYTES, notice_bytes, read_frame, renumber_frame, seal_frame,
-    write_headers,
+    MAX_FRAME_BYTES, MAX_HEADER_BYTES, notice_bytes, partition_of, read_frame, renumber_frame,
+    seal_frame, write_headers,
 };
 
 /// The UDP port of RoCE v2.

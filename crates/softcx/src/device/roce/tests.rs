@@ -53,7 +53,7 @@ fn encode(flow: &UdpFlow, header: &Header, payload: &[u8]) -> Vec<u8> {
 
 fn packet(vector: &Vector) -> (Header, Vec<u8>) {
     match read_frame(&vector.flow, &vector.bytes) {
-        Ok(RoceFrame::Packet(header, payload)) => (header, vector.bytes[payload].to_vec()),
+        Ok((RoceFrame::Packet(header, payload), _)) => (header, vector.bytes[payload].to_vec()),
         other => panic!("{}: {other:?}", vector.name),
     }
 }
@@ -111,9 +111,11 @@ fn fields_of_scapy_frames_are_where_they_belong() {
 fn notice_of_congestion_is_that_of_scapy() {
     let vector = find("notice");
     let read = read_frame(&vector.flow, &vector.bytes);
-    assert_eq!(read, Ok(RoceFrame::CongestionNotice(0xab_cdef)));
+    assert_eq!(read, Ok((RoceFrame::CongestionNotice(0xab_cdef), 0)));
+    // As a ConnectX begins it.
+    assert_eq!(vector.bytes[..5], [0x81, 0, 0xff, 0xff, 0x40]);
     let mut bytes = [0; 40];
-    let unpadded = notice_bytes(0xab_cdef);
+    let unpadded = notice_bytes(0xab_cdef, 0xffff);
     bytes[..unpadded.len()].copy_from_slice(&unpadded);
     let len = seal_frame(&vector.flow, &mut bytes, unpadded.len());
     assert_eq!(bytes[..len], vector.bytes);
@@ -122,15 +124,23 @@ fn notice_of_congestion_is_that_of_scapy() {
 #[test]
 fn crc_over_an_identification_that_nobody_told_is_taken_and_others_are_not() {
     let vector = find("id-write-only");
-    packet(&vector);
+    // The number that `tests/roce/vectors` has set.
+    const NUMBER: u16 = 0x7a31;
+    for (told, expected) in [(0, NUMBER), (NUMBER, NUMBER), (3, NUMBER)] {
+        let flow = UdpFlow {
+            identification: told,
+            ..vector.flow
+        };
+        let (_, found) = read_frame(&flow, &vector.bytes).unwrap();
+        assert_eq!(found, expected);
+    }
     let other = UdpFlow {
         source_port: vector.flow.source_port + 1,
         ..vector.flow
     };
     assert_eq!(read_frame(&other, &vector.bytes), Err(BadFrame::Crc));
-    // The number that `tests/roce/vectors` has set.
     let mut bytes = vector.bytes.clone();
-    renumber_frame(&mut bytes, 0x7a31, 0);
+    renumber_frame(&mut bytes, NUMBER, 0);
     let unpadded = bytes.len() - 4;
     let mut sealed = bytes.clone();
     seal_frame(&vector.flow, &mut sealed, unpadded);
@@ -159,13 +169,21 @@ fn one_wrong_bit_anywhere_is_found_or_masked() {
 #[test]
 fn frame_of_a_capture_has_the_addresses_and_a_right_checksum() {
     let v4 = find("write-only");
-    let bytes = frame_header(&v4.flow, &v4.bytes);
+    let routed = RoutedFields {
+        traffic_class: 0xa7,
+        hop_limit: 9,
+    };
+    let bytes = frame_header(&v4.flow, routed, &v4.bytes);
+    assert_eq!((bytes[15], bytes[22]), (0xa7, 9));
     assert_eq!(bytes[..14], [2, 0, 127, 0, 0, 9, 2, 0, 127, 0, 0, 3, 8, 0]);
     assert_eq!(bytes[26..34], [127, 0, 0, 3, 127, 0, 0, 9]);
     let sum = bytes[14..34].chunks(2).fold(0u32, |sum, pair| {
         sum + u32::from(u16::from_be_bytes([pair[0], pair[1]]))
     });
     assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
+    let v6 = find("v6-write-only");
+    let bytes = frame_header(&v6.flow, routed, &v6.bytes);
+    assert_eq!((&bytes[14..18], bytes[21]), (&[0x6a, 0x70, 0, 0][..], 9));
 }
 
 proptest! {
@@ -186,7 +204,7 @@ proptest! {
             // What is read can be written, to the same fields.
             let flow = find("ack").flow;
             let again = encode(&flow, &header, &bytes[payload.clone()]);
-            prop_assert_eq!(read_frame(&flow, &again), Ok(RoceFrame::Packet(header, payload)));
+            prop_assert_eq!(read_frame(&flow, &again), Ok((RoceFrame::Packet(header, payload), 0)));
         }
     }
 }

@@ -255,30 +255,38 @@ fn crc_of(flow: &UdpFlow, frame: &[u8]) -> u32 {
     invariant_crc(&pseudo[..end], &frame[BASE_BYTES..])
 }
 
-/// Reads a frame that came over UDP and checks its CRC.
+/// Reads a frame that came over UDP and checks its CRC. Returns it with the identification of the IPv4 header for which the CRC is right.
 ///
-/// A socket does not tell the identification of the IPv4 header, which the CRC covers. Frames of this device have the one of `flow`. The kernel's
+/// A socket does not tell the identification, which the CRC covers. Frames of this device have the one of `flow`. The kernel's
 /// SoftRoCE counts it up; a difference that a change of this field explains is no error.
-pub(crate) fn read_frame(flow: &UdpFlow, bytes: &[u8]) -> Result<RoceFrame, BadFrame> {
+pub(crate) fn read_frame(flow: &UdpFlow, bytes: &[u8]) -> Result<(RoceFrame, u16), BadFrame> {
     let frame = RoceFrame::parse(bytes)?;
     let Some((body, crc)) = bytes.split_last_chunk() else {
         return Err(BadFrame::Short);
     };
     let difference = crc_of(flow, body) ^ u32::from_le_bytes(*crc);
-    let is_explained =
-        || flow.is_ipv4() && explaining_bytes(difference, bytes_behind(body.len())).is_some();
-    if difference != 0 && !is_explained() {
-        return Err(BadFrame::Crc);
-    }
-    Ok(frame)
+    let changed = match difference {
+        0 => [0; 2],
+        _ if !flow.is_ipv4() => return Err(BadFrame::Crc),
+        _ => explaining_bytes(difference, bytes_behind(body.len())).ok_or(BadFrame::Crc)?,
+    };
+    Ok((frame, flow.identification ^ u16::from_be_bytes(changed)))
 }
 
-/// A congestion notification for a queue pair, without padding and CRC.
-pub(crate) fn notice_bytes(dst_qpn: u32) -> [u8; BASE_BYTES + NOTICE_BYTES] {
+/// The partition key of a frame, which is longer than its base header.
+pub(crate) fn partition_of(frame: &[u8]) -> u16 {
+    match frame {
+        &[_, _, high, low, ..] => u16::from_be_bytes([high, low]),
+        _ => PARTITION,
+    }
+}
+
+/// A congestion notification for a queue pair, without padding and CRC (annex A17.9.3). `partition` is that of the packet which was marked. The bit
+/// "migrated" is not set.
+pub(crate) fn notice_bytes(dst_qpn: u32, partition: u16) -> [u8; BASE_BYTES + NOTICE_BYTES] {
     let mut bytes = [0; BASE_BYTES + NOTICE_BYTES];
     bytes[0] = CONGESTION_NOTICE;
-    bytes[1] = MIGRATED;
-    bytes[2..4].copy_from_slice(&PARTITION.to_be_bytes());
+    bytes[2..4].copy_from_slice(&partition.to_be_bytes());
     bytes[4..8].copy_from_slice(&dst_qpn.to_be_bytes());
     bytes[4] = BACKWARD_CONGESTION;
     bytes

@@ -368,11 +368,11 @@ fn a_response_of_the_wrong_length_or_time_changes_nothing_that_was_not_asked_for
 fn invalid_packets_are_refused_by_the_responder() {
     use crate::device::packet::flag;
     // Middle of a message that never began; a last packet of a write that claims more than it has.
-    let middle = |kind: PacketKind| (kind, 0, 0);
-    for (kind, flags, total) in [
+    let middle = |kind: PacketKind| (kind, 0, 0, 4096);
+    for (kind, flags, total, len) in [
         middle(PacketKind::Send),
         middle(PacketKind::Write),
-        (PacketKind::Write, flag::FIRST | flag::LAST, 4),
+        (PacketKind::Write, flag::FIRST | flag::LAST, 4, 0),
     ] {
         let mut case = case();
         let (local, remote) = (case.b.qp.local(), case.a.qp.local());
@@ -381,7 +381,7 @@ fn invalid_packets_are_refused_by_the_responder() {
             total_bytes: total,
             ..Header::new(kind, local.qpn, remote.psn, local.connection)
         };
-        case.world.devices[0].lock().inject(&header, &[]);
+        case.world.devices[0].lock().inject(&header, &vec![0; len]);
         case.world.settle();
         case.noticed(&[]);
     }

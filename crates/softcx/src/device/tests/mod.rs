@@ -3,6 +3,7 @@
 mod clients;
 mod commands;
 mod datagrams;
+mod depths;
 pub(crate) mod driver;
 mod errors;
 mod fabric;
@@ -13,7 +14,9 @@ mod hosts;
 mod injected;
 mod late_packets;
 mod operations;
+mod paced;
 mod pair;
+mod path_mtu;
 mod shared;
 mod speed;
 mod states;

@@ -21,6 +21,39 @@ pub(super) struct Pair {
 
 impl Pair {
     pub(super) fn new(transport: Transport, devices: usize, process: fn(usize) -> Process) -> Pair {
+        Pair::with(transport, devices, process, |_, _| ())
+    }
+
+    /// As [`Pair::new`], with the code of each end's path MTU.
+    pub(super) fn with_mtus(
+        transport: Transport,
+        devices: usize,
+        process: fn(usize) -> Process,
+        [first, second]: [u8; 2],
+    ) -> Pair {
+        Pair::with(transport, devices, process, |a, b| {
+            (a.mtu, b.mtu) = (first, second);
+        })
+    }
+
+    /// As [`Pair::new`], with the number of reads and atomics that the first end has on their way, and the number that the second one serves.
+    pub(super) fn with_depths(
+        transport: Transport,
+        devices: usize,
+        process: fn(usize) -> Process,
+        [out, served]: [u8; 2],
+    ) -> Pair {
+        Pair::with(transport, devices, process, |a, b| {
+            (a.depths[0], b.depths[1]) = (out, served);
+        })
+    }
+
+    fn with(
+        transport: Transport,
+        devices: usize,
+        process: fn(usize) -> Process,
+        change: impl FnOnce(&mut Driver, &mut Driver),
+    ) -> Pair {
         let world = World::on_fabric(devices, LinkLayer::InfiniBand);
         let [first, last] = [&world.devices[0], &world.devices[devices - 1]];
         let mut a = Driver::new(first, process(4 << 20));
@@ -31,7 +64,7 @@ impl Pair {
             b.qp(transport, [&cqs[1], &cqs[1]]),
         ];
         (a.dlid, b.dlid) = (last.node(), first.node());
-        (a.mtu, b.mtu) = (3, 3);
+        change(&mut a, &mut b);
         a.connect(&qps[0], qps[1].qpn);
         b.connect(&qps[1], qps[0].qpn);
         let (from, into) = (a.region(ROOM, ALL), b.region(ROOM, ALL));

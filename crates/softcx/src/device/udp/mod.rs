@@ -24,6 +24,8 @@ use self::backlog::PeerBacklog;
 pub(crate) use self::inbound::{Arrivals, UdpArrival};
 pub(crate) use self::interface::UdpInterface;
 pub(crate) use self::outbound::Departures;
+#[cfg(test)]
+pub(crate) use self::socket::mark_congested;
 use self::socket::{bind, duplicate};
 use crate::device::roce::{ROCE_PORT, gid_of_address};
 use crate::{Error, Result, StateKind};

@@ -191,6 +191,6 @@ pub(super) fn duplicate(fd: &OwnedFd) -> io::Result<OwnedFd> {
 }
 
 #[cfg(test)]
-pub(super) fn mark_congested(socket: &OwnedFd) {
+pub(crate) fn mark_congested(socket: &OwnedFd) {
     assert!(set(socket, libc::IPPROTO_IP, libc::IP_TOS, 3));
 }

@@ -46,8 +46,12 @@ pub(crate) struct Driver {
     pub(crate) page: u64,
     /// The node to which queue pairs are connected.
     pub(crate) dlid: u16,
+    /// The address to which they are connected by UDP.
+    pub(crate) dgid: [u8; 16],
     /// Their `ibv_mtu`.
     pub(crate) mtu: u8,
+    /// Reads and atomics on their way at once, and those of the peer that are served at once.
+    pub(crate) depths: [u8; 2],
     next_index: u32,
 }
 
@@ -133,7 +137,9 @@ impl Driver {
             uar,
             page,
             dlid: 1,
+            dgid: [0; 16],
             mtu: 3,
+            depths: [4, 4],
             next_index: 0x100,
         }
     }
@@ -392,10 +398,11 @@ impl Driver {
             path_mtu: self.mtu,
             dest_qpn,
             rq_psn: 0x1000,
-            max_dest_rd_atomic: 4,
+            max_dest_rd_atomic: self.depths[1],
             min_rnr_timer: 1,
             path: AddressVector {
                 dlid: self.dlid,
+                dgid: self.dgid,
                 port: 1,
                 ..AddressVector::default()
             },
@@ -417,7 +424,7 @@ impl Driver {
             timeout: 8,
             retry_count: 3,
             rnr_retry: 3,
-            max_rd_atomic: 4,
+            max_rd_atomic: self.depths[0],
             ..QpAttributes::default()
         };
         let retries = mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC;

@@ -1,0 +1,108 @@
+//! How many reads and atomics a queue pair has on their way, and how many of its peer's it serves.
+
+use super::pair::Pair;
+use crate::device::Faults;
+use crate::device::client::Transport;
+use crate::device::tests::driver::{Process, Work};
+use crate::device::tests::harness::pattern;
+use doorbell_wire::mlx5::Syndrome;
+
+const READ: u8 = 0x10;
+const FETCH_ADD: u8 = 0x12;
+const REQUESTS: usize = 20;
+const LEN: usize = 3000;
+const ERROR: u8 = 6;
+const READY_TO_SEND: u8 = 3;
+
+/// Posts requests with one doorbell each, before the device has a turn. Returns the syndromes of their completions.
+fn run(pair: &mut Pair, opcode: u8) -> Vec<u8> {
+    for number in 0..REQUESTS {
+        let mut segments = vec![pair.there(number * 4096)];
+        if opcode == FETCH_ADD {
+            segments.push([0; 16]);
+            segments.push(pair.here(number * 4096, 8));
+        } else {
+            segments.push(pair.here(number * 4096, LEN));
+        }
+        pair.send(&Work::new(opcode, &segments));
+    }
+    pair.sent().iter().map(|(_, syndrome)| *syndrome).collect()
+}
+
+fn pair(depths: [u8; 2], devices: usize) -> Pair {
+    let pair = Pair::with_depths(Transport::Rc, devices, Process::local, depths);
+    for number in 0..REQUESTS {
+        let at = (number * 4096) as u64;
+        let bytes = pattern(number as u64, LEN);
+        pair.b.process.write(pair.into.0 + at, &bytes);
+    }
+    pair
+}
+
+/// Depths that are no power of two are rounded up, as the kernel's driver does it. Without a depth of its own a requester has one request on its
+/// way: the driver then leaves the logarithm at 0.
+#[test]
+fn requester_within_the_depth_of_its_peer_is_served() {
+    for depths in [[16, 16], [4, 4], [1, 1], [3, 3], [4, 3], [0, 1], [2, 16]] {
+        for devices in [1, 2] {
+            for opcode in [READ, FETCH_ADD] {
+                let mut pair = pair(depths, devices);
+                assert_eq!(run(&mut pair, opcode), [0; REQUESTS], "{depths:?}");
+                let len = if opcode == READ { LEN } else { 8 };
+                for number in 0..REQUESTS {
+                    let got = pair
+                        .a
+                        .process
+                        .read(pair.from.0 + (number * 4096) as u64, len);
+                    assert!(got == pattern(number as u64, LEN)[..len], "{number}");
+                }
+                assert_eq!(pair.state(1), READY_TO_SEND);
+            }
+        }
+    }
+}
+
+#[test]
+fn request_beyond_the_depth_of_the_responder_is_invalid() {
+    for depths in [[16, 4], [16, 8], [2, 1], [5, 3], [4, 0], [0, 0]] {
+        for devices in [1, 2] {
+            for opcode in [READ, FETCH_ADD] {
+                let mut pair = pair(depths, devices);
+                let syndromes = run(&mut pair, opcode);
+                let served = syndromes.iter().take_while(|it| **it == 0).count();
+                let invalid = Syndrome::RemoteInvalReq as u8;
+                assert_eq!(syndromes.get(served), Some(&invalid), "{depths:?}");
+                if depths[1] == 0 {
+                    assert_eq!(served, 0);
+                }
+                assert_eq!((pair.state(0), pair.state(1)), (ERROR, ERROR));
+            }
+        }
+    }
+}
+
+/// Requests that are repeated take no place: their first answers and their second ones may wait at the same time.
+#[test]
+fn repeated_requests_do_not_count() {
+    for seed in 0..60 {
+        let depth = [1, 2, 4, 16][seed as usize % 4];
+        let mut pair = pair([depth; 2], 1 + seed as usize % 2);
+        pair.world.set_faults(Faults {
+            loss: 0.02,
+            duplicate: 0.2,
+            reorder: 0.2,
+            delay_ns: 20_000,
+            seed,
+            ..Faults::default()
+        });
+        for opcode in [READ, FETCH_ADD] {
+            let syndromes = run(&mut pair, opcode);
+            let invalid = Syndrome::RemoteInvalReq as u8;
+            assert!(!syndromes.contains(&invalid), "seed {seed} {syndromes:?}");
+            if pair.state(0) == ERROR {
+                // Seven losses in a row.
+                break;
+            }
+        }
+    }
+}
