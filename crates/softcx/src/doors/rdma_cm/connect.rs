@@ -313,6 +313,8 @@ impl CmTable {
             remote_id: exchange.remote_id,
             about: message,
             reason,
+            // A kernel finds the request of a peer that gives it up by the GUID and the number of the peer.
+            guid: (reason == reason::TIMEOUT).then_some(self.port.guid),
             private_data: field::<REJ_PRIVATE>(private_data),
         };
         let waits = matches!(exchange.state, ReplySent | ReplyReceivedThere);

@@ -78,6 +78,8 @@ pub(super) struct CmExchange {
     pub(super) due: Option<Instant>,
     pub(super) local_qpn: u32,
     pub(super) remote_qpn: u32,
+    /// Of the peer's device, from its request or its reply.
+    pub(super) remote_guid: u64,
     /// What the peer begins to send with: this side chooses it, and its message says so (the kernel's `cm_format_req`: `rq_psn`).
     pub(super) receive_psn: u32,
     pub(super) send_psn: u32,
@@ -160,6 +162,7 @@ impl ConnectionId {
                 due: None,
                 local_qpn: 0,
                 remote_qpn: 0,
+                remote_guid: 0,
                 receive_psn,
                 send_psn: 0,
                 responder_resources: 0,

@@ -119,6 +119,7 @@ impl CmTable {
                 remote_id: request.local_id,
                 about: about::REQ,
                 reason,
+                guid: None,
                 private_data: [0; REJ_PRIVATE],
             };
             table.send_to(from, transaction, &CmMessage::Reject(rejection));
@@ -167,6 +168,7 @@ impl CmTable {
             exchange.remote_id = request.local_id;
             exchange.transaction = transaction;
             exchange.remote_qpn = request.qpn;
+            exchange.remote_guid = request.guid;
             exchange.send_psn = request.psn;
             exchange.responder_resources = request.initiator_depth;
             exchange.initiator_depth = request.responder_resources;
@@ -242,6 +244,7 @@ impl CmTable {
                 remote_id: reply.local_id,
                 about: about::REP,
                 reason: reason::CONSUMER_DEFINED,
+                guid: None,
                 private_data: [0; REJ_PRIVATE],
             };
             self.send_to(from, transaction, &CmMessage::Reject(rejection));
@@ -262,6 +265,7 @@ impl CmTable {
         exchange.others.clear();
         exchange.remote_id = reply.local_id;
         exchange.remote_qpn = reply.qpn;
+        exchange.remote_guid = reply.guid;
         exchange.send_psn = reply.psn;
         exchange.responder_resources = reply.initiator_depth;
         exchange.initiator_depth = reply.responder_resources;
@@ -290,14 +294,24 @@ impl CmTable {
         );
     }
 
-    fn on_rejection(&mut self, from: MadPeer, rejection: &Rejection) {
-        let by_number = self.exchange_with(from, rejection.remote_id);
+    /// The identifier that a rejection is about (`cm_acquire_rejected_id`).
+    fn rejected(&self, from: MadPeer, rejection: &Rejection) -> Option<u32> {
         let by_request = || {
-            self.requests
-                .get(&(from, rejection.local_id, false))
-                .copied()
+            let key = (from, rejection.local_id, false);
+            self.requests.get(&key).copied()
         };
-        let Some(handle) = by_number.or_else(by_request) else {
+        if rejection.reason == reason::TIMEOUT {
+            // The sender has seen no answer to its request, so it knows no number of this side.
+            let handle = by_request()?;
+            let id = self.ids.get(&handle)?;
+            return (rejection.guid == Some(id.exchange.remote_guid)).then_some(handle);
+        }
+        let by_number = self.exchange_with(from, rejection.remote_id);
+        by_number.or_else(by_request)
+    }
+
+    fn on_rejection(&mut self, from: MadPeer, rejection: &Rejection) {
+        let Some(handle) = self.rejected(from, rejection) else {
             return;
         };
         match self.state_of(handle) {

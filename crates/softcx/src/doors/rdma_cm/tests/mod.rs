@@ -1,6 +1,7 @@
 //! Commands as processes write them, between devices of one fabric.
 
 mod connections;
+mod exchanges;
 mod hostile;
 mod refusals;
 
@@ -325,10 +326,14 @@ impl Host {
 
     /// The address of its device.
     fn ip(&self) -> String {
-        match self.device.mad_port() {
-            MadPeer::Node(node) => format!("127.0.0.{node}"),
-            MadPeer::Host(gid) => Ipv6Addr::from(gid).to_canonical().to_string(),
-        }
+        ip_of(&self.device)
+    }
+}
+
+fn ip_of(device: &Device) -> String {
+    match device.mad_port() {
+        MadPeer::Node(node) => format!("127.0.0.{node}"),
+        MadPeer::Host(gid) => Ipv6Addr::from(gid).to_canonical().to_string(),
     }
 }
 
