@@ -344,7 +344,8 @@ impl CmTable {
         Ok(())
     }
 
-    fn send_disconnect(&mut self, handle: u32) {
+    /// `ib_send_cm_dreq`.
+    pub(super) fn send_disconnect(&mut self, handle: u32) {
         self.set_exchange(handle, ExchangeState::DisconnectSent);
         if let Some(id) = self.ids.get(&handle) {
             let request = CmMessage::DisconnectRequest {

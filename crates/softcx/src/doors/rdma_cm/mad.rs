@@ -41,6 +41,7 @@ pub(super) mod about {
 pub(super) mod reason {
     pub(in crate::doors::rdma_cm) const TIMEOUT: u16 = 4;
     pub(in crate::doors::rdma_cm) const INVALID_SERVICE_ID: u16 = 8;
+    pub(in crate::doors::rdma_cm) const STALE_CONNECTION: u16 = 10;
     pub(in crate::doors::rdma_cm) const CONSUMER_DEFINED: u16 = 28;
     pub(in crate::doors::rdma_cm) const VENDOR_OPTION_NOT_SUPPORTED: u16 = 35;
 }

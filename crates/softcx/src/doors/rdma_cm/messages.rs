@@ -104,18 +104,9 @@ impl CmTable {
     }
 
     fn on_request(&mut self, from: MadPeer, transaction: u64, request: &ConnectionRequest) {
-        if let Some(&handle) = self.requests.get(&(from, request.local_id, false)) {
-            // It is there already, and the peer does not know that.
-            match self.state_of(handle) {
-                Exchange::RequestReceived => self.acknowledge(handle, about::REQ),
-                Exchange::ReplySent | Exchange::ReplyReceivedThere => self.send_again(handle),
-                _ => {}
-            }
-            return;
-        }
-        let refuse = |table: &CmTable, reason| {
+        let refuse = |table: &CmTable, local_id, reason| {
             let rejection = Rejection {
-                local_id: 0,
+                local_id,
                 remote_id: request.local_id,
                 about: about::REQ,
                 reason,
@@ -124,6 +115,26 @@ impl CmTable {
             };
             table.send_to(from, transaction, &CmMessage::Reject(rejection));
         };
+        if let Some(&handle) = self.requests.get(&(from, request.local_id, false)) {
+            // It is there already, and the peer does not know that.
+            match self.state_of(handle) {
+                Exchange::RequestReceived => self.acknowledge(handle, about::REQ),
+                Exchange::ReplySent | Exchange::ReplyReceivedThere => self.send_again(handle),
+                Exchange::TimeWait => {
+                    let number = self.ids.get(&handle).map_or(0, |id| id.exchange.local_id);
+                    refuse(self, number, reason::STALE_CONNECTION);
+                }
+                _ => {}
+            }
+            return;
+        }
+        // A peer that connects a queue pair knows of no connection that it has: it was killed, or its message that ended the connection was lost.
+        // It asks again after this connection is over (`cm_match_req`).
+        if let Some(stale) = self.connection_with(request.guid, request.qpn) {
+            refuse(self, 0, reason::STALE_CONNECTION);
+            return self.end_stale(stale);
+        }
+        let refuse = |table: &CmTable, reason| refuse(table, 0, reason);
         let addresses = ip_header(&request.private_data, request.service as u16);
         let at = addresses.as_ref().map(|[_, at]| at);
         let Some(listener) = self.listener(request.service, at) else {
@@ -167,8 +178,6 @@ impl CmTable {
             exchange.state = Exchange::RequestReceived;
             exchange.remote_id = request.local_id;
             exchange.transaction = transaction;
-            exchange.remote_qpn = request.qpn;
-            exchange.remote_guid = request.guid;
             exchange.send_psn = request.psn;
             exchange.responder_resources = request.initiator_depth;
             exchange.initiator_depth = request.responder_resources;
@@ -178,6 +187,7 @@ impl CmTable {
             exchange.mtu = request.mtu;
             exchange.service = request.service;
         }
+        self.set_remote(handle, request.guid, request.qpn);
         let skipped = if is_gid { 0 } else { IP_HEADER_BYTES };
         let (private_data, private_data_len) =
             private_data(request.private_data.get(skipped..).unwrap_or_default());
@@ -197,6 +207,13 @@ impl CmTable {
             self.acknowledge(handle, about::REQ);
         } else {
             self.destroy(handle);
+        }
+    }
+
+    /// Ends a connection that the peer does not know any more.
+    fn end_stale(&mut self, handle: u32) {
+        if self.state_of(handle) == Exchange::Established {
+            self.send_disconnect(handle);
         }
     }
 
@@ -238,17 +255,19 @@ impl CmTable {
     }
 
     fn on_reply(&mut self, from: MadPeer, transaction: u64, reply: &ConnectionReply) {
-        let Some(handle) = self.exchange_with(from, reply.remote_id) else {
+        let refuse = |table: &CmTable, reason| {
             let rejection = Rejection {
                 local_id: reply.remote_id,
                 remote_id: reply.local_id,
                 about: about::REP,
-                reason: reason::CONSUMER_DEFINED,
+                reason,
                 guid: None,
                 private_data: [0; REJ_PRIVATE],
             };
-            self.send_to(from, transaction, &CmMessage::Reject(rejection));
-            return;
+            table.send_to(from, transaction, &CmMessage::Reject(rejection));
+        };
+        let Some(handle) = self.exchange_with(from, reply.remote_id) else {
+            return refuse(self, reason::CONSUMER_DEFINED);
         };
         match self.state_of(handle) {
             Exchange::RequestSent | Exchange::RequestReceivedThere => {}
@@ -256,7 +275,12 @@ impl CmTable {
             Exchange::Established => return self.send_again(handle),
             _ => return,
         }
+        if let Some(stale) = self.connection_with(reply.guid, reply.qpn) {
+            refuse(self, reason::STALE_CONNECTION);
+            return self.end_stale(stale);
+        }
         self.set_timer(handle, None);
+        self.set_remote(handle, reply.guid, reply.qpn);
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
         };
@@ -264,8 +288,6 @@ impl CmTable {
         exchange.state = Exchange::ReplyReceived;
         exchange.others.clear();
         exchange.remote_id = reply.local_id;
-        exchange.remote_qpn = reply.qpn;
-        exchange.remote_guid = reply.guid;
         exchange.send_psn = reply.psn;
         exchange.responder_resources = reply.initiator_depth;
         exchange.initiator_depth = reply.responder_resources;

@@ -13,8 +13,6 @@ use crate::doors::rdma_cm::mad::{
 use crate::doors::rdma_cm::messages::write_ip_header;
 
 const PORT: u16 = 18515;
-/// What the helper of these tests accepts with.
-const ACCEPTED_QPN: u32 = 0x4321;
 
 /// A device whose connection manager is the test.
 struct Peer {
@@ -223,4 +221,91 @@ fn a_request_is_over_when_its_sender_gives_it_up() {
         &rejection([40, 0], about::OTHER, TIMEOUT, Some(0x77)),
     );
     assert_eq!(host.exchange_state(id), ExchangeState::Idle);
+}
+
+#[test]
+fn a_request_of_a_connection_that_has_ended_is_refused_as_stale() {
+    let options = fabric();
+    let (host, peer) = (Host::on(&options), Peer::on(&options, 0x77));
+    host.listen(TCP, PORT, 8);
+    let (id, number) = peer.connected(&host, 40, 0x100);
+    peer.send(&host, &disconnect(40, number, accepting_qpn(id)));
+    host.expect(DISCONNECTED, id);
+    host.disconnect(id).unwrap();
+    let reply = CmMessage::DisconnectReply {
+        local_id: number,
+        remote_id: 40,
+    };
+    assert_eq!(peer.next().1, reply);
+    peer.send(&host, &peer.request(&host, 40, 0x100));
+    let (_, CmMessage::Reject(refused)) = peer.next() else {
+        panic!("no rejection");
+    };
+    assert_eq!(
+        (refused.remote_id, refused.about, refused.reason),
+        (40, about::REQ, STALE_CONNECTION)
+    );
+    assert_eq!(host.exchange_state(id), ExchangeState::TimeWait);
+    assert_eq!(host.try_event(), Err(libc::EAGAIN));
+}
+
+#[test]
+fn a_request_from_the_queue_pair_of_a_connection_ends_that_connection() {
+    let options = fabric();
+    let (host, peer) = (Host::on(&options), Peer::on(&options, 0x77));
+    host.listen(TCP, PORT, 8);
+    let (id, number) = peer.connected(&host, 40, 0x100);
+    // The same queue pair of another device.
+    let other = Peer::on(&options, 0x78);
+    let (third, _) = other.connected(&host, 40, 0x100);
+    // The peer was killed, and started again.
+    peer.send(&host, &peer.request(&host, 50, 0x100));
+    let (_, CmMessage::Reject(refused)) = peer.next() else {
+        panic!("no rejection");
+    };
+    assert_eq!([refused.local_id, refused.remote_id], [0, 50]);
+    assert_eq!(
+        (refused.about, refused.reason),
+        (about::REQ, STALE_CONNECTION)
+    );
+    assert_eq!(peer.next().1, disconnect(number, 40, 0x100));
+    // It does not know the connection.
+    peer.send(&host, &disconnected(40, number));
+    host.expect(DISCONNECTED, id);
+    let (again, _) = peer.connected(&host, 60, 0x100);
+    for id in [third, again] {
+        assert_eq!(host.exchange_state(id), ExchangeState::Established);
+    }
+}
+
+#[test]
+fn a_reply_from_the_queue_pair_of_a_connection_ends_that_connection() {
+    let options = fabric();
+    let (host, peer) = (Host::on(&options), Peer::on(&options, 0x77));
+    let connect = || {
+        let id = host.routed(TCP, &peer.ip(), PORT);
+        host.connect(id, b"").unwrap();
+        let (_, CmMessage::Request(request)) = peer.next() else {
+            panic!("no request");
+        };
+        (id, request.local_id, request.qpn)
+    };
+    let (first, number, _) = connect();
+    peer.send(&host, &peer.reply(40, number, 0x200));
+    host.expect(CONNECT_RESPONSE, first);
+    host.take_reply(first).unwrap();
+    assert_eq!(peer.next().1, ready(number, 40));
+    let (second, later, _) = connect();
+    peer.send(&host, &peer.reply(41, later, 0x200));
+    let (_, CmMessage::Reject(refused)) = peer.next() else {
+        panic!("no rejection");
+    };
+    assert_eq!([refused.local_id, refused.remote_id], [later, 41]);
+    assert_eq!(
+        (refused.about, refused.reason),
+        (about::REP, STALE_CONNECTION)
+    );
+    assert_eq!(peer.next().1, disconnect(number, 40, 0x200));
+    assert_eq!(host.exchange_state(second), ExchangeState::RequestSent);
+    assert_eq!(host.exchange_state(first), ExchangeState::DisconnectSent);
 }

@@ -227,7 +227,7 @@ impl Host {
 
     fn connect(&self, id: u32, private_data: &[u8]) -> Result<(), Errno> {
         let request = CmConnect {
-            conn_param: param(0x1234, private_data),
+            conn_param: param(asking_qpn(id), private_data),
             id,
             ..CmConnect::default()
         };
@@ -239,7 +239,7 @@ impl Host {
         self.next_uid.set(uid + 1);
         let request = CmAccept {
             uid,
-            conn_param: param(0x4321, private_data),
+            conn_param: param(accepting_qpn(id), private_data),
             id,
             ..CmAccept::default()
         };
@@ -335,6 +335,15 @@ fn ip_of(device: &Device) -> String {
         MadPeer::Node(node) => format!("127.0.0.{node}"),
         MadPeer::Host(gid) => Ipv6Addr::from(gid).to_canonical().to_string(),
     }
+}
+
+/// The queue pairs that identifiers ask and accept with. No two of a process have the same number.
+fn asking_qpn(id: u32) -> u32 {
+    0x1200 + id
+}
+
+fn accepting_qpn(id: u32) -> u32 {
+    0x4300 + id
 }
 
 fn param(qp_num: u32, private_data: &[u8]) -> CmConnParam {
