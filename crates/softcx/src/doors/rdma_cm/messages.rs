@@ -49,6 +49,11 @@ pub(super) fn ip_header(private_data: &[u8], port: u16) -> Option<[SocketAddress
     ])
 }
 
+/// The number of the peer that this side knows when a message about another one arrives. An answer to the request comes before it knows any.
+fn number_in(about: u8, local_id: u32) -> u32 {
+    if about == about::REQ { 0 } else { local_id }
+}
+
 /// The private data of a message in an event.
 fn private_data(from: &[u8]) -> ([u8; 256], u8) {
     let mut bytes = [0; 256];
@@ -66,24 +71,31 @@ impl CmTable {
             CmMessage::Reply(reply) => self.on_reply(from, transaction, reply),
             CmMessage::Reject(rejection) => self.on_rejection(from, rejection),
             CmMessage::Received {
+                local_id,
                 remote_id,
                 about,
                 service_timeout,
-                ..
-            } => self.on_received(from, *remote_id, *about, *service_timeout),
-            CmMessage::ReadyToUse { remote_id, .. } => {
-                if let Some(handle) = self.exchange_with(from, *remote_id) {
+            } => {
+                let numbers = [*remote_id, number_in(*about, *local_id)];
+                self.on_received(from, numbers, *about, *service_timeout);
+            }
+            CmMessage::ReadyToUse {
+                local_id,
+                remote_id,
+            } => {
+                if let Some(handle) = self.exchange_with(from, [*remote_id, *local_id]) {
                     self.establish(handle);
                 }
             }
             CmMessage::DisconnectRequest {
                 local_id,
                 remote_id,
-                ..
-            } => self.on_disconnect(from, transaction, *local_id, *remote_id),
-            CmMessage::DisconnectReply { remote_id, .. } => {
-                self.on_disconnect_reply(from, *remote_id);
-            }
+                qpn,
+            } => self.on_disconnect(from, transaction, [*remote_id, *local_id], *qpn),
+            CmMessage::DisconnectReply {
+                local_id,
+                remote_id,
+            } => self.on_disconnect_reply(from, [*remote_id, *local_id]),
             CmMessage::ServiceRequest(request) => {
                 self.on_service_request(from, transaction, request);
             }
@@ -91,11 +103,12 @@ impl CmTable {
         }
     }
 
-    /// The identifier whose exchange with that peer has this number.
-    fn exchange_with(&self, from: MadPeer, number: u32) -> Option<u32> {
-        let handle = *self.exchanges.get(&number)?;
-        let id = self.ids.get(&handle)?;
-        (id.exchange.peer == Some(from)).then_some(handle)
+    /// The identifier whose exchange with that peer has these numbers: that of this side, and the peer's, which is 0 as long as this side does not
+    /// know it. A late message of an earlier exchange has another one (`cm_acquire_id`).
+    fn exchange_with(&self, from: MadPeer, [own, remote]: [u32; 2]) -> Option<u32> {
+        let handle = *self.exchanges.get(&own)?;
+        let exchange = &self.ids.get(&handle)?.exchange;
+        (exchange.peer == Some(from) && exchange.remote_id == remote).then_some(handle)
     }
 
     fn state_of(&self, handle: u32) -> Exchange {
@@ -232,8 +245,8 @@ impl CmTable {
         }
     }
 
-    fn on_received(&mut self, from: MadPeer, number: u32, message: u8, service_timeout: u8) {
-        let Some(handle) = self.exchange_with(from, number) else {
+    fn on_received(&mut self, from: MadPeer, numbers: [u32; 2], message: u8, service_timeout: u8) {
+        let Some(handle) = self.exchange_with(from, numbers) else {
             return;
         };
         let next = match (self.state_of(handle), message) {
@@ -266,7 +279,9 @@ impl CmTable {
             };
             table.send_to(from, transaction, &CmMessage::Reject(rejection));
         };
-        let Some(handle) = self.exchange_with(from, reply.remote_id) else {
+        let first = self.exchange_with(from, [reply.remote_id, 0]);
+        let again = || self.exchange_with(from, [reply.remote_id, reply.local_id]);
+        let Some(handle) = first.or_else(again) else {
             return refuse(self, reason::CONSUMER_DEFINED);
         };
         match self.state_of(handle) {
@@ -328,8 +343,11 @@ impl CmTable {
             let id = self.ids.get(&handle)?;
             return (rejection.guid == Some(id.exchange.remote_guid)).then_some(handle);
         }
-        let by_number = self.exchange_with(from, rejection.remote_id);
-        by_number.or_else(by_request)
+        if rejection.remote_id == 0 {
+            return by_request();
+        }
+        let remote = number_in(rejection.about, rejection.local_id);
+        self.exchange_with(from, [rejection.remote_id, remote])
     }
 
     fn on_rejection(&mut self, from: MadPeer, rejection: &Rejection) {
@@ -347,11 +365,19 @@ impl CmTable {
             | Exchange::RequestReceived
             | Exchange::ReplySent
             | Exchange::ReplyReceivedThere
-            | Exchange::ReplyReceived => {
+                if rejection.reason != reason::STALE_CONNECTION =>
+            {
                 self.set_timer(handle, None);
                 self.set_exchange(handle, Exchange::Idle);
             }
-            Exchange::Established => self.wait(handle),
+            Exchange::RequestSent
+            | Exchange::RequestReceivedThere
+            | Exchange::RequestReceived
+            | Exchange::ReplySent
+            | Exchange::ReplyReceivedThere
+            | Exchange::ReplyReceived
+            | Exchange::Established
+            | Exchange::DisconnectSent => self.wait(handle),
             _ => return,
         }
         let (private_data, private_data_len) = private_data(&rejection.private_data);
@@ -407,17 +433,21 @@ impl CmTable {
         waits
     }
 
-    fn on_disconnect(&mut self, from: MadPeer, transaction: u64, peer: u32, number: u32) {
+    fn on_disconnect(&mut self, from: MadPeer, transaction: u64, numbers: [u32; 2], qpn: u32) {
         let answer = |table: &CmTable| {
+            let [local_id, remote_id] = numbers;
             let reply = CmMessage::DisconnectReply {
-                local_id: number,
-                remote_id: peer,
+                local_id,
+                remote_id,
             };
             table.send_to(from, transaction, &reply);
         };
-        let Some(handle) = self.exchange_with(from, number) else {
+        let Some(handle) = self.exchange_with(from, numbers) else {
             return answer(self);
         };
+        if self.ids.get(&handle).map(|id| id.exchange.local_qpn) != Some(qpn) {
+            return;
+        }
         match self.state_of(handle) {
             Exchange::ReplySent
             | Exchange::ReplyReceivedThere
@@ -448,8 +478,8 @@ impl CmTable {
         }
     }
 
-    fn on_disconnect_reply(&mut self, from: MadPeer, number: u32) {
-        let Some(handle) = self.exchange_with(from, number) else {
+    fn on_disconnect_reply(&mut self, from: MadPeer, numbers: [u32; 2]) {
+        let Some(handle) = self.exchange_with(from, numbers) else {
             return;
         };
         if matches!(
@@ -542,7 +572,7 @@ impl CmTable {
     }
 
     fn on_service_reply(&mut self, from: MadPeer, reply: &ServiceReply) {
-        let Some(handle) = self.exchange_with(from, reply.request_id) else {
+        let Some(handle) = self.exchange_with(from, [reply.request_id, 0]) else {
             return;
         };
         if self.state_of(handle) != Exchange::ServiceRequestSent {

@@ -309,3 +309,56 @@ fn a_reply_from_the_queue_pair_of_a_connection_ends_that_connection() {
     assert_eq!(host.exchange_state(second), ExchangeState::RequestSent);
     assert_eq!(host.exchange_state(first), ExchangeState::DisconnectSent);
 }
+
+#[test]
+fn messages_of_another_exchange_change_nothing() {
+    let options = fabric();
+    let (host, peer) = (Host::on(&options), Peer::on(&options, 0x77));
+    host.listen(TCP, PORT, 8);
+    peer.send(&host, &peer.request(&host, 40, 0x100));
+    let (id, _) = host.request();
+    host.accept(id, b"").unwrap();
+    let (_, CmMessage::Reply(reply)) = peer.next() else {
+        panic!("no reply");
+    };
+    let number = reply.local_id;
+    peer.send(&host, &ready(39, number));
+    peer.send(
+        &host,
+        &rejection([39, number], about::OTHER, CONSUMER_DEFINED, None),
+    );
+    assert_eq!(host.exchange_state(id), ExchangeState::ReplySent);
+    peer.send(&host, &ready(40, number));
+    host.expect(ESTABLISHED, id);
+    // The end of another exchange is confirmed, since this side has none.
+    peer.send(&host, &disconnect(39, number, accepting_qpn(id)));
+    assert_eq!(peer.next().1, disconnected(number, 39));
+    // And one for another queue pair is not.
+    peer.send(&host, &disconnect(40, number, accepting_qpn(id) + 1));
+    assert!(peer.hears_nothing());
+    assert_eq!(host.exchange_state(id), ExchangeState::Established);
+    host.disconnect(id).unwrap();
+    assert_eq!(peer.next().1, disconnect(number, 40, 0x100));
+    peer.send(&host, &disconnected(39, number));
+    assert_eq!(host.exchange_state(id), ExchangeState::DisconnectSent);
+    assert_eq!(host.try_event(), Err(libc::EAGAIN));
+    peer.send(&host, &disconnected(40, number));
+    host.expect(DISCONNECTED, id);
+}
+
+#[test]
+fn a_connection_that_the_peer_does_not_know_is_over() {
+    let options = fabric();
+    let (host, peer) = (Host::on(&options), Peer::on(&options, 0x77));
+    host.listen(TCP, PORT, 8);
+    let (id, number) = peer.connected(&host, 40, 0x100);
+    host.disconnect(id).unwrap();
+    assert_eq!(peer.next().1, disconnect(number, 40, 0x100));
+    let refused = rejection([40, number], about::OTHER, CONSUMER_DEFINED, None);
+    peer.send(&host, &refused);
+    assert_eq!(host.exchange_state(id), ExchangeState::TimeWait);
+    assert_eq!(host.expect(REJECTED, id).status, 28);
+    // A second message of the end would be a repetition.
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(peer.hears_nothing());
+}
