@@ -410,9 +410,7 @@ impl CmTable {
         let hears = |handle: &&u32| {
             let id = self.ids.get(handle);
             id.is_some_and(|id| {
-                id.state == IdState::Listen
-                    && id.service_of(&id.source) == service
-                    && (id.source.is_any() || at.is_none_or(|at| at.is_same_host(&id.source)))
+                id.state == IdState::Listen && id.service_of(&id.source) == service && id.hears(at)
             })
         };
         owners

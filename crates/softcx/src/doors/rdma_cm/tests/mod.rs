@@ -32,6 +32,7 @@ const REJECT: u32 = 9;
 const DISCONNECT: u32 = 10;
 const INIT_QP_ATTR: u32 = 11;
 const GET_EVENT: u32 = 12;
+const SET_OPTION: u32 = 14;
 const NOTIFY: u32 = 15;
 const MIGRATE_ID: u32 = 18;
 const BIND: u32 = 20;
@@ -193,6 +194,18 @@ impl Host {
             addr: address.bytes(),
         };
         self.command(BIND, request, 0)
+    }
+
+    /// `RDMA_OPTION_ID_AFONLY`.
+    fn keep_to_family(&self, id: u32, only: u32) {
+        let request = CmSetOption {
+            optval: (&raw const only).expose_provenance() as u64,
+            id,
+            level: 0,
+            optname: 2,
+            optlen: 4,
+        };
+        self.command(SET_OPTION, request, 0).unwrap();
     }
 
     fn listen(&self, ps: u16, port: u16, backlog: u32) -> u32 {
