@@ -57,7 +57,7 @@ pub struct RunOptions {
     /// Append the frames that leave to this capture file (libpcap), and those that arrive by UDP
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Probability that a packet is lost, 0 to 1
+    /// Probability that a packet that is sent is lost, 0 to 1
     #[arg(long, value_name = "0..1", allow_negative_numbers = true, value_parser = probability)]
     loss: Option<f64>,
     /// Delay of every packet in microseconds
@@ -65,7 +65,7 @@ pub struct RunOptions {
     delay_us: Option<u64>,
     /// More faults, separated by commas
     ///
-    /// Probabilities: loss=0.1, duplicate=0.1, reorder=0.1, with seed=7.
+    /// Probabilities: loss=0.1 and duplicate=0.1 (packets sent), reorder=0.1, lose-arriving=0.1, with seed=7.
     /// The Nth packet, response or completion, from 1: drop=3, garble=1, overrun=9.
     /// The Nth request, send or receive with the code of its failure: refuse=1:0x62, send=2:0x12, recv=1:0x04.
     /// Times after the start: down-ms=100+50 (link down after 100 ms for 50 ms), gone-ms=100 (device removed), gid-ms=100 (the GID moves),

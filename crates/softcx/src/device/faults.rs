@@ -10,8 +10,10 @@ use crate::{Error, Result};
 /// Faults of the wire, the device and its commands. Probabilities are 0.0 to 1.0 per packet. The default injects no fault.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Faults {
-    /// A packet is lost.
+    /// A packet that is sent is lost.
     pub loss: f64,
+    /// A packet that arrives is lost: what a peer loses that injects no faults, such as the responses of a card.
+    pub arrival_loss: f64,
     /// A packet arrives twice.
     pub duplicate: f64,
     /// A packet is held back for up to 50 us, so that later ones overtake it.
@@ -74,7 +76,7 @@ impl Faults {
         list.split(',').try_for_each(|fault| self.set(fault))
     }
 
-    /// Sets one fault by `name=value`, as `doorbell softcx run --fault` takes them: `loss`, `duplicate`, `reorder` with a
+    /// Sets one fault by `name=value`, as `doorbell softcx run --fault` takes them: `loss`, `lose-arriving`, `duplicate`, `reorder` with a
     /// probability; `delay-us`, `late-writes-us`, `late-packets-us`, `fetch-us`, `seed`, `drop`, `garble`, `overrun` with a number; `refuse`, `send`, `recv` with a number and a
     /// code (`3:0x12`); `down-ms` and `fatal-ms` with two times (`100+50`), `gone-ms`, `gid-ms`, `commands-us` and `flush-us` with one; `eio` with kinds of
     /// commands (`error+reset`), `hang` with these and a time in milliseconds (`reset:5000`).
@@ -85,7 +87,7 @@ impl Faults {
         let bad = || Error::Malformed {
             what: "fault",
             reason: format!(
-                "`{fault}`: there are loss, duplicate, reorder (=0.1), delay-us, late-writes-us, late-packets-us, fetch-us, seed, drop, garble, overrun (=3), refuse, send, \
+                "`{fault}`: there are loss, lose-arriving, duplicate, reorder (=0.1), delay-us, late-writes-us, late-packets-us, fetch-us, seed, drop, garble, overrun (=3), refuse, send, \
                  recv (=3:0x12), down-ms, fatal-ms (=100+50), gone-ms, gid-ms (=100), commands-us, flush-us (=2000), eio (=error+reset) and hang \
                  (=reset:5000)"
             ),
@@ -109,6 +111,7 @@ impl Faults {
         };
         match name {
             "loss" => self.loss = share()?,
+            "lose-arriving" => self.arrival_loss = share()?,
             "duplicate" => self.duplicate = share()?,
             "reorder" => self.reorder = share()?,
             "delay-us" => self.delay_ns = number(value)?.saturating_mul(1000),
@@ -157,6 +160,7 @@ mod tests {
         let mut faults = Faults::default();
         for fault in [
             "loss=0.25",
+            "lose-arriving=0.5",
             "duplicate=1",
             "reorder=0",
             "delay-us=7",
@@ -183,6 +187,7 @@ mod tests {
         }
         let expected = Faults {
             loss: 0.25,
+            arrival_loss: 0.5,
             duplicate: 1.0,
             reorder: 0.0,
             delay_ns: 7000,
@@ -211,6 +216,7 @@ mod tests {
             "loss",
             "loss=2",
             "loss=NaN",
+            "lose-arriving=-0.1",
             "drop=-1",
             "send=3",
             "send=1:0x100",

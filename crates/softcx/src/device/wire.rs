@@ -309,6 +309,14 @@ impl Wire {
         self.late.peek().map(|late| late.at_ns)
     }
 
+    /// Whether a packet that arrives is lost.
+    #[inline]
+    pub(crate) fn loses_arrival(&mut self) -> bool {
+        self.faults
+            .as_mut()
+            .is_some_and(|(faults, random)| random.happens(faults.arrival_loss))
+    }
+
     /// All packets that have arrived for queue pairs of this device, oldest first. They are looked at where they lie: taking
     /// them out one by one is a copy of 150 bytes right behind the one that put them in.
     #[inline]

@@ -1,5 +1,8 @@
 //! How the port of the device shows itself.
 
+use std::net::Ipv6Addr;
+
+use crate::device::management::MadPeer;
 use crate::device::{Device, Function, LinkLayer, UdpInterface};
 
 /// The identity and the link of the port.
@@ -21,6 +24,25 @@ pub(super) const GIDS: u32 = 4;
 
 /// The identity of node 0; the low bits are the node's number.
 const GUID: u64 = 0x5c0f_7c00_0000_0000;
+/// The manufacturer in it: its upper 24 bits.
+const MANUFACTURER: u64 = GUID >> 40 << 40;
+
+/// The identity of a device whose wire is UDP, made of its address. Its number does not serve: each host numbers its own devices, and a kernel
+/// takes two devices with one GUID for one. It then refuses connections of the second as stale.
+fn guid_of_address(gid: &[u8; 16]) -> u64 {
+    /// How the 40 bits under the manufacturer begin: for an IPv4 address, which follows; and for an IPv6 address, of which a hash follows.
+    /// Neither is 0, as in the GUIDs of numbered devices.
+    const IPV4: u64 = 1 << 32;
+    const IPV6: u64 = 1 << 39;
+    if let Some(ip) = Ipv6Addr::from(*gid).to_ipv4_mapped() {
+        return MANUFACTURER | IPV4 | u64::from(u32::from(ip));
+    }
+    // FNV-1a: a GUID is the same in each process with this address.
+    let hash = gid.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    MANUFACTURER | IPV6 | (hash ^ hash >> 39) & (IPV6 - 1)
+}
 
 impl PortIdentity {
     pub(super) fn of(device: &Device) -> PortIdentity {
@@ -28,7 +50,10 @@ impl PortIdentity {
             link: device.link(),
             lid: device.lid(),
             gid: device.gid(),
-            guid: GUID | u64::from(device.node()),
+            guid: match device.mad_port() {
+                MadPeer::Node(node) => GUID | u64::from(node),
+                MadPeer::Host(gid) => guid_of_address(&gid),
+            },
             function: device.function(),
             interface: device.interface().unwrap_or(UdpInterface::LOOPBACK),
         }
@@ -51,5 +76,42 @@ impl PortIdentity {
     /// A station address for a GID: locally administered, the last bytes of the GID.
     pub(super) fn mac_of(gid: &[u8; 16]) -> [u8; 6] {
         [2, 0, gid[12], gid[13], gid[14], gid[15]]
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::device::{DeviceOptions, WireKind};
+
+    #[test]
+    fn devices_of_different_hosts_have_different_guids() {
+        // Each host has fabrics of its own, and the first device of each has the number 1.
+        let device = |name: &str, wire| {
+            Device::on_fabric(&DeviceOptions {
+                fabric: format!("guid-{}-{name}", std::process::id()),
+                link: LinkLayer::Ethernet,
+                wire,
+                ..DeviceOptions::default()
+            })
+            .unwrap()
+        };
+        let devices = ["a", "b"].map(|name| device(name, WireKind::Udp(None)));
+        assert_eq!(devices.each_ref().map(Device::node), [1, 1]);
+        let guids = devices.each_ref().map(|it| PortIdentity::of(it).guid);
+        assert_ne!(guids[0], guids[1]);
+        let numbered = device("c", WireKind::SharedMemory);
+        assert_eq!(PortIdentity::of(&numbered).guid, GUID | 1);
+    }
+
+    #[test]
+    fn a_guid_is_made_of_the_address() {
+        let guid = |ip: &str| guid_of_address(&ip.parse::<Ipv6Addr>().unwrap().octets());
+        assert_eq!(guid("::ffff:10.0.0.1"), 0x5c0f_7c01_0a00_0001);
+        let pair = [guid("fd00::1"), guid("fd00::2")];
+        assert_ne!(pair[0], pair[1]);
+        for guid in pair {
+            assert_eq!(guid >> 39, 0x5c0f_7c << 1 | 1);
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::Result;
 use crate::device::{Device, file_error};
 use crate::doors::pci_function::{self, ADDRESS, ALL, BRIDGE, DRIVER, FOLDER};
 use crate::doors::port::PortIdentity;
-use crate::doors::uverbs::{FIRMWARE, PART};
+use crate::doors::uverbs::{FIRMWARE, PART, port_capabilities};
 
 /// The file that a program opens, without the leading slash: in the tree it is an empty file, so that a program that lists its
 /// directory finds it. And its device numbers.
@@ -165,6 +165,8 @@ fn device_files(port: &PortIdentity) -> Vec<(&'static str, String)> {
     let ethernet = port.is_ethernet();
     let lid = format!("0x{:x}", port.lid);
     let interface = port.interface.name();
+    let capabilities = format!("0x{:08x}", port_capabilities(port));
+    let gid_type = if ethernet { "RoCE v2" } else { "IB/RoCE v1" };
     // The state at the start; changes are reported by the device file.
     let is_foreign = port.is_foreign_gid(0);
     let (own, none) = (groups(&port.gid), groups(&[0; 16]));
@@ -184,6 +186,7 @@ fn device_files(port: &PortIdentity) -> Vec<(&'static str, String)> {
         ("node_type", "1: CA"),
         ("sys_image_guid", &guid),
         ("uevent", "NAME=mlx5_0"),
+        ("ports/1/cap_mask", &capabilities),
         ("ports/1/lid", &lid),
         ("ports/1/lid_mask_count", "0"),
         (
@@ -193,6 +196,7 @@ fn device_files(port: &PortIdentity) -> Vec<(&'static str, String)> {
         ("ports/1/phys_state", "5: LinkUp"),
         ("ports/1/rate", "200 Gb/sec (4X HDR)"),
         ("ports/1/sm_lid", if ethernet { "0x0" } else { "0x1" }),
+        ("ports/1/sm_sl", "0"),
         ("ports/1/state", "4: ACTIVE"),
         ("ports/1/pkeys/0", "0xffff"),
         ("ports/1/gids/0", first),
@@ -204,10 +208,8 @@ fn device_files(port: &PortIdentity) -> Vec<(&'static str, String)> {
             if is_foreign { "elsewhere0" } else { &interface },
         ),
         ("ports/1/gid_attrs/ndevs/1", &interface),
-        (
-            "ports/1/gid_attrs/types/0",
-            if ethernet { "RoCE v2" } else { "IB/RoCE v1" },
-        ),
+        ("ports/1/gid_attrs/types/0", gid_type),
+        ("ports/1/gid_attrs/types/1", gid_type),
     ];
     files
         .iter()
@@ -227,6 +229,7 @@ fn groups(bytes: &[u8]) -> String {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::device::{Function, LinkLayer};
 
     fn root(name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("doorbell-sysfs-{name}-{}", std::process::id()))
@@ -247,6 +250,32 @@ mod tests {
         let guid = read("class/infiniband/mlx5_0/node_guid");
         assert!(guid.starts_with("5c0f:7c00:0000:"), "{guid}");
         assert_eq!(read("class/infiniband/mlx5_0/ports/1/gids/0").len(), 40);
+        fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn port_has_the_attributes_of_a_card() {
+        let root = root("port");
+        let device = Device::open().unwrap();
+        let port = PortIdentity {
+            link: LinkLayer::Ethernet,
+            function: Function {
+                foreign_gid: true,
+                ..Function::default()
+            },
+            ..PortIdentity::of(&device)
+        };
+        write(&root, &entries(&port, Path::new("/sys"))).unwrap();
+        let folder = root.join("class/infiniband/mlx5_0/ports/1");
+        let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
+        // libibumad reads these, and refuses a port without them. IBV_PORT_IP_BASED_GIDS is the only capability.
+        assert_eq!(read("cap_mask"), "0x04000000\n");
+        assert_eq!(read("sm_sl"), "0\n");
+        // The port's own GID is the second one.
+        assert_eq!(read("gids/1"), format!("{}\n", groups(&port.gid)));
+        assert_eq!(read("gid_attrs/types/1"), "RoCE v2\n");
+        let interface = format!("{}\n", port.interface.name());
+        assert_eq!(read("gid_attrs/ndevs/1"), interface);
         fs::remove_dir_all(&root).unwrap();
     }
 

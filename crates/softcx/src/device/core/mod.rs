@@ -113,8 +113,7 @@ impl DeviceCore {
         let mut core = DeviceCore::new()?;
         core.parts.fabric = Some(Fabric::join(name, link, core.inbox.address())?);
         core.parts.links = PeerLinks::to_nodes();
-        // Numbers of the node's last device are not met again at once.
-        core.numbers = QpNumbers::after(core.inbox.address().port as u8);
+        core.numbers = QpNumbers::random(core.inbox.address().port);
         Ok(core)
     }
 
@@ -123,6 +122,7 @@ impl DeviceCore {
         let node = self.parts.fabric.as_ref().map_or(1, Fabric::node);
         let udp = UdpWire::bind(address, node)?;
         self.parts.host_gid = Some(udp.gid);
+        self.numbers = QpNumbers::random(self.inbox.address().port);
         self.parts.udp = Some(Box::new(udp));
         Ok(())
     }

@@ -52,7 +52,7 @@ impl DeviceCore {
 
     #[inline]
     pub(super) fn dispatch(&mut self, now_ns: u64, header: &Header, source: &GatherSource<'_>) {
-        if self.parts.wire.is_down() {
+        if self.parts.wire.is_down() || self.parts.wire.loses_arrival() {
             self.parts.counters.packets_dropped += 1;
             return;
         }

@@ -119,6 +119,46 @@ fn long_writes_and_reads_survive_losses() {
     assert!(counters.retransmissions > 0, "{counters:?}");
 }
 
+/// A peer without faults, such as a kernel's, loses no packet that it sends. Responses and acknowledgements are lost here.
+#[test]
+fn long_writes_and_reads_survive_the_loss_of_what_arrives() {
+    for mut world in [World::new(2), World::by_udp(2)] {
+        let (mut a, b) = pair(&mut world);
+        for (seed, arrival_loss) in [(1, 0.01), (2, 0.03)] {
+            world.devices[0].set_faults(Faults {
+                arrival_loss,
+                seed,
+                ..Faults::default()
+            });
+            write_half(&mut world, (&mut a, &b), seed);
+            is_written(&mut a, &b, seed);
+            let list = [a.segment(HALF, HALF)];
+            let request = SendRequest::read(b.at(0), b.key).segments(&list);
+            a.send(&request.signaled(true));
+            world.settle();
+            assert!(matches!(a.all_sent()[..], [(_, None)]));
+            assert!(a.read(HALF, HALF) == pattern(seed, HALF));
+        }
+        let [one, other] = [0, 1].map(|at: usize| world.devices[at].counters());
+        assert!(one.packets_dropped > 0, "{one:?}");
+        assert!(one.retransmissions > 0, "{one:?}");
+        assert_eq!(other.packets_dropped, 0, "{other:?}");
+    }
+    // All of them: a peer that is silent.
+    let mut world = World::by_udp(2);
+    let (mut a, b) = pair(&mut world);
+    world.devices[0].set_faults(Faults {
+        arrival_loss: 1.0,
+        ..Faults::default()
+    });
+    write_half(&mut world, (&mut a, &b), 3);
+    let done = a.all_sent();
+    assert!(
+        matches!(done[..], [(_, Some(Syndrome::TransportRetryExc))]),
+        "{done:?}"
+    );
+}
+
 #[test]
 fn congestion_is_told_to_the_sender_which_slows_down() {
     let mut world = World::by_udp(2);

@@ -313,6 +313,8 @@ impl CmTable {
             remote_id: exchange.remote_id,
             about: message,
             reason,
+            // A kernel finds the request of a peer that gives it up by the GUID and the number of the peer.
+            guid: (reason == reason::TIMEOUT).then_some(self.port.guid),
             private_data: field::<REJ_PRIVATE>(private_data),
         };
         let waits = matches!(exchange.state, ReplySent | ReplyReceivedThere);
@@ -342,7 +344,8 @@ impl CmTable {
         Ok(())
     }
 
-    fn send_disconnect(&mut self, handle: u32) {
+    /// `ib_send_cm_dreq`.
+    pub(super) fn send_disconnect(&mut self, handle: u32) {
         self.set_exchange(handle, ExchangeState::DisconnectSent);
         if let Some(id) = self.ids.get(&handle) {
             let request = CmMessage::DisconnectRequest {

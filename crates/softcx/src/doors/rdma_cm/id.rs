@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::address::SocketAddress;
+use super::address::{IB, INET, SocketAddress};
 use super::mad::CmMessage;
 use crate::device::management::{MadBytes, MadPeer};
 
@@ -78,6 +78,8 @@ pub(super) struct CmExchange {
     pub(super) due: Option<Instant>,
     pub(super) local_qpn: u32,
     pub(super) remote_qpn: u32,
+    /// Of the peer's device, from its request or its reply.
+    pub(super) remote_guid: u64,
     /// What the peer begins to send with: this side chooses it, and its message says so (the kernel's `cm_format_req`: `rq_psn`).
     pub(super) receive_psn: u32,
     pub(super) send_psn: u32,
@@ -160,6 +162,7 @@ impl ConnectionId {
                 due: None,
                 local_qpn: 0,
                 remote_qpn: 0,
+                remote_guid: 0,
                 receive_psn,
                 send_psn: 0,
                 responder_resources: 0,
@@ -170,6 +173,25 @@ impl ConnectionId {
                 mtu,
                 service: 0,
             },
+        }
+    }
+
+    /// Whether it takes only requests of the family of its address, of those that a wildcard address may take. Its process has chosen that, or it is
+    /// so for IPv4 and not for IPv6, as with `net.ipv6.bindv6only` at 0 (`rdma_bind_addr`).
+    pub(super) fn keeps_to(&self, family: u16) -> bool {
+        self.only_family.unwrap_or(family == INET)
+    }
+
+    /// Whether a request is for its address. `to` is the address in the request, which has none between GIDs (`cma_match_private_data`).
+    pub(super) fn hears(&self, to: Option<&SocketAddress>) -> bool {
+        let own = &self.source;
+        let is_any = own.is_any();
+        match own.family() {
+            family if is_any && !self.keeps_to(family) => true,
+            IB => true,
+            family => {
+                to.is_some_and(|to| to.family() == family && (is_any || to.is_same_host(own)))
+            }
         }
     }
 

@@ -41,6 +41,7 @@ pub(super) mod about {
 pub(super) mod reason {
     pub(in crate::doors::rdma_cm) const TIMEOUT: u16 = 4;
     pub(in crate::doors::rdma_cm) const INVALID_SERVICE_ID: u16 = 8;
+    pub(in crate::doors::rdma_cm) const STALE_CONNECTION: u16 = 10;
     pub(in crate::doors::rdma_cm) const CONSUMER_DEFINED: u16 = 28;
     pub(in crate::doors::rdma_cm) const VENDOR_OPTION_NOT_SUPPORTED: u16 = 35;
 }
@@ -97,6 +98,8 @@ pub(super) struct Rejection {
     pub(super) remote_id: u32,
     pub(super) about: u8,
     pub(super) reason: u16,
+    /// The additional information, where that is a GUID: of the sender, which gives up its request ([`reason::TIMEOUT`]).
+    pub(super) guid: Option<u64>,
     pub(super) private_data: [u8; REJ_PRIVATE],
 }
 
@@ -210,6 +213,10 @@ impl CmMessage {
                 to.word(4, it.remote_id);
                 to.byte(8, it.about << 6);
                 to.half(10, it.reason);
+                if let Some(guid) = it.guid {
+                    to.byte(9, GUID_BYTES << 1);
+                    to.long(12, guid);
+                }
                 to.bytes(84, &it.private_data);
                 attribute::REJ
             }
@@ -320,6 +327,7 @@ impl CmMessage {
                 remote_id,
                 about: from.byte(8) >> 6,
                 reason: from.half(10),
+                guid: (from.byte(9) >> 1 >= GUID_BYTES).then(|| from.long(12)),
                 private_data: from.bytes(84),
             }),
             attribute::MRA => CmMessage::Received {
@@ -365,6 +373,8 @@ impl CmMessage {
 const REMOTE_TIMEOUT: u8 = 20;
 const LOCAL_TIMEOUT: u8 = 20;
 pub(super) const CM_RETRIES: u8 = 15;
+/// Length of the additional information of a rejection that is a GUID.
+const GUID_BYTES: u8 = 8;
 /// `IB_RATE_200_GBPS`.
 pub(super) const RATE: u8 = 17;
 

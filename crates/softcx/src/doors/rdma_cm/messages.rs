@@ -49,6 +49,11 @@ pub(super) fn ip_header(private_data: &[u8], port: u16) -> Option<[SocketAddress
     ])
 }
 
+/// The number of the peer that this side knows when a message about another one arrives. An answer to the request comes before it knows any.
+fn number_in(about: u8, local_id: u32) -> u32 {
+    if about == about::REQ { 0 } else { local_id }
+}
+
 /// The private data of a message in an event.
 fn private_data(from: &[u8]) -> ([u8; 256], u8) {
     let mut bytes = [0; 256];
@@ -66,24 +71,31 @@ impl CmTable {
             CmMessage::Reply(reply) => self.on_reply(from, transaction, reply),
             CmMessage::Reject(rejection) => self.on_rejection(from, rejection),
             CmMessage::Received {
+                local_id,
                 remote_id,
                 about,
                 service_timeout,
-                ..
-            } => self.on_received(from, *remote_id, *about, *service_timeout),
-            CmMessage::ReadyToUse { remote_id, .. } => {
-                if let Some(handle) = self.exchange_with(from, *remote_id) {
+            } => {
+                let numbers = [*remote_id, number_in(*about, *local_id)];
+                self.on_received(from, numbers, *about, *service_timeout);
+            }
+            CmMessage::ReadyToUse {
+                local_id,
+                remote_id,
+            } => {
+                if let Some(handle) = self.exchange_with(from, [*remote_id, *local_id]) {
                     self.establish(handle);
                 }
             }
             CmMessage::DisconnectRequest {
                 local_id,
                 remote_id,
-                ..
-            } => self.on_disconnect(from, transaction, *local_id, *remote_id),
-            CmMessage::DisconnectReply { remote_id, .. } => {
-                self.on_disconnect_reply(from, *remote_id);
-            }
+                qpn,
+            } => self.on_disconnect(from, transaction, [*remote_id, *local_id], *qpn),
+            CmMessage::DisconnectReply {
+                local_id,
+                remote_id,
+            } => self.on_disconnect_reply(from, [*remote_id, *local_id]),
             CmMessage::ServiceRequest(request) => {
                 self.on_service_request(from, transaction, request);
             }
@@ -91,11 +103,12 @@ impl CmTable {
         }
     }
 
-    /// The identifier whose exchange with that peer has this number.
-    fn exchange_with(&self, from: MadPeer, number: u32) -> Option<u32> {
-        let handle = *self.exchanges.get(&number)?;
-        let id = self.ids.get(&handle)?;
-        (id.exchange.peer == Some(from)).then_some(handle)
+    /// The identifier whose exchange with that peer has these numbers: that of this side, and the peer's, which is 0 as long as this side does not
+    /// know it. A late message of an earlier exchange has another one (`cm_acquire_id`).
+    fn exchange_with(&self, from: MadPeer, [own, remote]: [u32; 2]) -> Option<u32> {
+        let handle = *self.exchanges.get(&own)?;
+        let exchange = &self.ids.get(&handle)?.exchange;
+        (exchange.peer == Some(from) && exchange.remote_id == remote).then_some(handle)
     }
 
     fn state_of(&self, handle: u32) -> Exchange {
@@ -104,25 +117,37 @@ impl CmTable {
     }
 
     fn on_request(&mut self, from: MadPeer, transaction: u64, request: &ConnectionRequest) {
+        let refuse = |table: &CmTable, local_id, reason| {
+            let rejection = Rejection {
+                local_id,
+                remote_id: request.local_id,
+                about: about::REQ,
+                reason,
+                guid: None,
+                private_data: [0; REJ_PRIVATE],
+            };
+            table.send_to(from, transaction, &CmMessage::Reject(rejection));
+        };
         if let Some(&handle) = self.requests.get(&(from, request.local_id, false)) {
             // It is there already, and the peer does not know that.
             match self.state_of(handle) {
                 Exchange::RequestReceived => self.acknowledge(handle, about::REQ),
                 Exchange::ReplySent | Exchange::ReplyReceivedThere => self.send_again(handle),
+                Exchange::TimeWait => {
+                    let number = self.ids.get(&handle).map_or(0, |id| id.exchange.local_id);
+                    refuse(self, number, reason::STALE_CONNECTION);
+                }
                 _ => {}
             }
             return;
         }
-        let refuse = |table: &CmTable, reason| {
-            let rejection = Rejection {
-                local_id: 0,
-                remote_id: request.local_id,
-                about: about::REQ,
-                reason,
-                private_data: [0; REJ_PRIVATE],
-            };
-            table.send_to(from, transaction, &CmMessage::Reject(rejection));
-        };
+        // A peer that connects a queue pair knows of no connection that it has: it was killed, or its message that ended the connection was lost.
+        // It asks again after this connection is over (`cm_match_req`).
+        if let Some(stale) = self.connection_with(request.guid, request.qpn) {
+            refuse(self, 0, reason::STALE_CONNECTION);
+            return self.end_stale(stale);
+        }
+        let refuse = |table: &CmTable, reason| refuse(table, 0, reason);
         let addresses = ip_header(&request.private_data, request.service as u16);
         let at = addresses.as_ref().map(|[_, at]| at);
         let Some(listener) = self.listener(request.service, at) else {
@@ -166,7 +191,6 @@ impl CmTable {
             exchange.state = Exchange::RequestReceived;
             exchange.remote_id = request.local_id;
             exchange.transaction = transaction;
-            exchange.remote_qpn = request.qpn;
             exchange.send_psn = request.psn;
             exchange.responder_resources = request.initiator_depth;
             exchange.initiator_depth = request.responder_resources;
@@ -176,6 +200,7 @@ impl CmTable {
             exchange.mtu = request.mtu;
             exchange.service = request.service;
         }
+        self.set_remote(handle, request.guid, request.qpn);
         let skipped = if is_gid { 0 } else { IP_HEADER_BYTES };
         let (private_data, private_data_len) =
             private_data(request.private_data.get(skipped..).unwrap_or_default());
@@ -198,6 +223,13 @@ impl CmTable {
         }
     }
 
+    /// Ends a connection that the peer does not know any more.
+    fn end_stale(&mut self, handle: u32) {
+        if self.state_of(handle) == Exchange::Established {
+            self.send_disconnect(handle);
+        }
+    }
+
     /// Tells the peer that its message has come, and that the answer takes time.
     fn acknowledge(&self, handle: u32, about: u8) {
         if let Some(id) = self.ids.get(&handle)
@@ -213,8 +245,8 @@ impl CmTable {
         }
     }
 
-    fn on_received(&mut self, from: MadPeer, number: u32, message: u8, service_timeout: u8) {
-        let Some(handle) = self.exchange_with(from, number) else {
+    fn on_received(&mut self, from: MadPeer, numbers: [u32; 2], message: u8, service_timeout: u8) {
+        let Some(handle) = self.exchange_with(from, numbers) else {
             return;
         };
         let next = match (self.state_of(handle), message) {
@@ -236,16 +268,21 @@ impl CmTable {
     }
 
     fn on_reply(&mut self, from: MadPeer, transaction: u64, reply: &ConnectionReply) {
-        let Some(handle) = self.exchange_with(from, reply.remote_id) else {
+        let refuse = |table: &CmTable, reason| {
             let rejection = Rejection {
                 local_id: reply.remote_id,
                 remote_id: reply.local_id,
                 about: about::REP,
-                reason: reason::CONSUMER_DEFINED,
+                reason,
+                guid: None,
                 private_data: [0; REJ_PRIVATE],
             };
-            self.send_to(from, transaction, &CmMessage::Reject(rejection));
-            return;
+            table.send_to(from, transaction, &CmMessage::Reject(rejection));
+        };
+        let first = self.exchange_with(from, [reply.remote_id, 0]);
+        let again = || self.exchange_with(from, [reply.remote_id, reply.local_id]);
+        let Some(handle) = first.or_else(again) else {
+            return refuse(self, reason::CONSUMER_DEFINED);
         };
         match self.state_of(handle) {
             Exchange::RequestSent | Exchange::RequestReceivedThere => {}
@@ -253,7 +290,12 @@ impl CmTable {
             Exchange::Established => return self.send_again(handle),
             _ => return,
         }
+        if let Some(stale) = self.connection_with(reply.guid, reply.qpn) {
+            refuse(self, reason::STALE_CONNECTION);
+            return self.end_stale(stale);
+        }
         self.set_timer(handle, None);
+        self.set_remote(handle, reply.guid, reply.qpn);
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
         };
@@ -261,7 +303,6 @@ impl CmTable {
         exchange.state = Exchange::ReplyReceived;
         exchange.others.clear();
         exchange.remote_id = reply.local_id;
-        exchange.remote_qpn = reply.qpn;
         exchange.send_psn = reply.psn;
         exchange.responder_resources = reply.initiator_depth;
         exchange.initiator_depth = reply.responder_resources;
@@ -290,14 +331,27 @@ impl CmTable {
         );
     }
 
-    fn on_rejection(&mut self, from: MadPeer, rejection: &Rejection) {
-        let by_number = self.exchange_with(from, rejection.remote_id);
+    /// The identifier that a rejection is about (`cm_acquire_rejected_id`).
+    fn rejected(&self, from: MadPeer, rejection: &Rejection) -> Option<u32> {
         let by_request = || {
-            self.requests
-                .get(&(from, rejection.local_id, false))
-                .copied()
+            let key = (from, rejection.local_id, false);
+            self.requests.get(&key).copied()
         };
-        let Some(handle) = by_number.or_else(by_request) else {
+        if rejection.reason == reason::TIMEOUT {
+            // The sender has seen no answer to its request, so it knows no number of this side.
+            let handle = by_request()?;
+            let id = self.ids.get(&handle)?;
+            return (rejection.guid == Some(id.exchange.remote_guid)).then_some(handle);
+        }
+        if rejection.remote_id == 0 {
+            return by_request();
+        }
+        let remote = number_in(rejection.about, rejection.local_id);
+        self.exchange_with(from, [rejection.remote_id, remote])
+    }
+
+    fn on_rejection(&mut self, from: MadPeer, rejection: &Rejection) {
+        let Some(handle) = self.rejected(from, rejection) else {
             return;
         };
         match self.state_of(handle) {
@@ -311,11 +365,19 @@ impl CmTable {
             | Exchange::RequestReceived
             | Exchange::ReplySent
             | Exchange::ReplyReceivedThere
-            | Exchange::ReplyReceived => {
+                if rejection.reason != reason::STALE_CONNECTION =>
+            {
                 self.set_timer(handle, None);
                 self.set_exchange(handle, Exchange::Idle);
             }
-            Exchange::Established => self.wait(handle),
+            Exchange::RequestSent
+            | Exchange::RequestReceivedThere
+            | Exchange::RequestReceived
+            | Exchange::ReplySent
+            | Exchange::ReplyReceivedThere
+            | Exchange::ReplyReceived
+            | Exchange::Established
+            | Exchange::DisconnectSent => self.wait(handle),
             _ => return,
         }
         let (private_data, private_data_len) = private_data(&rejection.private_data);
@@ -371,17 +433,21 @@ impl CmTable {
         waits
     }
 
-    fn on_disconnect(&mut self, from: MadPeer, transaction: u64, peer: u32, number: u32) {
+    fn on_disconnect(&mut self, from: MadPeer, transaction: u64, numbers: [u32; 2], qpn: u32) {
         let answer = |table: &CmTable| {
+            let [local_id, remote_id] = numbers;
             let reply = CmMessage::DisconnectReply {
-                local_id: number,
-                remote_id: peer,
+                local_id,
+                remote_id,
             };
             table.send_to(from, transaction, &reply);
         };
-        let Some(handle) = self.exchange_with(from, number) else {
+        let Some(handle) = self.exchange_with(from, numbers) else {
             return answer(self);
         };
+        if self.ids.get(&handle).map(|id| id.exchange.local_qpn) != Some(qpn) {
+            return;
+        }
         match self.state_of(handle) {
             Exchange::ReplySent
             | Exchange::ReplyReceivedThere
@@ -412,8 +478,8 @@ impl CmTable {
         }
     }
 
-    fn on_disconnect_reply(&mut self, from: MadPeer, number: u32) {
-        let Some(handle) = self.exchange_with(from, number) else {
+    fn on_disconnect_reply(&mut self, from: MadPeer, numbers: [u32; 2]) {
+        let Some(handle) = self.exchange_with(from, numbers) else {
             return;
         };
         if matches!(
@@ -506,7 +572,7 @@ impl CmTable {
     }
 
     fn on_service_reply(&mut self, from: MadPeer, reply: &ServiceReply) {
-        let Some(handle) = self.exchange_with(from, reply.request_id) else {
+        let Some(handle) = self.exchange_with(from, [reply.request_id, 0]) else {
             return;
         };
         if self.state_of(handle) != Exchange::ServiceRequestSent {

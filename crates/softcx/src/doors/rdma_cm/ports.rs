@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::address::{IB, INET, SocketAddress};
+use super::address::{IB, SocketAddress};
 use super::id::{ConnectionId, IdState, port_space};
 use crate::device::client::Errno;
 
@@ -113,10 +113,8 @@ fn check(
     source: &SocketAddress,
     reuses_address: bool,
 ) -> Result<(), Errno> {
-    let only_family = |id: &ConnectionId, source: &SocketAddress| {
-        id.only_family.unwrap_or(source.family() == INET)
-    };
-    let mine = ids.get(&handle).is_some_and(|id| only_family(id, source));
+    let keeps = |id: &ConnectionId| id.keeps_to(source.family());
+    let mine = ids.get(&handle).is_some_and(keeps);
     for owner in owners.iter().filter(|&&owner| owner != handle) {
         let Some(other) = ids.get(owner) else {
             continue;
@@ -125,7 +123,7 @@ fn check(
             continue;
         }
         let families_differ = source.family() != other.source.family();
-        if mine && only_family(other, &other.source) && families_differ {
+        if mine && other.keeps_to(other.source.family()) && families_differ {
             continue;
         }
         if source.is_any() || other.source.is_any() {

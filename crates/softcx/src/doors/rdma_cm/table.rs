@@ -76,6 +76,9 @@ pub(super) struct CmTable {
     pub(super) exchanges: HashMap<u32, u32>,
     /// Identifiers of requests from peers: by the peer, its number, and whether it is a request for a service.
     pub(super) requests: HashMap<(MadPeer, u32, bool), u32>,
+    /// Identifiers by the GUID of the peer's device and the number of the peer's queue pair. Some of their connections are over:
+    /// [`CmTable::connection_with`].
+    connections: HashMap<(u64, u32), u32>,
     pub(super) timers: BTreeSet<(Instant, u32)>,
     free: BTreeSet<u32>,
     handles: u32,
@@ -96,6 +99,7 @@ impl CmTable {
             ports: Ports::after(32768 + (seed % 28000) as u16),
             exchanges: HashMap::new(),
             requests: HashMap::new(),
+            connections: HashMap::new(),
             timers: BTreeSet::new(),
             free: BTreeSet::new(),
             handles: 0,
@@ -175,6 +179,22 @@ impl CmTable {
         id.exchange.local_id = number;
         id.exchange.transaction = u64::from(number) << 16 | u64::from(self.node);
         self.exchanges.insert(number, handle);
+    }
+
+    /// Sets the queue pair of the peer of an identifier.
+    pub(super) fn set_remote(&mut self, handle: u32, guid: u64, qpn: u32) {
+        if let Some(id) = self.ids.get_mut(&handle) {
+            (id.exchange.remote_guid, id.exchange.remote_qpn) = (guid, qpn);
+            self.connections.insert((guid, qpn), handle);
+        }
+    }
+
+    /// The identifier of the connection with a queue pair, unless that connection is over (`cm_insert_remote_qpn`).
+    pub(super) fn connection_with(&self, guid: u64, qpn: u32) -> Option<u32> {
+        use ExchangeState::{Idle, TimeWait};
+        let handle = *self.connections.get(&(guid, qpn))?;
+        let state = self.ids.get(&handle)?.exchange.state;
+        (!matches!(state, Idle | TimeWait)).then_some(handle)
     }
 
     /// The port that has the number of a peer on the fabric now. The UDP wire has no numbers.
@@ -363,6 +383,10 @@ impl CmTable {
             return 0;
         };
         self.exchanges.remove(&id.exchange.local_id);
+        let remote = (id.exchange.remote_guid, id.exchange.remote_qpn);
+        if self.connections.get(&remote) == Some(&handle) {
+            self.connections.remove(&remote);
+        }
         for is_service in [false, true] {
             let Some(peer) = id.exchange.peer else {
                 break;
@@ -386,9 +410,7 @@ impl CmTable {
         let hears = |handle: &&u32| {
             let id = self.ids.get(handle);
             id.is_some_and(|id| {
-                id.state == IdState::Listen
-                    && id.service_of(&id.source) == service
-                    && (id.source.is_any() || at.is_none_or(|at| at.is_same_host(&id.source)))
+                id.state == IdState::Listen && id.service_of(&id.source) == service && id.hears(at)
             })
         };
         owners

@@ -271,14 +271,19 @@ pub(super) fn query_driver_port(call: &mut UverbsCall<'_>) -> Result<(), Errno> 
     Ok(())
 }
 
+/// The capability mask of the port.
+pub(in crate::doors) fn port_capabilities(port: &PortIdentity) -> u32 {
+    if port.is_ethernet() {
+        IP_BASED_GIDS
+    } else {
+        SYS_IMAGE_GUID_SUP
+    }
+}
+
 fn port(port: &PortIdentity) -> QueryPortResp {
     let ethernet = port.is_ethernet();
     QueryPortResp {
-        port_cap_flags: if ethernet {
-            IP_BASED_GIDS
-        } else {
-            SYS_IMAGE_GUID_SUP
-        },
+        port_cap_flags: port_capabilities(port),
         max_msg_sz: limits::MESSAGE_BYTES,
         gid_tbl_len: GIDS,
         pkey_tbl_len: limits::PKEYS,

@@ -23,7 +23,7 @@ mod srq;
 mod tests;
 mod uar;
 
-pub(in crate::doors) use self::device::{FIRMWARE, PART};
+pub(in crate::doors) use self::device::{FIRMWARE, PART, port_capabilities};
 
 use self::arguments::{Arguments, AttributeSpec};
 use self::call::{CreatedObject, DRIVER, DRIVER_IN, DRIVER_OUT, UverbsCall};

@@ -18,24 +18,29 @@ fn a_connection_carries_private_data_and_the_attributes_of_both_queue_pairs() {
         let asked_psn = client.sent_psn(id);
         let (accepted, event) = server.request();
         let asked = connection_of(&event);
-        assert_eq!(asked.qp_num, 0x1234);
+        assert_eq!(asked.qp_num, asking_qpn(id));
         assert_eq!(asked.private_data_len, 56);
         assert!(asked.private_data.starts_with(b"hello\0"));
         // What one side answers the other may ask.
         assert_eq!((asked.responder_resources, asked.initiator_depth), (5, 3));
         let theirs = server.attributes(accepted, 2).unwrap();
-        assert_eq!((theirs.dest_qp_num, theirs.path_mtu), (0x1234, 5));
+        assert_eq!((theirs.dest_qp_num, theirs.path_mtu), (asking_qpn(id), 5));
         assert_eq!(theirs.max_dest_rd_atomic, 5);
         server.accept(accepted, b"welcome").unwrap();
         let reply = connection_of(&client.expect(CONNECT_RESPONSE, id));
-        assert_eq!((reply.qp_num, reply.private_data_len), (0x4321, 196));
+        assert_eq!(
+            (reply.qp_num, reply.private_data_len),
+            (accepting_qpn(accepted), 196)
+        );
         assert!(reply.private_data.starts_with(b"welcome\0"));
         let (init, ready) = (client.attributes(id, 1), client.attributes(id, 2));
         let (init, ready) = (init.unwrap(), ready.unwrap());
         assert_eq!(init.qp_access_flags, 0b1110);
         assert_eq!(
             (ready.dest_qp_num, ready.rq_psn),
-            (0x4321, { server.attributes(accepted, 3).unwrap().sq_psn })
+            (accepting_qpn(accepted), {
+                server.attributes(accepted, 3).unwrap().sq_psn
+            })
         );
         match options.link {
             LinkLayer::InfiniBand => assert_eq!(ready.ah_attr.dlid, server.device.lid()),
@@ -113,7 +118,10 @@ fn a_datagram_service_says_where_its_queue_pair_is() {
         assert!(asked.private_data.starts_with(b"where\0"));
         server.accept(accepted, b"here").unwrap();
         let found = datagram_of(&client.expect(ESTABLISHED, id));
-        assert_eq!((found.qp_num, found.qkey), (0x4321, 0x0123_4567));
+        assert_eq!(
+            (found.qp_num, found.qkey),
+            (accepting_qpn(accepted), 0x0123_4567)
+        );
         assert!(found.private_data.starts_with(b"here\0"));
         match options.link {
             LinkLayer::InfiniBand => assert_eq!(found.ah_attr.dlid, server.device.lid()),

@@ -1,6 +1,7 @@
 //! Commands as processes write them, between devices of one fabric.
 
 mod connections;
+mod exchanges;
 mod hostile;
 mod refusals;
 
@@ -31,6 +32,7 @@ const REJECT: u32 = 9;
 const DISCONNECT: u32 = 10;
 const INIT_QP_ATTR: u32 = 11;
 const GET_EVENT: u32 = 12;
+const SET_OPTION: u32 = 14;
 const NOTIFY: u32 = 15;
 const MIGRATE_ID: u32 = 18;
 const BIND: u32 = 20;
@@ -194,6 +196,18 @@ impl Host {
         self.command(BIND, request, 0)
     }
 
+    /// `RDMA_OPTION_ID_AFONLY`.
+    fn keep_to_family(&self, id: u32, only: u32) {
+        let request = CmSetOption {
+            optval: (&raw const only).expose_provenance() as u64,
+            id,
+            level: 0,
+            optname: 2,
+            optlen: 4,
+        };
+        self.command(SET_OPTION, request, 0).unwrap();
+    }
+
     fn listen(&self, ps: u16, port: u16, backlog: u32) -> u32 {
         let id = self.create(ps);
         self.bind(id, "0.0.0.0", port).unwrap();
@@ -226,7 +240,7 @@ impl Host {
 
     fn connect(&self, id: u32, private_data: &[u8]) -> Result<(), Errno> {
         let request = CmConnect {
-            conn_param: param(0x1234, private_data),
+            conn_param: param(asking_qpn(id), private_data),
             id,
             ..CmConnect::default()
         };
@@ -238,7 +252,7 @@ impl Host {
         self.next_uid.set(uid + 1);
         let request = CmAccept {
             uid,
-            conn_param: param(0x4321, private_data),
+            conn_param: param(accepting_qpn(id), private_data),
             id,
             ..CmAccept::default()
         };
@@ -325,11 +339,24 @@ impl Host {
 
     /// The address of its device.
     fn ip(&self) -> String {
-        match self.device.mad_port() {
-            MadPeer::Node(node) => format!("127.0.0.{node}"),
-            MadPeer::Host(gid) => Ipv6Addr::from(gid).to_canonical().to_string(),
-        }
+        ip_of(&self.device)
     }
+}
+
+fn ip_of(device: &Device) -> String {
+    match device.mad_port() {
+        MadPeer::Node(node) => format!("127.0.0.{node}"),
+        MadPeer::Host(gid) => Ipv6Addr::from(gid).to_canonical().to_string(),
+    }
+}
+
+/// The queue pairs that identifiers ask and accept with. No two of a process have the same number.
+fn asking_qpn(id: u32) -> u32 {
+    0x1200 + id
+}
+
+fn accepting_qpn(id: u32) -> u32 {
+    0x4300 + id
 }
 
 fn param(qp_num: u32, private_data: &[u8]) -> CmConnParam {

@@ -247,3 +247,58 @@ fn identifiers_of_others_and_of_nobody_are_unknown() {
     assert_eq!(host.disconnect(77), Err(libc::ENOENT));
     assert_eq!(host.destroy(77), Err(libc::ENOENT));
 }
+
+#[test]
+fn a_listener_takes_requests_of_its_family() {
+    let options = fabric();
+    let (client, server) = (Host::on(&options), Host::on(&options));
+    let listen = |ip, port, only_family: Option<u32>| {
+        let id = server.create(TCP);
+        if let Some(only) = only_family {
+            server.keep_to_family(id, only);
+        }
+        server.bind(id, ip, port).unwrap();
+        server
+            .command(LISTEN, CmListen { id, backlog: 8 }, 0)
+            .unwrap();
+    };
+    let (four, six) = (server.ip(), Ipv6Addr::from(server.device.gid()).to_string());
+    let reaches = |ip: &str, port| {
+        let id = client.routed(TCP, ip, port);
+        client.connect(id, b"").unwrap();
+        let started = Instant::now();
+        while started.elapsed() < SOON {
+            match (server.try_event(), client.try_event()) {
+                (Ok(event), _) => {
+                    assert_eq!(event.event, CONNECT_REQUEST);
+                    server.reject(event.id, 0, b"").unwrap();
+                    client.expect(REJECTED, id);
+                    return Some(event.uid);
+                }
+                (_, Ok(event)) => {
+                    assert_eq!((event.event, event.status), (REJECTED, 8));
+                    return None;
+                }
+                _ => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        panic!("no event");
+    };
+    // IPv4 addresses, also the wildcard address, are for IPv4.
+    listen("0.0.0.0", 1, None);
+    assert!(reaches(&four, 1).is_some());
+    assert_eq!(reaches(&six, 1), None);
+    // The wildcard address of IPv6 is for both, unless the process wants IPv6 only.
+    listen("::", 2, None);
+    assert!(reaches(&four, 2).is_some());
+    assert!(reaches(&six, 2).is_some());
+    listen("::", 3, Some(1));
+    assert_eq!(reaches(&four, 3), None);
+    assert!(reaches(&six, 3).is_some());
+    // Beside each other, each has its own.
+    listen("0.0.0.0", 3, None);
+    assert_ne!(reaches(&four, 3), reaches(&six, 3));
+    // A process may also open its IPv4 listener to both.
+    listen("0.0.0.0", 4, Some(0));
+    assert!(reaches(&six, 4).is_some());
+}
