@@ -1,4 +1,4 @@
-//! The outcomes of the litmus tests, and the versions of all keys of the store against those of the same puts made one after the other.
+//! The outcomes of the litmus tests, counters whose lines are written back at once, and the versions of all keys of the store against those of the same puts made one after the other.
 
 use serde_json::Value;
 
@@ -63,6 +63,29 @@ fn no_litmus_test_has_a_forbidden_outcome() {
             other => panic!("{other}"),
         };
         assert_eq!(forbidden, 0, "{test}");
+    }
+}
+
+/// A rank that writes a line back and is asked for it meanwhile must not give it away before the home has it: the next owner's write-back would be overwritten.
+#[test]
+fn no_increment_is_lost_when_lines_are_written_back() {
+    for (reorder, increments) in [("0", 3000), ("0.02", 300)] {
+        let text = increments.to_string();
+        let arguments = [
+            "--ranks",
+            "8",
+            "--rounds",
+            "0",
+            "--operations",
+            "0",
+            "--increments",
+            &text,
+            "--reorder",
+            reorder,
+        ];
+        let name = "remote_memory_counters";
+        let out = run(Launcher::Itself, RANKS, name, &arguments);
+        assert_eq!(out["counted"], RANKS * increments, "--reorder {reorder}");
     }
 }
 

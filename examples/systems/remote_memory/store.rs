@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
 
 use crate::node::{LINE_BYTES, Node};
 use crate::random::{Random, mix};
@@ -16,12 +17,19 @@ const CHECKSUM_AT: usize = 24;
 const VALUE_AT: usize = 32;
 pub const VALUE_BYTES_MAX: usize = LINE_BYTES as usize - VALUE_AT;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq, Debug)]
 pub enum Method {
-    /// The caches.
+    /// The caches
     Cached,
-    /// One-sided reads; a put locks the record by a compare-and-swap.
+    /// One-sided reads; a put locks the record by a compare-and-swap
     Direct,
+}
+
+impl Method {
+    pub fn name(self) -> String {
+        self.to_possible_value()
+            .map_or_else(String::new, |value| value.get_name().to_owned())
+    }
 }
 
 /// The table of one method, as one rank knows it.
