@@ -358,14 +358,15 @@ impl Connection {
         let region = self.region.clone();
         let words = [region.slice(at, 8)?];
         let bytes = [region.slice(at + HEADER_BYTES, len)?];
+        // The fence has it begin when the word is here. Without one, the reads of the peer's card may pass each other on the bus, and old bytes would come with a new word.
         let read_bytes = Work::read(&bytes, self.remote.slice(at + HEADER_BYTES, len)?);
+        let read_bytes = read_bytes.fence(true);
         let read_word = Work::read(&words, self.remote.slice(at, 8)?);
         let together = len <= EAGER_BYTES;
         let mut poll = Poll::new();
         loop {
             let mut last = self.post(&read_word.signaled(!together))?;
             if together {
-                // The peer's device executes reads in order.
                 last = self.post(&read_bytes)?;
             }
             self.wait_posted(last, waiting)?;
