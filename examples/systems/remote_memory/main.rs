@@ -39,6 +39,9 @@ struct Options {
     /// Part of the packets that the software ConnectX holds back for up to 50 us: messages of different peers then overtake each other
     #[arg(long, default_value_t = 0.0)]
     reorder: f64,
+    /// The software ConnectX of rank 0 delays its packets by so many microseconds. With four ranks this is the home of the data of `message passing`, and not of the flag
+    #[arg(long, default_value_t = 0)]
+    delay_us: u64,
     /// Increments of each rank of a few counters, whose lines it writes back at once
     #[arg(long, default_value_t = 1000)]
     increments: u64,
@@ -90,13 +93,15 @@ fn rank(options: &Options, group: Group) -> Result<()> {
     let tables_at = litmus_lines + counters::LINES;
     let lines = (tables_at + options.methods.len() as u64 * table_lines).div_ceil(size);
     let mut node = Node::new(group, lines, options.cache_lines)?;
-    if options.reorder > 0.0 {
+    let is_slow = node.rank() == 0;
+    let faults = Faults {
+        reorder: options.reorder,
+        delay_ns: if is_slow { 1000 * options.delay_us } else { 0 },
+        seed: options.seed,
+        ..Faults::default()
+    };
+    if options.reorder > 0.0 || options.delay_us > 0 {
         let device = node.group.domain().device();
-        let faults = Faults {
-            reorder: options.reorder,
-            seed: options.seed,
-            ..Faults::default()
-        };
         ensure!(
             device.set_faults(faults),
             "{} holds no packets back",
