@@ -4,6 +4,7 @@
 //! read can be checked, and the table at the end follows from the puts alone.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
@@ -16,6 +17,10 @@ const VERSION_AT: usize = 16;
 const CHECKSUM_AT: usize = 24;
 const VALUE_AT: usize = 32;
 pub const VALUE_BYTES_MAX: usize = LINE_BYTES as usize - VALUE_AT;
+
+/// The pause behind the first attempt at a lock that another rank has, and the longest one.
+const PAUSE_MIN: Duration = Duration::from_micros(4);
+const PAUSE_MAX: Duration = Duration::from_micros(512);
 
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq, Debug)]
 pub enum Method {
@@ -127,8 +132,12 @@ impl Table {
                 }),
             );
         }
+        let mut pause = PAUSE_MIN;
         while node.compare_swap_direct(line * LINE_BYTES, 0, 1)? != 0 {
             self.retries += 1;
+            // The rank that has the lock may need this core to free it, and its device answers to every attempt.
+            node.pause(pause)?;
+            pause = (2 * pause).min(PAUSE_MAX);
         }
         let mut bytes = [0; LINE_BYTES as usize];
         self.read(node, line, &mut bytes[..VALUE_AT + value_bytes])?;

@@ -312,6 +312,13 @@ impl Node {
         Ok(region.load_u64(self.direct_at)?)
     }
 
+    /// Sleeps, and then handles what has come meanwhile.
+    pub fn pause(&mut self, time: Duration) -> Result<()> {
+        std::thread::sleep(time);
+        self.group.check()?;
+        self.serve().map(drop)
+    }
+
     fn direct(&mut self, home: u32, work: &Work<'_>) -> Result<()> {
         self.direct_done = false;
         self.post(home, work, true, DIRECT)?;
