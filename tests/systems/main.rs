@@ -21,7 +21,7 @@ mod waived;
 
 use waived::waived;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// What starts the ranks of a program.
@@ -118,4 +118,63 @@ fn folder(test: &str) -> PathBuf {
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).unwrap();
     folder
+}
+
+/// What an SVG file that a program has drawn shows.
+struct Drawing {
+    /// The names of all elements.
+    elements: Vec<String>,
+    texts: Vec<String>,
+}
+
+impl Drawing {
+    /// Reads the file, and fails unless it is one `svg` element with well-formed ones inside.
+    fn read(file: &Path) -> Drawing {
+        let content = std::fs::read_to_string(file)
+            .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let (mut elements, mut texts, mut open) = (Vec::new(), Vec::new(), Vec::<String>::new());
+        let mut rest = content.trim();
+        while let Some(start) = rest.find('<') {
+            let text = rest[..start].trim();
+            if !text.is_empty() {
+                assert!(!open.is_empty(), "`{text}` is outside of the drawing");
+                texts.push(text.to_owned());
+            }
+            // No attribute of these files has a `>` in it.
+            let end = start + rest[start..].find('>').expect("a tag has an end");
+            let tag = &rest[start + 1..end];
+            rest = &rest[end + 1..];
+            if let Some(name) = tag.strip_prefix('/') {
+                assert_eq!(open.pop().as_deref(), Some(name), "an end tag");
+                continue;
+            }
+            let name = tag.split(|c: char| !c.is_alphanumeric()).next().unwrap();
+            assert!(tag.matches('"').count().is_multiple_of(2), "<{tag}>");
+            assert!(
+                !open.is_empty() || elements.is_empty(),
+                "<{tag}> behind the end"
+            );
+            elements.push(name.to_owned());
+            if !tag.ends_with('/') {
+                open.push(name.to_owned());
+            }
+        }
+        assert!(rest.is_empty() && open.is_empty(), "`{rest}`, {open:?}");
+        assert_eq!(elements[0], "svg");
+        Drawing { elements, texts }
+    }
+
+    fn count(&self, element: &str) -> usize {
+        self.elements.iter().filter(|name| *name == element).count()
+    }
+
+    fn has_texts(&self, texts: &[&str]) {
+        for text in texts {
+            assert!(
+                self.texts.iter().any(|t| t == text),
+                "{text}: {:?}",
+                self.texts
+            );
+        }
+    }
 }

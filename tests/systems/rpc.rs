@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Launcher, folder};
+use super::{Drawing, Launcher, folder};
 
 const SIZES: [u64; 3] = [8, 1000, 20_000];
 const CLIENTS: [u64; 2] = [1, 3];
@@ -18,7 +18,8 @@ fn every_method_gives_the_answers_and_crossings_follow_from_the_table() {
 }
 
 fn check_answers_and_crossings(launcher: Launcher) {
-    let file = folder("rpc").join("out.json");
+    let folder = folder("rpc");
+    let [file, answers, svg] = ["out.json", "answers", "rpc.svg"].map(|name| folder.join(name));
     let arguments = [
         "--sizes",
         "8,1000,20000",
@@ -30,6 +31,10 @@ fn check_answers_and_crossings(launcher: Launcher) {
         "10",
         "--out",
         file.to_str().unwrap(),
+        "--answers",
+        answers.to_str().unwrap(),
+        "--svg",
+        svg.to_str().unwrap(),
     ];
     let output = launcher.example(4, "rpc", &arguments);
     let error = String::from_utf8_lossy(&output.stderr);
@@ -45,6 +50,21 @@ fn check_answers_and_crossings(launcher: Launcher) {
             "{cell}"
         );
         assert!(cell["latency"].as_u64().unwrap() > 0, "{cell}");
+    }
+    let mut expected = String::new();
+    for clients in CLIENTS {
+        for size in SIZES {
+            let sum = sum_of_answers(size, clients);
+            expected
+                .extend(METHODS.map(|method| format!("{clients} {size} {method} {sum:016x}\n")));
+        }
+    }
+    assert_eq!(std::fs::read_to_string(answers).unwrap(), expected);
+    for name in ["rpc.svg", "rpc.clients.svg", "rpc.cpu.svg"] {
+        let drawing = Drawing::read(&folder.join(name));
+        drawing.has_texts(&METHODS);
+        // A line of each method in the chart and one in the legend, and those of the axes.
+        assert!(drawing.count("polyline") >= 2 * METHODS.len(), "{name}");
     }
     let mut expected = Vec::new();
     for (metric, less_is_better) in [("latency", true), ("throughput", false), ("cpu", true)] {
@@ -115,6 +135,43 @@ fn check_answers_and_crossings(launcher: Launcher) {
     found.sort();
     expected.sort();
     assert_eq!(found, expected);
+}
+
+/// Packets of the clients take three milliseconds. In that time the requests of all of them come, and a side that may sleep has polled for as long as it does.
+#[test]
+fn server_reads_several_requests_at_once_and_only_some_methods_sleep() {
+    let file = folder("rpc_delayed").join("out.json");
+    let arguments = [
+        "--sizes",
+        "8,20000",
+        "--clients",
+        "3",
+        "--calls",
+        "24",
+        "--delay-us",
+        "3000",
+        "--out",
+        file.to_str().unwrap(),
+    ];
+    let output = Launcher::Itself.example(4, "rpc", &[&["--ranks", "4"], &arguments[..]].concat());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {error}", output.status);
+    let out: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    for cell in out["cells"].as_array().unwrap() {
+        let (size, reads) = (number(cell, "size"), number(cell, "most_reads"));
+        let sleeps = cell["sleeps"].as_f64().unwrap();
+        let may_sleep = ["events", "adaptive"].contains(&cell["method"].as_str().unwrap());
+        if may_sleep {
+            assert!(sleeps >= 0.5, "{cell}");
+        } else {
+            assert_eq!(sleeps, 0.0, "{cell}");
+        }
+        if cell["method"] == "adaptive" && size > 4096 {
+            assert!((2..=3).contains(&reads), "{cell}");
+        } else {
+            assert_eq!(reads, 0, "{cell}");
+        }
+    }
 }
 
 fn pairs() -> Vec<(&'static str, &'static str)> {

@@ -4,7 +4,7 @@
 //! that no other one has; what a read returns is either of this batch, or the last value of the batch before.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -12,14 +12,29 @@ use serde_json::{Value, json};
 use crate::node::{DEADLINE, LINE_BYTES, Node};
 use crate::random::Random;
 
-use Step::{Fence, Read, Write};
+use Step::{Await, Fence, Read, Touch, Write};
 
 #[derive(Clone, Copy)]
 pub enum Step {
     /// Writes this value, 1 to 3, to a location.
     Write(usize, u8),
     Read(usize),
+    /// A read whose value does not count: it brings the line into the cache.
+    Touch(usize),
+    /// Reads a location until it has a new value, which does not count either.
+    Await(usize),
     Fence,
+}
+
+impl Step {
+    fn location(self) -> Option<usize> {
+        match self {
+            Write(location, _) | Read(location) | Touch(location) | Await(location) => {
+                Some(location)
+            }
+            Fence => None,
+        }
+    }
 }
 
 pub struct Litmus {
@@ -43,16 +58,23 @@ fn goes_back(reads: &[u8]) -> bool {
 }
 
 pub const TESTS: [Litmus; 7] = [
+    // Location 0 is the data, 1 the flag. The reader has the old data in its cache. By location 2 the writer waits for it: neither runs ahead to the next instance.
     Litmus {
         name: "message passing",
-        programs: &[&[Write(0, 1), Write(1, 1)], &[Read(1), Read(0)]],
+        programs: &[
+            &[Write(0, 1), Write(1, 1), Await(2)],
+            &[Touch(0), Await(1), Read(0), Write(2, 1)],
+        ],
         is_forbidden: |_| false,
-        is_relaxed: |reads| reads == [1, 0],
+        is_relaxed: |reads| reads == [0],
     },
     Litmus {
         name: "message passing, fence",
-        programs: &[&[Write(0, 1), Fence, Write(1, 1)], &[Read(1), Read(0)]],
-        is_forbidden: |reads| reads == [1, 0],
+        programs: &[
+            &[Write(0, 1), Fence, Write(1, 1), Await(2)],
+            &[Touch(0), Await(1), Read(0), Write(2, 1)],
+        ],
+        is_forbidden: |reads| reads == [0],
         is_relaxed: |_| false,
     },
     Litmus {
@@ -100,8 +122,8 @@ pub const TESTS: [Litmus; 7] = [
     },
 ];
 
-/// Locations of an instance, at most.
-const LOCATIONS: u64 = 2;
+/// Lines for the locations of an instance. With four ranks, rank 0 is the home of all first locations.
+const LOCATIONS: u64 = 4;
 
 /// Lines that a batch needs.
 pub fn lines(batch: u64) -> u64 {
@@ -135,6 +157,9 @@ pub struct Batches {
     random: Random,
 }
 
+/// Rounds whose results are gathered at once: a value of the store has at most 64 KiB.
+const GATHERED: usize = 32 << 10;
+
 /// Values that a batch may write.
 const VALUES: u64 = 4;
 
@@ -153,11 +178,14 @@ impl Batches {
             return Ok(None);
         }
         let batches = rounds.div_ceil(self.batch);
+        let steps = test.programs.iter().copied().flatten();
+        let last = steps.filter_map(|step| step.location()).max();
+        let locations = last.map_or(0, |last| last + 1);
         // Of each round what the reads of this rank returned, or nothing.
         let mut own = Vec::new();
         for _ in 0..batches {
             self.done += 1;
-            self.prelude(node)?;
+            self.prelude(node, locations)?;
             node.barrier()?;
             // Each batch has another rank for each role.
             let role = (u64::from(node.rank()) + self.done) % u64::from(node.size());
@@ -182,9 +210,9 @@ impl Batches {
     }
 
     /// Brings some lines into caches, and some to an owner: where a line is decides how long an access takes.
-    fn prelude(&mut self, node: &mut Node) -> Result<()> {
+    fn prelude(&mut self, node: &mut Node, locations: usize) -> Result<()> {
         for instance in 0..self.batch {
-            for location in 0..LOCATIONS as usize {
+            for location in 0..locations {
                 let address = self.address(instance, location);
                 match self.random.below(8) {
                     0..4 => node.read(address, &mut [0; 8])?,
@@ -214,24 +242,40 @@ impl Batches {
                     node.write(self.address(instance, location), &value.to_le_bytes())?;
                 }
                 Read(location) => {
-                    let mut bytes = [0; 8];
-                    node.read(self.address(instance, location), &mut bytes)?;
-                    let value = u64::from_le_bytes(bytes);
-                    let (batch, value) = (value / VALUES, value % VALUES);
-                    let is_last = batch + 1 == self.done && value == 0;
-                    ensure!(
-                        batch == self.done || is_last,
-                        "batch {}, instance {instance}: value {value} of batch {batch}",
-                        self.done
-                    );
-                    let seen = if is_last { 0 } else { value as u8 };
-                    result |= seen << (2 * reads);
+                    result |= self.look(node, instance, location)? << (2 * reads);
                     reads += 1;
+                }
+                Touch(location) => drop(self.look(node, instance, location)?),
+                Await(location) => {
+                    let started = Instant::now();
+                    while self.look(node, instance, location)? == 0 {
+                        std::thread::yield_now();
+                        ensure!(
+                            started.elapsed() < DEADLINE,
+                            "batch {}, instance {instance}: location {location} stays as it was",
+                            self.done
+                        );
+                    }
                 }
                 Fence => node.fence()?,
             }
         }
         Ok(result)
+    }
+
+    /// The value of a location, 0 if it is that of before.
+    fn look(&self, node: &mut Node, instance: u64, location: usize) -> Result<u8> {
+        let mut bytes = [0; 8];
+        node.read(self.address(instance, location), &mut bytes)?;
+        let value = u64::from_le_bytes(bytes);
+        let (batch, value) = (value / VALUES, value % VALUES);
+        let is_last = batch + 1 == self.done && value == 0;
+        ensure!(
+            batch == self.done || is_last,
+            "batch {}, instance {instance}: value {value} of batch {batch}",
+            self.done
+        );
+        Ok(if is_last { 0 } else { value as u8 })
     }
 
     /// Ends the batch: all locations have its number, whatever the test has written. Rank 0 alone would be the owner of all.
@@ -254,7 +298,13 @@ impl Batches {
         own: &[u8],
         batches: u64,
     ) -> Result<Outcomes> {
-        let all = node.group.store().gather(own, DEADLINE)?;
+        let mut all = vec![Vec::new(); node.size() as usize];
+        for part in own.chunks(GATHERED) {
+            let parts = node.group.store().gather(part, DEADLINE)?;
+            for (all, part) in all.iter_mut().zip(parts) {
+                all.extend(part);
+            }
+        }
         let mut outcomes = Outcomes {
             name: test.name,
             counts: BTreeMap::new(),

@@ -3,8 +3,9 @@
 //!     cargo run --release --example remote_memory
 //!     cargo run --release --example remote_memory -- --rounds 1000000 --operations 0
 //!
-//! Litmus tests count what the memory reorders, and fail if it reorders what it must not. A key-value store measures what the caches are worth against one-sided accesses without caches.
+//! Litmus tests count what the memory reorders, and fail if it reorders what it must not. Counters whose lines are written back after each increment show that no write is lost. A key-value store measures what the caches are worth against one-sided accesses without caches.
 
+mod counters;
 mod litmus;
 mod node;
 mod random;
@@ -16,7 +17,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use doorbell::Group;
 use doorbell::softcx::Faults;
 use serde_json::json;
@@ -38,6 +39,12 @@ struct Options {
     /// Part of the packets that the software ConnectX holds back for up to 50 us: messages of different peers then overtake each other
     #[arg(long, default_value_t = 0.0)]
     reorder: f64,
+    /// The software ConnectX of rank 0 delays its packets by so many microseconds. With four ranks this is the home of the data of `message passing`, and not of the flag
+    #[arg(long, default_value_t = 0)]
+    delay_us: u64,
+    /// Increments of each rank of a few counters, whose lines it writes back at once
+    #[arg(long, default_value_t = 1000)]
+    increments: u64,
     /// Rounds between two barriers
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=512))]
     batch: u64,
@@ -49,6 +56,8 @@ struct Options {
     /// Gets and puts of each rank, for each share of gets
     #[arg(long, default_value_t = 5000)]
     operations: u64,
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Method::value_variants().to_vec())]
+    methods: Vec<Method>,
     /// Shares of gets in percent
     #[arg(long, value_delimiter = ',', default_values_t = [50, 90, 99])]
     gets: Vec<u64>,
@@ -81,15 +90,18 @@ fn rank(options: &Options, group: Group) -> Result<()> {
     let size = u64::from(group.size());
     let litmus_lines = litmus::lines(options.batch);
     let table_lines = Table::lines_for(options.keys);
-    let lines = (litmus_lines + 2 * table_lines).div_ceil(size);
+    let tables_at = litmus_lines + counters::LINES;
+    let lines = (tables_at + options.methods.len() as u64 * table_lines).div_ceil(size);
     let mut node = Node::new(group, lines, options.cache_lines)?;
-    if options.reorder > 0.0 {
+    let is_slow = node.rank() == 0;
+    let faults = Faults {
+        reorder: options.reorder,
+        delay_ns: if is_slow { 1000 * options.delay_us } else { 0 },
+        seed: options.seed,
+        ..Faults::default()
+    };
+    if options.reorder > 0.0 || options.delay_us > 0 {
         let device = node.group.domain().device();
-        let faults = Faults {
-            reorder: options.reorder,
-            seed: options.seed,
-            ..Faults::default()
-        };
         ensure!(
             device.set_faults(faults),
             "{} holds no packets back",
@@ -97,24 +109,26 @@ fn rank(options: &Options, group: Group) -> Result<()> {
         );
     }
     let outcomes = test_order(options, &mut node)?;
-    let mut tables = [(Method::Cached, 0), (Method::Direct, table_lines)].map(|(method, skip)| {
+    let counted = counters::count(&mut node, litmus_lines, options.increments, options.seed)?;
+    let table = |(method, number): (&Method, u64)| {
         Table::new(
-            method,
-            litmus_lines + skip,
+            *method,
+            tables_at + number * table_lines,
             table_lines,
             options.value_bytes,
         )
-    });
+    };
+    let mut tables: Vec<Table> = options.methods.iter().zip(0..).map(table).collect();
     let mut versions = Vec::new();
     if options.operations > 0 {
-        measure(options, &mut node, &mut tables)?;
-        versions = check_versions(options, &mut node, &mut tables)?;
+        let puts = measure(options, &mut node, &mut tables)?;
+        versions = check_versions(options, &mut node, &mut tables, puts)?;
     }
     if let Some(file) = options.out.as_ref().filter(|_| node.rank() == 0) {
         let outcomes: Vec<_> = outcomes.iter().map(Outcomes::json).collect();
         std::fs::write(
             file,
-            json!({ "litmus": outcomes, "versions": versions }).to_string(),
+            json!({ "litmus": outcomes, "counted": counted, "versions": versions }).to_string(),
         )?;
     }
     node.barrier()?;
@@ -170,9 +184,11 @@ struct Measured {
     cpu: Duration,
     counts: [u64; 6],
     retries: u64,
+    puts: u64,
 }
 
-fn measure(options: &Options, node: &mut Node, tables: &mut [Table; 2]) -> Result<()> {
+/// Returns the puts of all ranks into each table.
+fn measure(options: &Options, node: &mut Node, tables: &mut [Table]) -> Result<u64> {
     let is_first = node.rank() == 0;
     let (rank, size) = (u64::from(node.rank()), u64::from(node.size()));
     for table in tables.iter_mut() {
@@ -197,13 +213,16 @@ fn measure(options: &Options, node: &mut Node, tables: &mut [Table; 2]) -> Resul
         );
     }
     let zipf = Zipf::new(options.keys, options.skew);
-    let mut lines = ["cached", "direct"].map(|name| Line {
-        name: name.into(),
+    let line = |method: &Method| Line {
+        name: method.name(),
         points: Vec::new(),
-    });
+    };
+    let mut lines: Vec<Line> = options.methods.iter().map(line).collect();
+    let mut puts = vec![0; tables.len()];
     for (phase, share) in options.gets.iter().enumerate() {
-        for (table, line) in tables.iter_mut().zip(&mut lines) {
+        for (number, (table, line)) in tables.iter_mut().zip(&mut lines).enumerate() {
             let measured = measure_one(options, node, table, &zipf, (phase as u64, *share))?;
+            puts[number] += measured.puts;
             line.points.push((*share as f64, measured.operations_per_s));
             if is_first {
                 print_row(options, node.size(), table.method, *share, &measured);
@@ -211,7 +230,6 @@ fn measure(options: &Options, node: &mut Node, tables: &mut [Table; 2]) -> Resul
         }
     }
     if let Some(file) = options.svg.as_ref().filter(|_| is_first) {
-        let lines = lines.into();
         let plot = Plot {
             title: "Key-value store",
             x: "gets, percent",
@@ -220,7 +238,12 @@ fn measure(options: &Options, node: &mut Node, tables: &mut [Table; 2]) -> Resul
         };
         plot.write(file)?;
     }
-    Ok(())
+    let all = puts.first().copied().unwrap_or_default();
+    ensure!(
+        puts.iter().all(|puts| *puts == all),
+        "the tables had {puts:?} puts"
+    );
+    Ok(all)
 }
 
 fn print_row(options: &Options, size: u32, method: Method, share: u64, measured: &Measured) {
@@ -236,7 +259,7 @@ fn print_row(options: &Options, size: u32, method: Method, share: u64, measured:
     let each = |count: u64| count as f64 / all;
     println!(
         "{share:4} %  {:7} {:13.0} {hits} {:22.2} {:6.2} {:6.2} {:6.2} {:7.1} {:8}",
-        format!("{method:?}").to_lowercase(),
+        method.name(),
         measured.operations_per_s,
         each(reads),
         each(writes),
@@ -263,6 +286,7 @@ fn measure_one(
     node.barrier()?;
     let (counts, retries, cpu) = (node.counts, table.retries, support::process_time()?);
     let started = Instant::now();
+    let mut puts = 0;
     for _ in 0..options.operations {
         let is_get = random.below(100) < share;
         let key = zipf.draw(&mut random);
@@ -270,6 +294,7 @@ fn measure_one(
             table.get(node, key)?;
         } else {
             table.put(node, key)?;
+            puts += 1;
         }
     }
     node.fence()?;
@@ -278,45 +303,57 @@ fn measure_one(
     let elapsed = started.elapsed();
     let cpu = support::process_time()? - cpu;
     let mut values = own.to_vec();
-    values.extend([table.retries - retries, cpu.as_nanos() as u64]);
-    let mut sums = [0; 8];
+    values.extend([table.retries - retries, cpu.as_nanos() as u64, puts]);
+    let mut sums = [0; 9];
     for values in support::gather(&node.group, &values)? {
         for (sum, value) in sums.iter_mut().zip(values) {
             *sum += value;
         }
     }
-    let [counts @ .., retries, cpu] = sums;
+    let [counts @ .., retries, cpu, puts] = sums;
     Ok(Measured {
         operations_per_s: (options.operations * u64::from(node.size())) as f64
             / elapsed.as_secs_f64(),
         cpu: Duration::from_nanos(cpu),
         counts,
         retries,
+        puts,
     })
 }
 
-/// Reads all keys of both tables. They had the same puts, so a put that was lost or made twice shows.
+/// Reads all keys of all tables, whose versions are the puts: one that was lost or made twice shows.
 fn check_versions(
     options: &Options,
     node: &mut Node,
-    tables: &mut [Table; 2],
-) -> Result<Vec<[u64; 2]>> {
+    tables: &mut [Table],
+    puts: u64,
+) -> Result<Vec<Vec<u64>>> {
     node.barrier()?;
     let mut versions = Vec::new();
     if node.rank() == 0 {
         for key in 0..options.keys {
-            let [cached, direct] = tables;
-            let both = [cached.get(node, key)?, direct.get(node, key)?];
-            versions.push(both);
+            let of_key: Result<Vec<u64>> = tables
+                .iter_mut()
+                .map(|table| table.get(node, key))
+                .collect();
+            versions.push(of_key?);
         }
-        let puts = versions
-            .iter()
-            .fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);
-        println!(
-            "all {} keys were read back: {} puts with caches, {} without",
-            options.keys, puts[0], puts[1]
-        );
-        ensure!(puts[0] == puts[1], "puts were lost");
+        for (number, table) in tables.iter().enumerate() {
+            let found: u64 = versions
+                .iter()
+                .map(|of_key: &Vec<u64>| of_key[number])
+                .sum();
+            println!(
+                "{}: all {} keys were read back, with {found} of {puts} puts",
+                table.method.name(),
+                options.keys
+            );
+            ensure!(
+                found == puts,
+                "{}: {puts} puts were made, and {found} are there",
+                table.method.name()
+            );
+        }
     }
     node.barrier()?;
     Ok(versions)

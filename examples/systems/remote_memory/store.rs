@@ -4,8 +4,10 @@
 //! read can be checked, and the table at the end follows from the puts alone.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
 
 use crate::node::{LINE_BYTES, Node};
 use crate::random::{Random, mix};
@@ -16,12 +18,23 @@ const CHECKSUM_AT: usize = 24;
 const VALUE_AT: usize = 32;
 pub const VALUE_BYTES_MAX: usize = LINE_BYTES as usize - VALUE_AT;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The pause behind the first attempt at a lock that another rank has, and the longest one.
+const PAUSE_MIN: Duration = Duration::from_micros(4);
+const PAUSE_MAX: Duration = Duration::from_micros(512);
+
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq, Debug)]
 pub enum Method {
-    /// The caches.
+    /// The caches
     Cached,
-    /// One-sided reads; a put locks the record by a compare-and-swap.
+    /// One-sided reads; a put locks the record by a compare-and-swap
     Direct,
+}
+
+impl Method {
+    pub fn name(self) -> String {
+        self.to_possible_value()
+            .map_or_else(String::new, |value| value.get_name().to_owned())
+    }
 }
 
 /// The table of one method, as one rank knows it.
@@ -119,8 +132,12 @@ impl Table {
                 }),
             );
         }
+        let mut pause = PAUSE_MIN;
         while node.compare_swap_direct(line * LINE_BYTES, 0, 1)? != 0 {
             self.retries += 1;
+            // The rank that has the lock may need this core to free it, and its device answers to every attempt.
+            node.pause(pause)?;
+            pause = (2 * pause).min(PAUSE_MAX);
         }
         let mut bytes = [0; LINE_BYTES as usize];
         self.read(node, line, &mut bytes[..VALUE_AT + value_bytes])?;

@@ -139,6 +139,14 @@ impl Event {
     }
 }
 
+/// A long request that the server reads from the client's memory.
+struct Fetching {
+    len: u64,
+    /// The `wr_id` of the READ.
+    read: u64,
+    ticket: Ticket,
+}
+
 pub struct Connection {
     endpoint: Endpoint,
     region: Region,
@@ -148,6 +156,8 @@ pub struct Connection {
     receive: Option<Ticket>,
     /// The event will be told of it.
     is_noted: bool,
+    /// At the server.
+    fetching: Option<Fetching>,
     /// The last call.
     number: u64,
     /// Work requests so far: the `wr_id` of the last one.
@@ -168,6 +178,7 @@ impl Connection {
             max_bytes,
             receive: None,
             is_noted: false,
+            fetching: None,
             number: 0,
             posts: 0,
             usual: Duration::ZERO,
@@ -205,9 +216,10 @@ impl Connection {
         Ok(completion)
     }
 
-    /// Has the event told when the receive that is posted is done.
+    /// Has the event told when the receive or the READ is done for which this side waits.
     pub fn note(&mut self, event: &Event) -> Result<()> {
-        if let Some(ticket) = self.receive.as_ref().filter(|_| !self.is_noted) {
+        let read = self.fetching.as_ref().map(|fetching| &fetching.ticket);
+        if let Some(ticket) = read.or(self.receive.as_ref()).filter(|_| !self.is_noted) {
             ticket.notify(event.0.as_fd())?;
             self.is_noted = true;
         }
@@ -222,9 +234,13 @@ impl Connection {
 
     /// Posts a work request, and returns its number.
     fn post(&mut self, work: &Work<'_>) -> Result<u64> {
+        self.post_with_ticket(work).map(|(number, _)| number)
+    }
+
+    fn post_with_ticket(&mut self, work: &Work<'_>) -> Result<(u64, Ticket)> {
         self.posts += 1;
-        self.endpoint.post_send(&work.wr_id(self.posts))?;
-        Ok(self.posts)
+        let ticket = self.endpoint.post_send(&work.wr_id(self.posts))?;
+        Ok((self.posts, ticket))
     }
 
     /// Waits for a signaled work request. Completions of earlier ones, for which nobody waited, come first.
@@ -358,14 +374,15 @@ impl Connection {
         let region = self.region.clone();
         let words = [region.slice(at, 8)?];
         let bytes = [region.slice(at + HEADER_BYTES, len)?];
+        // The fence has it begin when the word is here. Without one, the reads of the peer's card may pass each other on the bus, and old bytes would come with a new word.
         let read_bytes = Work::read(&bytes, self.remote.slice(at + HEADER_BYTES, len)?);
+        let read_bytes = read_bytes.fence(true);
         let read_word = Work::read(&words, self.remote.slice(at, 8)?);
         let together = len <= EAGER_BYTES;
         let mut poll = Poll::new();
         loop {
             let mut last = self.post(&read_word.signaled(!together))?;
             if together {
-                // The peer's device executes reads in order.
                 last = self.post(&read_bytes)?;
             }
             self.wait_posted(last, waiting)?;
@@ -394,12 +411,24 @@ impl Connection {
         }
     }
 
-    /// Answers a request, if one has come.
+    /// Whether the server reads a request of this connection.
+    pub fn is_fetching(&self) -> bool {
+        self.fetching.is_some()
+    }
+
+    /// Answers a request, if one has come. A long one is read first: this returns, and a later call answers it, so that the requests of several clients are read at the same time.
     pub fn answer_next(
         &mut self,
         waiting: &Waiting<'_>,
         compute: impl Fn(&mut [u8]),
     ) -> Result<bool> {
+        if self.fetching.is_some() {
+            let Some(len) = self.fetched()? else {
+                return Ok(false);
+            };
+            self.answer_with(waiting, len, false, compute)?;
+            return Ok(true);
+        }
         let (number, len, is_eager) = if waiting.method.has_sends() {
             if self.poll_receive()?.is_none() {
                 return Ok(false);
@@ -420,13 +449,38 @@ impl Connection {
             self.number
         );
         self.number = number;
-        if !is_eager {
-            let region = self.region.clone();
-            let slices = [region.slice(HEADER_BYTES, len)?];
-            let read = Work::read(&slices, self.remote.slice(HEADER_BYTES, len)?);
-            let read = self.post(&read)?;
-            self.wait_posted(read, waiting)?;
+        if is_eager {
+            self.answer_with(waiting, len, true, compute)?;
+            return Ok(true);
         }
+        let region = self.region.clone();
+        let slices = [region.slice(HEADER_BYTES, len)?];
+        let work = Work::read(&slices, self.remote.slice(HEADER_BYTES, len)?);
+        let (read, ticket) = self.post_with_ticket(&work)?;
+        self.fetching = Some(Fetching { len, read, ticket });
+        self.is_noted = false;
+        Ok(false)
+    }
+
+    /// The length of the request that is being read, once it is here. Completions of earlier work requests come before.
+    fn fetched(&mut self) -> Result<Option<u64>> {
+        while let Some(completion) = self.endpoint.poll_cq(QueueKind::Send)? {
+            let is_it = |fetching: &mut Fetching| fetching.read == completion.wr_id;
+            if let Some(Fetching { len, .. }) = self.fetching.take_if(is_it) {
+                return Ok(Some(len));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Answers the request that is here.
+    fn answer_with(
+        &mut self,
+        waiting: &Waiting<'_>,
+        len: u64,
+        is_eager: bool,
+        compute: impl Fn(&mut [u8]),
+    ) -> Result<()> {
         let mut bytes = vec![0; len as usize];
         self.region.read(HEADER_BYTES, &mut bytes)?;
         compute(&mut bytes);
@@ -434,18 +488,17 @@ impl Connection {
         self.region.write(at + HEADER_BYTES, &bytes)?;
         self.collect()?;
         match waiting.method {
-            Method::OneSided => self.write(at, len)?,
-            Method::ReadBased => self.region.store_u64(at, word(number, len))?,
+            Method::OneSided => self.write(at, len),
+            Method::ReadBased => Ok(self.region.store_u64(at, word(self.number, len))?),
             _ => {
                 // Before the answer: the next request may come as soon as that is there.
                 self.post_receive(0)?;
                 if !is_eager {
                     self.write_bytes(at, len)?;
                 }
-                self.send(at, len, is_eager)?;
+                self.send(at, len, is_eager)
             }
         }
-        Ok(true)
     }
 }
 
@@ -459,16 +512,24 @@ fn word(number: u64, len: u64) -> u64 {
     number << 32 | len
 }
 
+/// What the server has done.
+#[derive(Default)]
+pub struct Served {
+    pub sleeps: u64,
+    /// The most requests that it was reading at the same time.
+    pub most_reads: u64,
+}
+
 /// Answers that many requests of all these connections.
 pub fn serve(
     connections: &mut [Connection],
     waiting: &Waiting<'_>,
     calls: u64,
     compute: impl Fn(&mut [u8]),
-) -> Result<u64> {
+) -> Result<Served> {
     let event = Event::new()?;
     let device = waiting.group.domain().device().clone();
-    let (mut left, mut sleeps) = (calls, 0);
+    let (mut left, mut served) = (calls, Served::default());
     // How long nothing has come lately.
     let mut usual = Duration::ZERO;
     let mut poll = Poll::new();
@@ -477,6 +538,10 @@ pub fn serve(
         for connection in connections.iter_mut() {
             found += u64::from(connection.answer_next(waiting, &compute)?);
         }
+        let reads = connections
+            .iter()
+            .filter(|connection| connection.is_fetching());
+        served.most_reads = served.most_reads.max(reads.count() as u64);
         if found > 0 {
             left = left
                 .checked_sub(found)
@@ -490,7 +555,7 @@ pub fn serve(
             poll.pause(waiting.group)?;
             continue;
         }
-        sleeps += 1;
+        served.sleeps += 1;
         for connection in connections.iter_mut() {
             connection.note(&event)?;
         }
@@ -501,5 +566,5 @@ pub fn serve(
             "{left} requests have not come for {DEADLINE:?}"
         );
     }
-    Ok(sleeps)
+    Ok(served)
 }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Parser, ValueEnum};
+use doorbell::softcx::Faults;
 use doorbell::{EndpointConfig, Group, RemoteRegion};
 use serde_json::{Value, json};
 
@@ -48,7 +49,13 @@ struct Options {
     /// Writes all that was measured as JSON
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Draws latency over sizes, and next to it (`.clients.svg`) throughput over clients
+    /// Writes the sum of all answers to the calls of each size and number of clients by each method, and nothing that was measured
+    #[arg(long)]
+    answers: Option<PathBuf>,
+    /// The software ConnectX of each client delays its packets by so many microseconds: requests of several clients are then under way at the same time
+    #[arg(long, default_value_t = 0)]
+    delay_us: u64,
+    /// Draws latency over sizes with the fewest clients, and next to it throughput over clients with the shortest messages (`.clients.svg`) and processor time over sizes with the most clients (`.cpu.svg`)
     #[arg(long)]
     svg: Option<PathBuf>,
 }
@@ -90,6 +97,8 @@ struct Cell {
     cpu: Duration,
     /// How often a side went to sleep, for a call.
     sleeps: f64,
+    /// The most requests that the server was reading at the same time.
+    most_reads: u64,
     /// Of all answers.
     sum: u64,
 }
@@ -99,6 +108,7 @@ impl Cell {
         json!({
             "method": self.method.name(), "size": self.size, "clients": self.clients, "latency": self.median.as_nanos() as u64,
             "throughput": self.calls_per_s, "cpu": self.cpu.as_nanos() as u64, "sum": self.sum,
+            "sleeps": self.sleeps, "most_reads": self.most_reads,
         })
     }
 }
@@ -123,6 +133,18 @@ fn rank(options: &Options, group: Group) -> Result<()> {
 }
 
 fn measure_all(options: &Options, group: &Group) -> Result<Vec<Cell>> {
+    if options.delay_us > 0 && group.rank() > 0 {
+        let device = group.domain().device();
+        let faults = Faults {
+            delay_ns: 1000 * options.delay_us,
+            ..Faults::default()
+        };
+        ensure!(
+            device.set_faults(faults),
+            "{} delays no packets",
+            device.name()
+        );
+    }
     let mut connections = connect(options, group)?;
     let mut cells = Vec::new();
     if group.rank() == 0 {
@@ -217,7 +239,8 @@ fn measure(
     let cpu = support::process_time()?;
     let mut done = Done::default();
     if rank == 0 {
-        done.sleeps = serve(connections, &waiting, clients * calls, compute)?;
+        let served = serve(connections, &waiting, clients * calls, compute)?;
+        (done.sleeps, done.most_reads) = (served.sleeps, served.most_reads);
     } else if !own.is_empty() {
         done = run_clients(connections, &waiting, &own, (calls, size))?;
     }
@@ -233,6 +256,8 @@ struct Done {
     elapsed: Duration,
     cpu: Duration,
     sleeps: u64,
+    /// Of the server; 0 of the others.
+    most_reads: u64,
     sum: u64,
 }
 
@@ -351,17 +376,19 @@ fn put_together(
         done.elapsed.as_nanos() as u64,
         done.cpu.as_nanos() as u64,
         done.sleeps,
+        done.most_reads,
         done.sum,
     ];
     let latencies = done.latencies.iter();
     words.extend(latencies.map(|latency| latency.as_nanos() as u64));
     let mut latencies = Vec::new();
-    let (mut elapsed, mut cpu, mut sleeps, mut sum) = (1, 0, 0, 0_u64);
+    let (mut elapsed, mut cpu, mut sleeps, mut most_reads, mut sum) = (1, 0, 0, 0, 0_u64);
     for words in support::gather(group, &words)? {
-        let [of_elapsed, of_cpu, of_sleeps, of_sum, rest @ ..] = &words[..] else {
+        let [of_elapsed, of_cpu, of_sleeps, of_reads, of_sum, rest @ ..] = &words[..] else {
             bail!("a rank has told nothing");
         };
         elapsed = elapsed.max(*of_elapsed);
+        most_reads = most_reads.max(*of_reads);
         (cpu, sleeps, sum) = (cpu + of_cpu, sleeps + of_sleeps, sum.wrapping_add(*of_sum));
         latencies.extend_from_slice(rest);
     }
@@ -381,6 +408,7 @@ fn put_together(
         calls_per_s: calls as f64 * 1e9 / elapsed as f64,
         cpu: Duration::from_nanos(cpu / calls),
         sleeps: sleeps as f64 / calls as f64,
+        most_reads,
         sum,
     })
 }
@@ -514,6 +542,13 @@ fn report(options: &Options, cells: &[Cell]) -> Result<()> {
             json!({ "cells": cells, "crossings": found }).to_string(),
         )?;
     }
+    if let Some(file) = &options.answers {
+        let line = |cell: &Cell| {
+            let name = cell.method.name();
+            format!("{} {} {name} {:016x}\n", cell.clients, cell.size, cell.sum)
+        };
+        std::fs::write(file, cells.iter().map(line).collect::<String>())?;
+    }
     let Some(file) = &options.svg else {
         return Ok(());
     };
@@ -547,5 +582,12 @@ fn report(options: &Options, cells: &[Cell]) -> Result<()> {
         &format!("Calls with {size} bytes"),
         ("clients", "calls per second"),
         &|cell| (cell.size == size).then_some((cell.clients as f64, cell.calls_per_s)),
+    )?;
+    let most = options.clients.last().copied().unwrap_or(clients);
+    draw(
+        &file.with_extension("cpu.svg"),
+        &format!("Processor time of a call, {most} client(s)"),
+        ("bytes", "CPU us"),
+        &|cell| (cell.clients == most).then_some((cell.size as f64, cell.cpu.as_secs_f64() * 1e6)),
     )
 }

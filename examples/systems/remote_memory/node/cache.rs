@@ -1,6 +1,6 @@
 //! The lines of other homes that a rank has: their slots, and what the homes ask of it.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 
 use super::message::{Kind, Message};
 use super::{LINE_BYTES, Node, Pending};
@@ -10,7 +10,7 @@ pub(super) enum Held {
     Nothing,
     Shared,
     Dirty,
-    /// Written back; the home has not answered yet, and may have sent a forward before.
+    /// On its way back to the home, which has not answered yet and may have sent a forward before.
     Evicting,
 }
 
@@ -18,6 +18,8 @@ pub(super) struct Cached {
     pub(super) slot: usize,
     pub(super) held: Held,
     pub(super) used: bool,
+    /// A forward that came while the line is on its way back.
+    pub(super) forward: Option<Message>,
 }
 
 impl Node {
@@ -61,19 +63,22 @@ impl Node {
             match victim {
                 // The home does not learn of it: an invalidation that comes later is answered.
                 Some((line, Held::Shared | Held::Nothing)) => self.drop_line(line),
-                Some((line, Held::Dirty)) => {
-                    self.set_held(line, Held::Evicting)?;
-                    let (home, place) = (self.home(line), self.place(line)?);
-                    self.write_line(home, place, self.home_place(line), None)?;
-                    self.send(home, Message::of(Kind::Evict, line))?;
-                    self.wait("a write-back", |node| !node.cache.contains_key(&line))?;
-                }
+                Some((line, Held::Dirty)) => self.evict(line)?,
                 // All are leaving.
                 Some((_, Held::Evicting)) | None => {
                     self.wait("a free slot", |node| !node.free.is_empty())?;
                 }
             }
         }
+    }
+
+    /// Writes a dirty line back to its home, and waits until it is there.
+    pub(super) fn evict(&mut self, line: u64) -> Result<()> {
+        self.set_held(line, Held::Evicting)?;
+        let (home, place) = (self.home(line), self.place(line)?);
+        self.write_line(home, place, self.home_place(line), None)?;
+        self.send(home, Message::of(Kind::Evict, line))?;
+        self.wait("a write-back", |node| !node.cache.contains_key(&line))
     }
 
     fn set_held(&mut self, line: u64, held: Held) -> Result<()> {
@@ -94,6 +99,34 @@ impl Node {
     }
 
     pub(super) fn forwarded(&mut self, message: Message) -> Result<()> {
+        let line = message.line;
+        let cached = self.cache.get_mut(&line);
+        let cached = cached.with_context(|| format!("a forward of line {line}"))?;
+        match cached.held {
+            Held::Dirty => self.answer_forward(message),
+            // The home has the line when it answers the write-back. If the requester had it earlier, it could change it and write it back by another connection, and the write-back of this
+            // rank would overwrite that.
+            Held::Evicting => {
+                cached.forward = Some(message);
+                Ok(())
+            }
+            held => bail!("a forward of line {line}, which is {held:?} here"),
+        }
+    }
+
+    /// The home has the line that this rank wrote back.
+    pub(super) fn written_back(&mut self, line: u64) -> Result<()> {
+        let cached = self.cache.get_mut(&line);
+        let cached = cached.with_context(|| format!("a write-back of line {line}"))?;
+        if let Some(message) = cached.forward.take() {
+            self.answer_forward(message)?;
+        }
+        self.drop_line(line);
+        Ok(())
+    }
+
+    /// Gives a line to the rank that the home has named.
+    fn answer_forward(&mut self, message: Message) -> Result<()> {
         let Message {
             line, requester, ..
         } = message;
@@ -101,10 +134,6 @@ impl Node {
         let home = self.home(line);
         let (place, cached) = (self.place(line)?, &self.cache[&line]);
         let (slot, held) = (cached.slot, cached.held);
-        ensure!(
-            matches!(held, Held::Dirty | Held::Evicting),
-            "a forward of line {line}, which is {held:?} here"
-        );
         // The slot is not used again before the device has read it, whether the line leaves now or later.
         self.write_line(requester, place, message.place, Some(slot))?;
         if requester != home {

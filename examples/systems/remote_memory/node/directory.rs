@@ -210,7 +210,7 @@ impl Node {
         match &mut entry.transaction {
             // It got the line from the old owner, whose answer has not come yet.
             Some(transaction) if transaction.request.from == from => transaction.evicted = true,
-            // The owner gets the forward of the transaction while it keeps the line for this answer.
+            // The owner keeps the line for the forward of the transaction, and answers it behind this answer.
             Some(_) => {}
             None => {
                 ensure!(

@@ -224,6 +224,16 @@ impl Node {
         Ok(u64::from_le_bytes(old[..].try_into()?))
     }
 
+    /// Gives a line back to its home if this rank has changed it, as the cache does when it needs the slot. Behind a fence.
+    pub fn write_back(&mut self, line: u64) -> Result<()> {
+        self.fence()?;
+        let cached = self.cache.get(&line);
+        if cached.is_some_and(|cached| cached.held == Held::Dirty) {
+            self.evict(line)?;
+        }
+        Ok(())
+    }
+
     /// Waits until all writes of this rank have taken effect: every later read of any rank sees them.
     pub fn fence(&mut self) -> Result<()> {
         self.wait("a fence", |node| node.pending.is_empty())
@@ -302,6 +312,13 @@ impl Node {
         Ok(region.load_u64(self.direct_at)?)
     }
 
+    /// Sleeps, and then handles what has come meanwhile.
+    pub fn pause(&mut self, time: Duration) -> Result<()> {
+        std::thread::sleep(time);
+        self.group.check()?;
+        self.serve().map(drop)
+    }
+
     fn direct(&mut self, home: u32, work: &Work<'_>) -> Result<()> {
         self.direct_done = false;
         self.post(home, work, true, DIRECT)?;
@@ -364,6 +381,7 @@ impl Node {
                     slot,
                     held: Held::Nothing,
                     used: true,
+                    forward: None,
                 },
             );
         }

@@ -52,10 +52,7 @@ impl Node {
             Kind::Invalidated | Kind::Released | Kind::Done => self.answered(line),
             Kind::Granted => self.granted(from, line),
             Kind::Evict => self.evicted(line, from),
-            Kind::Evicted => {
-                self.drop_line(line);
-                Ok(())
-            }
+            Kind::Evicted => self.written_back(line),
             Kind::Barrier => {
                 self.arrived[place as usize] = line;
                 Ok(())
