@@ -49,6 +49,16 @@ fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
+/// Polls until the query says that it is over.
+fn polled(query: impl Fn() -> doorbell::Result<bool>) -> doorbell::Result<()> {
+    let start = Instant::now();
+    while !query()? {
+        assert!(start.elapsed() < BOUND, "it is not over");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
 #[test]
 fn context_without_a_driver_or_device_is_an_error() {
     let _alone = alone();
@@ -1232,6 +1242,64 @@ fn events_order_cuda_and_host_streams() {
     here.synchronize(SOON).unwrap();
     host.synchronize(SOON).unwrap();
     assert_eq!(steps.load(Ordering::SeqCst), 150);
+}
+
+/// A host stream without a thread is executed by the threads that wait for its work. One that waits for a stream of a GPU behind its event is such a thread, though
+/// another one has queued the work.
+#[test]
+fn waiting_for_a_cuda_stream_executes_the_streams_without_a_thread_before_it() {
+    let test = "waiting_for_a_cuda_stream_executes_the_streams_without_a_thread_before_it";
+    let _alone = alone();
+    let Some(context) = context(test) else {
+        return;
+    };
+    let _limit = Limit::new(test, 4 * BOUND);
+    type Wait = fn(&CudaStream, &Event) -> doorbell::Result<()>;
+    let waits: [Wait; 4] = [
+        |cuda, _| cuda.synchronize(SOON),
+        |_, event| event.synchronize(SOON),
+        |cuda, _| polled(|| cuda.query()),
+        |_, event| polled(|| event.query()),
+    ];
+    for (number, wait) in waits.into_iter().enumerate() {
+        for (by_another, blocks) in [(true, false), (true, true), (false, false), (false, true)] {
+            let host = HostStream::without_thread("host");
+            let [first, second] = ["first", "second"].map(|name| new_stream(&context, name));
+            let ran = Arc::new(AtomicBool::new(false));
+            let marks = [(); 2].map(|()| Event::new());
+            let end = if blocks {
+                Event::blocking()
+            } else {
+                Event::new()
+            };
+            std::thread::scope(|scope| {
+                let queue = || {
+                    let runs = Arc::clone(&ran);
+                    let run = move || runs.store(true, Ordering::SeqCst);
+                    host.launch(run).unwrap();
+                    host.record(&marks[0]).unwrap();
+                };
+                if by_another {
+                    scope.spawn(queue).join().unwrap();
+                } else {
+                    queue();
+                }
+            });
+            first.wait_event(&marks[0]).unwrap();
+            first.record(&marks[1]).unwrap();
+            // The one that is waited for is behind a stream that is behind the host stream.
+            second.wait_event(&marks[1]).unwrap();
+            second.record(&end).unwrap();
+            assert!(!ran.load(Ordering::SeqCst));
+            wait(&second, &end)
+                .unwrap_or_else(|error| panic!("{number}, {by_another}, {blocks}: {error}"));
+            assert!(
+                ran.load(Ordering::SeqCst),
+                "{number}, {by_another}, {blocks}"
+            );
+            first.synchronize(SOON).unwrap();
+        }
+    }
 }
 
 /// After an abort, a stream does not wait any more for events that never come; work that is queued later waits for its own events again.

@@ -607,6 +607,14 @@ impl PendingEntry {
         }
     }
 
+    /// The mark that a wait for another stream is for.
+    pub(super) fn awaited_mark(&self) -> Option<&StreamPosition> {
+        match &self.what {
+            PendingWork::Event { mark, .. } => Some(mark),
+            _ => None,
+        }
+    }
+
     /// The owner of a program.
     pub(super) fn owner(&self) -> Option<&Arc<dyn Owner>> {
         match &self.what {

@@ -8,7 +8,10 @@ use super::state::{HostEventWait, StreamState};
 use super::stream_words::{STATUS_WORK, Stop};
 use super::watch::drop_stream;
 use crate::proxy::{Workers, drop_elsewhere};
-use crate::stream::{DeferredDrop, Owner, StreamFailure, StreamTurn, StreamTurns};
+use crate::stream::{
+    DeferredDrop, Owner, StreamFailure, StreamPosition, StreamTurn, StreamTurns,
+    look_at_own_streams, streams_without_thread,
+};
 
 /// The threads that give up what is behind a wait. A device that hangs blocks one of them, as long as a device may take to stop.
 static STOPS: Workers = Workers::new("doorbell-behind", 64);
@@ -235,8 +238,33 @@ impl StreamState {
         }
     }
 
-    /// One turn of a thread that waits for the stream. Returns whether an owner made progress.
+    /// The first mark that an entry up to that count waits for and that is not reached.
+    pub(super) fn first_awaited_mark(&self, last: u64) -> Option<StreamPosition> {
+        let pending = self.pending.lock();
+        let entries = pending
+            .entries
+            .iter()
+            .take_while(|entry| entry.done <= last);
+        entries
+            .filter_map(PendingEntry::awaited_mark)
+            .find(|mark| !mark.is_reached())
+            .cloned()
+    }
+
+    /// Executes what the stream waits for on streams without a thread. These are executed by the threads that wait for their work, and a thread that waits for
+    /// this stream does. No lock is held meanwhile: closures of the application run in here. True: something has changed.
+    fn look_at_awaited_streams(&self) -> bool {
+        if !streams_without_thread() {
+            return false;
+        }
+        let mark = self.first_awaited_mark(u64::MAX);
+        // A look at the mark leaves the streams to the thread that has queued work on them, which this thread may be.
+        mark.is_some_and(|mark| mark.look() | look_at_own_streams())
+    }
+
+    /// One turn of a thread that waits for the stream. Returns whether an owner, or a stream without a thread that this one waits for, made progress.
     pub(super) fn turn(&self) -> bool {
+        let looked = self.look_at_awaited_streams();
         self.release_host_event_waits();
         drop(self.settle());
         let _owner_reader = self.owner_readers.enter();
@@ -254,6 +282,6 @@ impl StreamState {
                 drop_elsewhere(last);
             }
         }
-        moved
+        moved || looked
     }
 }

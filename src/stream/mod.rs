@@ -76,6 +76,8 @@ pub(crate) use library_thread::is_library_thread;
 pub(crate) use lock::Lock;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use lock::locks_taken;
+#[cfg(feature = "cuda")]
+pub(crate) use own_streams::streams_without_thread;
 pub(crate) use own_streams::{has_own_streams, look_at_own_streams, look_at_stream};
 pub(crate) use owner::DeferredDrop;
 pub use owner::{Attachments, Outcome, Owner};
