@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use doorbell::__private::{Attachments, Outcome, Owner};
+use doorbell::softcx::Faults;
 use doorbell::{
     Access, Cause, Condition, Control, CudaContext, CudaStream, Device, DeviceQueue,
     EndpointConfig, Error, Event, Execution, Executor, HostStream, QueueKind, Region, StateKind,
@@ -284,6 +285,49 @@ fn partly_queued_batch_fails_the_operations_not_queued() {
     // The wait failed with its endpoint, which is a fault of the stream.
     assert!(stream.take_fault().is_some());
     bench.works(&stream, 5);
+}
+
+/// The devices of operations that the driver has refused are waited for at the same time.
+#[test]
+fn refused_operations_of_hung_devices_block_the_caller_once() {
+    const PAIRS: usize = 4;
+    let test = "refused_operations_of_hung_devices_block_the_caller_once";
+    let _alone = alone();
+    let Some(context) = context(test) else { return };
+    let device = device();
+    let hangs = Faults {
+        commands_ns: Duration::from_secs(4).as_nanos() as u64,
+        ..Faults::default()
+    };
+    if !device.set_faults(Faults::default()) {
+        return waived(test, "the device takes no faults from this process");
+    }
+    let stream = new_stream(&context, "broken");
+    let mut pairs: Vec<_> = (0..PAIRS).map(|_| Pair::new(&device, &config())).collect();
+    // At least one store each: more than one driver call takes.
+    let mut batch = Vec::new();
+    for _ in 0..64 {
+        for pair in &mut pairs {
+            for end in [&mut pair.a, &mut pair.b] {
+                batch.push(end.prepare_send(&Work::nop()).unwrap());
+            }
+        }
+    }
+    let Some(fault) = Fault::new(test, &format!("{}:2,nth=2", queueing().1)) else {
+        return;
+    };
+    device.set_faults(hangs);
+    let start = Instant::now();
+    let tickets = stream_post_all(&stream, &mut batch).unwrap();
+    let took = start.elapsed();
+    drop(fault);
+    // A device may take two seconds.
+    assert!(took < Duration::from_secs(7), "{took:?}");
+    until("an end", || tickets.iter().all(Ticket::is_over));
+    assert!(stream.synchronize(SOON).is_err());
+    device.set_faults(Faults::default());
+    let failed = |pair: &Pair| pair.a.failure().is_some() && pair.b.failure().is_some();
+    assert!(pairs.iter().all(failed));
 }
 
 #[test]

@@ -89,7 +89,7 @@ pub(crate) use replay::ReplayCell;
 pub use replay::{ReplayCells, ReplayKeeper, ReplayMemory, ReplayPart, ReplayStream, ReplayWords};
 pub(crate) use stopping::{EndingDevice, await_or_defer, stopping};
 #[cfg(feature = "cuda")]
-pub(crate) use stopping::{after_stopping, visit};
+pub(crate) use stopping::{after_stopping, await_told, told_devices, visit};
 #[cfg(feature = "cuda")]
 pub(crate) use substitute::{Substitute, may_have_seen};
 #[cfg(feature = "cuda")]
