@@ -471,6 +471,70 @@ fn chain_of_hung_devices_delays_no_other_endpoint() {
     }
 }
 
+/// Streams wait for events of host streams whose work has failed, and the devices of what is behind these waits do not answer. No other wait is delayed.
+#[test]
+fn hanging_commands_behind_failed_events_do_not_delay_other_deadlines() {
+    const STREAMS: usize = 5;
+    let test = "hanging_commands_behind_failed_events_do_not_delay_other_deadlines";
+    let Some(device) = faulty(test) else { return };
+    if rig::has_no_thread() {
+        return waived(
+            test,
+            "the thread of the test executes all streams, and waits for the devices itself",
+        );
+    }
+    let limit = Limit::new(test, STEP);
+    let timeout = Duration::from_millis(50);
+    let mut hung: Vec<_> = (0..STREAMS)
+        .map(|_| Pair::new(&device, &patient(Duration::from_secs(600))))
+        .collect();
+    let word = hung[0].region(64);
+    let host = HostStream::new("fails").unwrap();
+    let (go, gate) = rig::gate();
+    host.launch(move || {
+        gate();
+        panic!("on purpose");
+    })
+    .unwrap();
+    let event = Event::new();
+    host.record(&event).unwrap();
+    let streams: Vec<_> = (0..STREAMS).map(|_| rig::stream("behind")).collect();
+    let sends: Vec<_> = (hung.iter_mut().zip(&streams))
+        .map(|(pair, stream)| {
+            stream.wait_event(&event).unwrap();
+            send_behind(pair, stream)
+        })
+        .collect();
+    let other = rig::stream("other");
+    device.set_faults(Faults {
+        commands_ns: (STOPPED_IN * 2).as_nanos() as u64,
+        ..Faults::default()
+    });
+    go.store(true, Ordering::Release);
+    // All of them have the failure.
+    std::thread::sleep(Duration::from_millis(100));
+    let begin = Instant::now();
+    let condition = Condition::GreaterOrEqual(1);
+    let late = stream_wait_value32(&other, &word, 0, condition, Some(timeout)).unwrap();
+    // No thread of the application ends it.
+    while !late.is_over() && begin.elapsed() < SOON.unwrap() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let took = begin.elapsed();
+    assert!(
+        took < timeout + LATE,
+        "a deadline of {timeout:?} after {took:?}"
+    );
+    assert!(matches!(settled(&late), Status::Failed(_)), "{late:?}");
+    limit.step(2, STEP);
+    for stream in &streams {
+        // The send behind the event is given up, and the stream passes the event all the same.
+        assert!(stream.synchronize(SOON).is_err());
+    }
+    device.set_faults(Faults::default());
+    none_is_complete(&sends);
+}
+
 /// Each send is behind the waits of all endpoints whose sends come before. A stream of a GPU cannot skip the sends, so their endpoints fail with the last wait.
 #[test]
 fn all_sends_behind_the_last_of_many_waits_are_given_up() {

@@ -189,21 +189,80 @@ impl StreamState {
         self.owner_readers.await_inside();
     }
 
-    /// Opens the gates whose marks, of streams of the host, are reached.
+    /// Opens the gates whose marks, of streams of the host, are reached. One whose mark has failed opens later, when another thread has given up everything behind
+    /// it; the gates behind it stay closed until then.
     pub(super) fn release_host_event_waits(&self) {
         let mut host_event_waits = self.host_event_waits.lock();
         while let Some(gate) = host_event_waits
-            .front()
-            .filter(|gate| gate.mark.is_reached())
+            .front_mut()
+            .filter(|gate| gate.mark.is_reached() && !gate.is_failing)
         {
-            if let Some(failure) = gate.mark.failure() {
-                self.fail_from(gate.done, failure);
+            if let Some(failure) = gate.mark.failure()
+                && !self.fault.continues()
+            {
+                gate.is_failing = true;
+                let (number, done) = (gate.number, gate.done);
+                drop(host_event_waits);
+                return self.end_host_event_wait(number, done, failure);
             }
-            // Release: orders the other stream's work before the gate.
-            let word = self.count.words.gate();
-            word.store(gate.number, Ordering::Release);
+            let number = gate.number;
             host_event_waits.pop_front();
+            self.open_gate(number);
         }
+    }
+
+    /// Lets the stream pass that gate and those before it.
+    fn open_gate(&self, number: u32) {
+        // Release: orders the other stream's work, and the status, before the gate.
+        self.count.words.gate().store(number, Ordering::Release);
+    }
+
+    /// Has everything behind a gate given up, and then opens it. As in [`StreamState::end_wait`], a device that does not answer blocks neither this thread nor a lock.
+    fn end_host_event_wait(&self, number: u32, done: u64, failure: StreamFailure) {
+        /// Also where an owner panics.
+        struct OpenGate(Option<Arc<StreamState>>, u32);
+
+        impl Drop for OpenGate {
+            fn drop(&mut self) {
+                if let Some(stream) = self.0.take() {
+                    stream.open_failed_gate(self.1);
+                    defer_drops(stream.settle());
+                    drop_stream(stream);
+                }
+            }
+        }
+
+        let Some(stream) = self.weak.upgrade() else {
+            self.fail_from(done, failure);
+            return self.open_failed_gate(number);
+        };
+        STOPS.run(Box::new(move || {
+            let open_gate = OpenGate(Some(stream), number);
+            if let Some(stream) = &open_gate.0 {
+                // Not if the driver has refused the wait meanwhile, or the stream was aborted: the count may be that of other work.
+                if stream.is_gate_failing(number) {
+                    stream.fail_from(done, failure);
+                }
+            }
+        }));
+    }
+
+    fn is_gate_failing(&self, number: u32) -> bool {
+        let host_event_waits = self.host_event_waits.lock();
+        (host_event_waits.front()).is_some_and(|gate| gate.is_failing && gate.number == number)
+    }
+
+    /// Everything behind the gate was given up. Goes on with the gates behind it.
+    fn open_failed_gate(&self, number: u32) {
+        let mut host_event_waits = self.host_event_waits.lock();
+        // Otherwise an abort has opened it, or the stream has no such wait any more.
+        let is_it = |gate: &HostEventWait| gate.is_failing && gate.number == number;
+        if host_event_waits.front().is_some_and(is_it) {
+            host_event_waits.pop_front();
+            self.open_gate(number);
+        }
+        drop(host_event_waits);
+        self.release_host_event_waits();
     }
 
     /// Gives up the pending work, by the application's wish: that is no fault. A panic of the function that runs meanwhile is one.
@@ -233,8 +292,7 @@ impl StreamState {
         if let Some(HostEventWait { number, .. }) = host_event_waits.drain(..given_up).next_back() {
             let words = &self.count.words;
             words.note(STATUS_WORK);
-            // Release: the status comes before the gate.
-            words.gate().store(number, Ordering::Release);
+            self.open_gate(number);
         }
     }
 

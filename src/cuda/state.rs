@@ -29,6 +29,8 @@ pub(super) struct HostEventWait {
     pub(super) mark: StreamPosition,
     /// The count of the entry that waits.
     pub(super) done: u64,
+    /// The work before the mark has failed, and a thread is giving up everything behind the wait.
+    pub(super) is_failing: bool,
 }
 
 pub(super) struct StreamState {

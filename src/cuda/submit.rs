@@ -117,6 +117,7 @@ impl StreamState {
                 number: gate,
                 mark,
                 done: queue.issued,
+                is_failing: false,
             });
             Ok(())
         })
