@@ -5,6 +5,9 @@
 mod rig;
 mod waived;
 
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -533,6 +536,63 @@ fn hanging_commands_behind_failed_events_do_not_delay_other_deadlines() {
     }
     device.set_faults(Faults::default());
     none_is_complete(&sends);
+}
+
+/// A task that waits for a ticket is woken by a thread of the library, which waits for no device.
+#[test]
+fn hanging_commands_do_not_delay_futures_of_other_tickets() {
+    const FAILED: usize = 20;
+    let test = "hanging_commands_do_not_delay_futures_of_other_tickets";
+    let Some(slow) = faulty(test) else { return };
+    let sound = device();
+    let _limit = Limit::new(test, STEP);
+    let mut failing: Vec<_> = (0..FAILED)
+        .map(|_| Pair::new(&slow, &EndpointConfig::default()))
+        .collect();
+    let mut healthy = Pair::new(&sound, &EndpointConfig::default());
+    let region = healthy.region(64);
+    slow.set_faults(Faults {
+        commands_ns: (STOPPED_IN * 2).as_nanos() as u64,
+        ..Faults::default()
+    });
+    let notices: Vec<_> = (failing.iter_mut())
+        .map(|pair| {
+            let ticket = pair.a.post_recv(1, &[]).unwrap();
+            let (notice, fd) = UnixStream::pair().unwrap();
+            notice.set_read_timeout(Some(STEP)).unwrap();
+            ticket.notify(fd.as_fd()).unwrap();
+            (ticket, notice)
+        })
+        .collect();
+    let into = [region.slice(0, 64).unwrap()];
+    let received = healthy.b.post_recv(1, &into).unwrap();
+    let (mut notice, fd) = UnixStream::pair().unwrap();
+    notice.set_read_timeout(Some(STEP)).unwrap();
+    received.notify(fd.as_fd()).unwrap();
+    failing[0].a.abort();
+    // The thread has come to it.
+    std::thread::sleep(Duration::from_millis(100));
+    healthy.a.post_send(&Work::send(&into)).unwrap();
+    let begin = Instant::now();
+    let reader = std::thread::spawn(move || {
+        notice.read_exact(&mut [0; 8]).unwrap();
+        begin.elapsed()
+    });
+    // In the order in which the thread looks at them: each fails just before the thread comes to it.
+    for pair in &failing[1..] {
+        std::thread::sleep(Duration::from_millis(350));
+        pair.a.abort();
+    }
+    let took = reader.join().unwrap();
+    assert!(took < LATE, "{took:?}");
+    slow.set_faults(Faults::default());
+    for (ticket, mut notice) in notices {
+        // These are woken when their operations are over, and not before.
+        notice.read_exact(&mut [0; 8]).unwrap();
+        assert!(ticket.is_over());
+        assert_ne!(ticket.status(), Status::Complete);
+    }
+    assert_eq!(received.status(), Status::Complete);
 }
 
 /// Each send is behind the waits of all endpoints whose sends come before. A stream of a GPU cannot skip the sends, so their endpoints fail with the last wait.
