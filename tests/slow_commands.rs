@@ -807,6 +807,11 @@ fn status_does_not_wait_for_a_device_that_hangs() {
     device.set_faults(hang(CommandKind::Error));
     pair.a.abort();
     let begin = Instant::now();
+    for _ in 0..10 {
+        assert_eq!(ticket.status_now(), Status::Rung);
+    }
+    let took = begin.elapsed();
+    assert!(took < STOPPED_IN / 8, "the status took {took:?}");
     let waited = ticket.wait(Some(Duration::from_millis(50)));
     let took = begin.elapsed();
     assert!(took < STOPPED_IN / 4, "the wait took {took:?}");
