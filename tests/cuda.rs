@@ -2122,6 +2122,68 @@ fn context_destroyed_with_work_queued_fails_every_wait() {
     drop(bench);
 }
 
+/// The streams of a context that is gone discard operations whose devices do not answer. Streams of other contexts keep their deadlines.
+#[test]
+fn context_destroyed_before_sends_of_hung_devices_delays_no_other_deadline() {
+    const HUNG: usize = 5;
+    let test = "context_destroyed_before_sends_of_hung_devices_delays_no_other_deadline";
+    let _alone = alone();
+    let Some(sound) = context(test) else { return };
+    if !is_standin() {
+        return waived(
+            test,
+            "a real driver may crash on handles of a context that is gone",
+        );
+    }
+    let device = device();
+    let hangs = Faults {
+        commands_ns: Duration::from_secs(4).as_nanos() as u64,
+        ..Faults::default()
+    };
+    if !device.set_faults(Faults::default()) {
+        return waived(test, "the device takes no faults from this process");
+    }
+    let (mut raw, mut popped) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: writes one handle, of a context that is current then, and no longer.
+    unsafe {
+        sys::cuCtxCreate_v2(&mut raw, 0, 0).result().unwrap();
+        sys::cuCtxPopCurrent_v2(&mut popped).result().unwrap();
+    }
+    // SAFETY: a context; it is destroyed early on purpose, and the stand-in checks handles.
+    let context = unsafe { CudaContext::from_raw(raw) }.unwrap();
+    let mut pairs: Vec<_> = (0..HUNG).map(|_| Pair::new(&device, &config())).collect();
+    let [region, other_region] = [(); 2].map(|()| pairs[0].region(64));
+    let streams: Vec<_> = (0..HUNG).map(|_| new_stream(&context, "doomed")).collect();
+    let condition = Condition::GreaterOrEqual(1);
+    let sends: Vec<_> = (pairs.iter_mut().zip(&streams))
+        .map(|(pair, stream)| {
+            stream_wait_value32(stream, &region, 0, condition, None).unwrap();
+            pair.a.stream_queue_send(stream, &Work::nop()).unwrap()
+        })
+        .collect();
+    let other = new_stream(&sound, "other");
+    device.set_faults(hangs);
+    // SAFETY: made above.
+    unsafe { sys::cuCtxDestroy_v2(raw) }.result().unwrap();
+    // A thread of the library finds that.
+    until("the end", || {
+        pairs.iter().any(|pair| pair.a.failure().is_some())
+    });
+    let timeout = Duration::from_millis(50);
+    let start = Instant::now();
+    let late = stream_wait_value32(&other, &other_region, 0, condition, Some(timeout)).unwrap();
+    until("the deadline", || late.is_over());
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    until("the others", || sends.iter().all(Ticket::is_over));
+    assert!(
+        streams
+            .iter()
+            .all(|stream| stream.synchronize(SOON).is_err())
+    );
+    device.set_faults(Faults::default());
+}
+
 #[test]
 fn stream_destroyed_with_work_queued_fails_later_calls() {
     let _alone = alone();

@@ -167,6 +167,49 @@ impl StreamState {
     /// [`StreamState::settle`], and [`StreamState::discard`] if the stream has ended. A call that reports the end of a stream does this first.
     pub(super) fn settle_to_the_end(&self) -> Vec<DeferredDrop> {
         let over = self.settle();
+        if self.is_at_its_end() {
+            self.discard();
+        }
+        over
+    }
+
+    /// [`StreamState::settle_to_the_end`] by the watching thread. Another thread discards what the stream does not execute, because that waits for the devices.
+    pub(super) fn settle_in_look(&self) -> Vec<DeferredDrop> {
+        /// Also where an owner panics.
+        struct Discarding(Option<Arc<StreamState>>);
+
+        impl Drop for Discarding {
+            fn drop(&mut self) {
+                if let Some(stream) = self.0.take() {
+                    stream.is_discarding.store(false, Ordering::Release);
+                    drop_stream(stream);
+                }
+            }
+        }
+
+        let over = self.settle();
+        let is_left = || !self.count.over.load(Ordering::Acquire) || self.has_work();
+        if self.is_at_its_end()
+            && is_left()
+            && let Some(stream) = self.weak.upgrade()
+        {
+            let is_discarding = stream.is_discarding.swap(true, Ordering::AcqRel);
+            if is_discarding {
+                drop_stream(stream);
+            } else {
+                let discarding = Discarding(Some(stream));
+                STOPS.run(Box::new(move || {
+                    if let Some(stream) = &discarding.0 {
+                        stream.discard();
+                    }
+                }));
+            }
+        }
+        over
+    }
+
+    /// Whether the stream has ended before its pending work.
+    fn is_at_its_end(&self) -> bool {
         let cut = self.cut.load(Ordering::Acquire);
         let is_cut = || {
             self.pending
@@ -175,10 +218,7 @@ impl StreamState {
                 .front()
                 .is_some_and(|next| next.done > cut)
         };
-        if self.ended.load(Ordering::Acquire) || is_cut() {
-            self.discard();
-        }
-        over
+        self.ended.load(Ordering::Acquire) || is_cut()
     }
 
     /// [`StreamState::settle_to_the_end`], for calls that then report that work is done: the application may free the owners' memory next. No thread

@@ -70,6 +70,8 @@ pub(super) struct StreamState {
     pub(super) asked: PollMembership,
     /// The driver has reported an error after which it executes nothing that is queued.
     pub(super) ended: AtomicBool,
+    /// A thread discards the pending work for the watching thread.
+    pub(super) is_discarding: AtomicBool,
     /// Every wait that the stream reaches is ended.
     pub(super) aborted: AtomicBool,
     /// Work that comes after this count will never be executed.
@@ -129,6 +131,7 @@ impl StreamState {
                 busy: AtomicUsize::new(0),
                 asked: PollMembership::default(),
                 ended: AtomicBool::new(false),
+                is_discarding: AtomicBool::new(false),
                 aborted: AtomicBool::new(false),
                 cut: AtomicU64::new(u64::MAX),
                 replay_cells: ReplayCells::default(),
