@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use doorbell::__private::{Attachments, Outcome, Owner};
+use doorbell::softcx::Faults;
 use doorbell::{
     Access, Cause, Condition, Control, CudaContext, CudaStream, Device, DeviceQueue,
     EndpointConfig, Error, Event, Execution, Executor, HostStream, QueueKind, Region, StateKind,
@@ -47,6 +48,16 @@ fn until(what: &str, holds: impl Fn() -> bool) {
         assert!(start.elapsed() < BOUND, "{what}");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Polls until the query says that it is over.
+fn polled(query: impl Fn() -> doorbell::Result<bool>) -> doorbell::Result<()> {
+    let start = Instant::now();
+    while !query()? {
+        assert!(start.elapsed() < BOUND, "it is not over");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 #[test]
@@ -274,6 +285,49 @@ fn partly_queued_batch_fails_the_operations_not_queued() {
     // The wait failed with its endpoint, which is a fault of the stream.
     assert!(stream.take_fault().is_some());
     bench.works(&stream, 5);
+}
+
+/// The devices of operations that the driver has refused are waited for at the same time.
+#[test]
+fn refused_operations_of_hung_devices_block_the_caller_once() {
+    const PAIRS: usize = 4;
+    let test = "refused_operations_of_hung_devices_block_the_caller_once";
+    let _alone = alone();
+    let Some(context) = context(test) else { return };
+    let device = device();
+    let hangs = Faults {
+        commands_ns: Duration::from_secs(4).as_nanos() as u64,
+        ..Faults::default()
+    };
+    if !device.set_faults(Faults::default()) {
+        return waived(test, "the device takes no faults from this process");
+    }
+    let stream = new_stream(&context, "broken");
+    let mut pairs: Vec<_> = (0..PAIRS).map(|_| Pair::new(&device, &config())).collect();
+    // At least one store each: more than one driver call takes.
+    let mut batch = Vec::new();
+    for _ in 0..64 {
+        for pair in &mut pairs {
+            for end in [&mut pair.a, &mut pair.b] {
+                batch.push(end.prepare_send(&Work::nop()).unwrap());
+            }
+        }
+    }
+    let Some(fault) = Fault::new(test, &format!("{}:2,nth=2", queueing().1)) else {
+        return;
+    };
+    device.set_faults(hangs);
+    let start = Instant::now();
+    let tickets = stream_post_all(&stream, &mut batch).unwrap();
+    let took = start.elapsed();
+    drop(fault);
+    // A device may take two seconds.
+    assert!(took < Duration::from_secs(7), "{took:?}");
+    until("an end", || tickets.iter().all(Ticket::is_over));
+    assert!(stream.synchronize(SOON).is_err());
+    device.set_faults(Faults::default());
+    let failed = |pair: &Pair| pair.a.failure().is_some() && pair.b.failure().is_some();
+    assert!(pairs.iter().all(failed));
 }
 
 #[test]
@@ -1234,6 +1288,64 @@ fn events_order_cuda_and_host_streams() {
     assert_eq!(steps.load(Ordering::SeqCst), 150);
 }
 
+/// A host stream without a thread is executed by the threads that wait for its work. One that waits for a stream of a GPU behind its event is such a thread, though
+/// another one has queued the work.
+#[test]
+fn waiting_for_a_cuda_stream_executes_the_streams_without_a_thread_before_it() {
+    let test = "waiting_for_a_cuda_stream_executes_the_streams_without_a_thread_before_it";
+    let _alone = alone();
+    let Some(context) = context(test) else {
+        return;
+    };
+    let _limit = Limit::new(test, 4 * BOUND);
+    type Wait = fn(&CudaStream, &Event) -> doorbell::Result<()>;
+    let waits: [Wait; 4] = [
+        |cuda, _| cuda.synchronize(SOON),
+        |_, event| event.synchronize(SOON),
+        |cuda, _| polled(|| cuda.query()),
+        |_, event| polled(|| event.query()),
+    ];
+    for (number, wait) in waits.into_iter().enumerate() {
+        for (by_another, blocks) in [(true, false), (true, true), (false, false), (false, true)] {
+            let host = HostStream::without_thread("host");
+            let [first, second] = ["first", "second"].map(|name| new_stream(&context, name));
+            let ran = Arc::new(AtomicBool::new(false));
+            let marks = [(); 2].map(|()| Event::new());
+            let end = if blocks {
+                Event::blocking()
+            } else {
+                Event::new()
+            };
+            std::thread::scope(|scope| {
+                let queue = || {
+                    let runs = Arc::clone(&ran);
+                    let run = move || runs.store(true, Ordering::SeqCst);
+                    host.launch(run).unwrap();
+                    host.record(&marks[0]).unwrap();
+                };
+                if by_another {
+                    scope.spawn(queue).join().unwrap();
+                } else {
+                    queue();
+                }
+            });
+            first.wait_event(&marks[0]).unwrap();
+            first.record(&marks[1]).unwrap();
+            // The one that is waited for is behind a stream that is behind the host stream.
+            second.wait_event(&marks[1]).unwrap();
+            second.record(&end).unwrap();
+            assert!(!ran.load(Ordering::SeqCst));
+            wait(&second, &end)
+                .unwrap_or_else(|error| panic!("{number}, {by_another}, {blocks}: {error}"));
+            assert!(
+                ran.load(Ordering::SeqCst),
+                "{number}, {by_another}, {blocks}"
+            );
+            first.synchronize(SOON).unwrap();
+        }
+    }
+}
+
 /// After an abort, a stream does not wait any more for events that never come; work that is queued later waits for its own events again.
 #[test]
 fn an_abort_ends_waits_for_events() {
@@ -2008,6 +2120,68 @@ fn context_destroyed_with_work_queued_fails_every_wait() {
     assert_eq!(bench.pair.a.failure().unwrap().cause, Cause::Discarded);
     drop((stream, context));
     drop(bench);
+}
+
+/// The streams of a context that is gone discard operations whose devices do not answer. Streams of other contexts keep their deadlines.
+#[test]
+fn context_destroyed_before_sends_of_hung_devices_delays_no_other_deadline() {
+    const HUNG: usize = 5;
+    let test = "context_destroyed_before_sends_of_hung_devices_delays_no_other_deadline";
+    let _alone = alone();
+    let Some(sound) = context(test) else { return };
+    if !is_standin() {
+        return waived(
+            test,
+            "a real driver may crash on handles of a context that is gone",
+        );
+    }
+    let device = device();
+    let hangs = Faults {
+        commands_ns: Duration::from_secs(4).as_nanos() as u64,
+        ..Faults::default()
+    };
+    if !device.set_faults(Faults::default()) {
+        return waived(test, "the device takes no faults from this process");
+    }
+    let (mut raw, mut popped) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: writes one handle, of a context that is current then, and no longer.
+    unsafe {
+        sys::cuCtxCreate_v2(&mut raw, 0, 0).result().unwrap();
+        sys::cuCtxPopCurrent_v2(&mut popped).result().unwrap();
+    }
+    // SAFETY: a context; it is destroyed early on purpose, and the stand-in checks handles.
+    let context = unsafe { CudaContext::from_raw(raw) }.unwrap();
+    let mut pairs: Vec<_> = (0..HUNG).map(|_| Pair::new(&device, &config())).collect();
+    let [region, other_region] = [(); 2].map(|()| pairs[0].region(64));
+    let streams: Vec<_> = (0..HUNG).map(|_| new_stream(&context, "doomed")).collect();
+    let condition = Condition::GreaterOrEqual(1);
+    let sends: Vec<_> = (pairs.iter_mut().zip(&streams))
+        .map(|(pair, stream)| {
+            stream_wait_value32(stream, &region, 0, condition, None).unwrap();
+            pair.a.stream_queue_send(stream, &Work::nop()).unwrap()
+        })
+        .collect();
+    let other = new_stream(&sound, "other");
+    device.set_faults(hangs);
+    // SAFETY: made above.
+    unsafe { sys::cuCtxDestroy_v2(raw) }.result().unwrap();
+    // A thread of the library finds that.
+    until("the end", || {
+        pairs.iter().any(|pair| pair.a.failure().is_some())
+    });
+    let timeout = Duration::from_millis(50);
+    let start = Instant::now();
+    let late = stream_wait_value32(&other, &other_region, 0, condition, Some(timeout)).unwrap();
+    until("the deadline", || late.is_over());
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    until("the others", || sends.iter().all(Ticket::is_over));
+    assert!(
+        streams
+            .iter()
+            .all(|stream| stream.synchronize(SOON).is_err())
+    );
+    device.set_faults(Faults::default());
 }
 
 #[test]

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use doorbell::softcx::Faults;
 use doorbell::{
     Cause, Condition, Control, CudaContext, CudaStream, DeviceBuffer, Error, Event, Executor,
     QueueKind, RemoteSlice, Status, Ticket, Trigger, TriggerStream, Work, stream_post_all,
@@ -589,6 +590,60 @@ fn kernel_timeout_ends_the_stream_and_discards_the_rest() {
         write(&mut bench, &kernels, 4);
         assert_eq!(application.execute(&kernels), [OK]);
     }
+}
+
+/// A kernel stops in front of sends of many endpoints whose devices do not answer. The thread that learns of it also keeps the deadlines of other streams, and waits
+/// for none of these devices.
+#[test]
+fn kernel_timeout_before_sends_of_hung_devices_delays_no_other_deadline() {
+    const HUNG: usize = 6;
+    let test = "kernel_timeout_before_sends_of_hung_devices_delays_no_other_deadline";
+    let _alone = alone();
+    let Some(application) = Application::of(test) else {
+        return;
+    };
+    let device = device();
+    // As long as the library waits for a device, and longer.
+    let hangs = Faults {
+        commands_ns: Duration::from_secs(4).as_nanos() as u64,
+        ..Faults::default()
+    };
+    if !device.set_faults(Faults::default()) {
+        return waived(test, "the device takes no faults from this process");
+    }
+    let mut pairs: Vec<_> = (0..HUNG).map(|_| Pair::new(&device, &config())).collect();
+    let region = pairs[0].region(64);
+    let condition = Condition::GreaterOrEqual(1);
+    let kernels = application.kernels();
+    let wait = stream_wait_value32(&kernels, &region, 0, condition, SOON).unwrap();
+    let sends: Vec<_> = (pairs.iter_mut())
+        .map(|pair| pair.a.stream_queue_send(&kernels, &Work::nop()).unwrap())
+        .collect();
+    let triggers = take_all(&kernels);
+    let other = CudaStream::new(&application.context, "other").unwrap();
+    device.set_faults(hangs);
+    for (place, trigger) in triggers.iter().enumerate() {
+        application.launch(trigger, SHORT, place as u64);
+    }
+    // Not by a call that settles the work of the triggers in this thread.
+    until("the kernel", || application.code(0) == ETIMEOUT);
+    std::thread::sleep(SHORT);
+    let timeout = Duration::from_millis(50);
+    let start = Instant::now();
+    let late = stream_wait_value32(&other, &region, 4, condition, Some(timeout)).unwrap();
+    until("the deadline", || late.is_over());
+    let took = start.elapsed();
+    assert!(
+        took < Duration::from_secs(5),
+        "a deadline of {timeout:?} after {took:?}"
+    );
+    assert!(matches!(late.status(), Status::Failed(_)), "{late:?}");
+    until("the owners", || {
+        sends.iter().chain([&wait]).all(|ticket| ticket.is_over())
+    });
+    assert!(sends.iter().all(|ticket| !is_complete(ticket)));
+    device.set_faults(Faults::default());
+    application.stream.synchronize(SOON).unwrap();
 }
 
 #[test]

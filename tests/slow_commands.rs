@@ -5,6 +5,9 @@
 mod rig;
 mod waived;
 
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -471,6 +474,127 @@ fn chain_of_hung_devices_delays_no_other_endpoint() {
     }
 }
 
+/// Streams wait for events of host streams whose work has failed, and the devices of what is behind these waits do not answer. No other wait is delayed.
+#[test]
+fn hanging_commands_behind_failed_events_do_not_delay_other_deadlines() {
+    const STREAMS: usize = 5;
+    let test = "hanging_commands_behind_failed_events_do_not_delay_other_deadlines";
+    let Some(device) = faulty(test) else { return };
+    if rig::has_no_thread() {
+        return waived(
+            test,
+            "the thread of the test executes all streams, and waits for the devices itself",
+        );
+    }
+    let limit = Limit::new(test, STEP);
+    let timeout = Duration::from_millis(50);
+    let mut hung: Vec<_> = (0..STREAMS)
+        .map(|_| Pair::new(&device, &patient(Duration::from_secs(600))))
+        .collect();
+    let word = hung[0].region(64);
+    let host = HostStream::new("fails").unwrap();
+    let (go, gate) = rig::gate();
+    host.launch(move || {
+        gate();
+        panic!("on purpose");
+    })
+    .unwrap();
+    let event = Event::new();
+    host.record(&event).unwrap();
+    let streams: Vec<_> = (0..STREAMS).map(|_| rig::stream("behind")).collect();
+    let sends: Vec<_> = (hung.iter_mut().zip(&streams))
+        .map(|(pair, stream)| {
+            stream.wait_event(&event).unwrap();
+            send_behind(pair, stream)
+        })
+        .collect();
+    let other = rig::stream("other");
+    device.set_faults(Faults {
+        commands_ns: (STOPPED_IN * 2).as_nanos() as u64,
+        ..Faults::default()
+    });
+    go.store(true, Ordering::Release);
+    // All of them have the failure.
+    std::thread::sleep(Duration::from_millis(100));
+    let begin = Instant::now();
+    let condition = Condition::GreaterOrEqual(1);
+    let late = stream_wait_value32(&other, &word, 0, condition, Some(timeout)).unwrap();
+    // No thread of the application ends it.
+    while !late.is_over() && begin.elapsed() < SOON.unwrap() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let took = begin.elapsed();
+    assert!(
+        took < timeout + LATE,
+        "a deadline of {timeout:?} after {took:?}"
+    );
+    assert!(matches!(settled(&late), Status::Failed(_)), "{late:?}");
+    limit.step(2, STEP);
+    for stream in &streams {
+        // The send behind the event is given up, and the stream passes the event all the same.
+        assert!(stream.synchronize(SOON).is_err());
+    }
+    device.set_faults(Faults::default());
+    none_is_complete(&sends);
+}
+
+/// A task that waits for a ticket is woken by a thread of the library, which waits for no device.
+#[test]
+fn hanging_commands_do_not_delay_futures_of_other_tickets() {
+    const FAILED: usize = 20;
+    let test = "hanging_commands_do_not_delay_futures_of_other_tickets";
+    let Some(slow) = faulty(test) else { return };
+    let sound = device();
+    let _limit = Limit::new(test, STEP);
+    let mut failing: Vec<_> = (0..FAILED)
+        .map(|_| Pair::new(&slow, &EndpointConfig::default()))
+        .collect();
+    let mut healthy = Pair::new(&sound, &EndpointConfig::default());
+    let region = healthy.region(64);
+    slow.set_faults(Faults {
+        commands_ns: (STOPPED_IN * 2).as_nanos() as u64,
+        ..Faults::default()
+    });
+    let notices: Vec<_> = (failing.iter_mut())
+        .map(|pair| {
+            let ticket = pair.a.post_recv(1, &[]).unwrap();
+            let (notice, fd) = UnixStream::pair().unwrap();
+            notice.set_read_timeout(Some(STEP)).unwrap();
+            ticket.notify(fd.as_fd()).unwrap();
+            (ticket, notice)
+        })
+        .collect();
+    let into = [region.slice(0, 64).unwrap()];
+    let received = healthy.b.post_recv(1, &into).unwrap();
+    let (mut notice, fd) = UnixStream::pair().unwrap();
+    notice.set_read_timeout(Some(STEP)).unwrap();
+    received.notify(fd.as_fd()).unwrap();
+    failing[0].a.abort();
+    // The thread has come to it.
+    std::thread::sleep(Duration::from_millis(100));
+    healthy.a.post_send(&Work::send(&into)).unwrap();
+    let begin = Instant::now();
+    let reader = std::thread::spawn(move || {
+        notice.read_exact(&mut [0; 8]).unwrap();
+        begin.elapsed()
+    });
+    // In the order in which the thread looks at them: each fails just before the thread comes to it.
+    for pair in &failing[1..] {
+        std::thread::sleep(Duration::from_millis(350));
+        pair.a.abort();
+    }
+    let took = reader.join().unwrap();
+    assert!(took < LATE, "{took:?}");
+    slow.set_faults(Faults::default());
+    for (ticket, mut notice) in notices {
+        // These are woken when their operations are over, and not before.
+        notice.read_exact(&mut [0; 8]).unwrap();
+        assert!(ticket.is_over());
+        assert_ne!(ticket.status(), Status::Complete);
+    }
+    assert_eq!(received.status(), Status::Complete);
+}
+
 /// Each send is behind the waits of all endpoints whose sends come before. A stream of a GPU cannot skip the sends, so their endpoints fail with the last wait.
 #[test]
 fn all_sends_behind_the_last_of_many_waits_are_given_up() {
@@ -683,6 +807,11 @@ fn status_does_not_wait_for_a_device_that_hangs() {
     device.set_faults(hang(CommandKind::Error));
     pair.a.abort();
     let begin = Instant::now();
+    for _ in 0..10 {
+        assert_eq!(ticket.status_now(), Status::Rung);
+    }
+    let took = begin.elapsed();
+    assert!(took < STOPPED_IN / 8, "the status took {took:?}");
     let waited = ticket.wait(Some(Duration::from_millis(50)));
     let took = begin.elapsed();
     assert!(took < STOPPED_IN / 4, "the wait took {took:?}");

@@ -507,6 +507,12 @@ typedef struct doorbell_details {
 int doorbell_ticket_status(const doorbell_ticket *ticket, doorbell_failure *failure);
 
 /*
+ * As doorbell_ticket_status, but never waits for the NIC: for a thread that looks at many operations, or holds a lock.
+ * While the NIC of an endpoint that has failed is being stopped, the status is not final yet; call again later.
+ */
+int doorbell_ticket_status_now(const doorbell_ticket *ticket, doorbell_failure *failure);
+
+/*
  * Waits until the operation is complete. It spins, with increasing pauses. Returns DOORBELL_EWORK if the operation failed
  * or its outcome is unknown, DOORBELL_ESTATE if it was cancelled or discarded, and DOORBELL_ETIMEOUT if the timeout
  * passes; the operation then continues.

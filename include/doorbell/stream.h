@@ -31,11 +31,11 @@ int doorbell_stream_create_host(const char *name, uint32_t capacity, doorbell_st
 /*
  * Creates a stream without a thread, with the parameters of doorbell_stream_create_host. Its work is executed by the
  * threads that wait for it, inside these calls: doorbell_stream_query and doorbell_stream_synchronize, the same of an
- * event that is recorded on the stream, waits for tickets of work on the stream, a call that finds its queue full, and
- * every call that waits in a thread that has queued work on the stream, until that work is done. A call executes what
- * can be executed at once, in order; the next call goes on where it has stopped. So one thread can drive several such
- * streams. Queueing executes nothing, nothing is executed while no thread makes such a call, and an operation that has
- * not begun has no deadline yet.
+ * event that is recorded on the stream, the same of another stream that waits for such an event, waits for tickets of
+ * work on the stream, a call that finds its queue full, and every call that waits in a thread that has queued work on
+ * the stream, until that work is done. A call executes what can be executed at once, in order; the next call goes on
+ * where it has stopped. So one thread can drive several such streams. Queueing executes nothing, nothing is executed
+ * while no thread makes such a call, and an operation that has not begun has no deadline yet.
  */
 int doorbell_stream_create_host_without_thread(const char *name, uint32_t capacity, doorbell_stream **stream);
 

@@ -25,6 +25,13 @@ impl CollectivePart {
         }
     }
 
+    fn check_now(&self) -> Result<bool> {
+        match self {
+            CollectivePart::Message(_, ticket) => ticket.check_now().map(|len| len.is_some()),
+            CollectivePart::Local(end, _) => end.check(),
+        }
+    }
+
     fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         match self {
             CollectivePart::Message(_, ticket) => ticket.wait(timeout).map(drop),
@@ -53,9 +60,13 @@ impl CollectiveTicket {
     /// # Errors
     /// As [`MessageTicket::check`], of the first message that has failed. All parts are over then: no peer writes the memory any more.
     pub fn check(&self) -> Result<bool> {
+        self.check_by(CollectivePart::check)
+    }
+
+    fn check_by(&self, check: impl Fn(&CollectivePart) -> Result<bool>) -> Result<bool> {
         let mut failed = None;
         for part in &self.parts {
-            match part.check() {
+            match check(part) {
                 Ok(true) => {}
                 Ok(false) => return Ok(false),
                 Err(error) => failed = failed.or(Some(error)),
@@ -105,7 +116,8 @@ impl CollectiveTicket {
 
 impl Awaited for CollectiveTicket {
     fn outcome(&self) -> Option<Result<()>> {
-        self.check().map(|over| over.then_some(())).transpose()
+        let over = self.check_by(CollectivePart::check_now);
+        over.map(|over| over.then_some(())).transpose()
     }
 
     fn looks(&self) -> bool {

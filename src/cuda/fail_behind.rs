@@ -12,7 +12,7 @@ use super::stream_words::{STATUS_STREAM, STATUS_WORK};
 use super::watch::drop_stream;
 use crate::Error;
 use crate::proxy::drop_elsewhere;
-use crate::stream::{Dependent, StreamFailure, after_stopping, stopping, visit};
+use crate::stream::{Dependent, StreamFailure, StreamPosition, after_stopping, stopping, visit};
 
 impl CountedStream for StreamState {
     fn settle_now(self: Arc<Self>) {
@@ -43,6 +43,12 @@ impl CountedStream for StreamState {
             self.decide_later(entry);
         }
         drop_stream(self);
+    }
+
+    fn awaited_mark(self: Arc<Self>, position: u64) -> Option<StreamPosition> {
+        let mark = self.first_awaited_mark(position);
+        drop_stream(self);
+        mark
     }
 }
 

@@ -14,8 +14,8 @@ use crate::Error;
 use crate::bytecode::{At, ProgramOp, Role};
 use crate::proxy::drop_elsewhere;
 use crate::stream::{
-    DeferredDrop, Event, FailureListener, Fault, Outcome, Owner, Progress, Record, StreamFailure,
-    StreamPosition, Substitute,
+    DeferredDrop, EndingDevice, Event, FailureListener, Fault, Outcome, Owner, Progress, Record,
+    StreamFailure, StreamPosition, Substitute, await_told, told_devices,
 };
 
 /// Drops these in a thread that no other thread waits for: an object of the application's may have a slow destructor, and the caller may be a thread that ends
@@ -33,6 +33,8 @@ pub(super) struct Passed {
     events: Vec<Event>,
     /// May block.
     drops: Vec<DeferredDrop>,
+    /// They were told to transmit nothing more for programs that the stream has passed and not executed.
+    told: Vec<Arc<dyn EndingDevice>>,
 }
 
 impl Passed {
@@ -43,9 +45,10 @@ impl Passed {
         self.drops.extend(entry.into_deferred_drop());
     }
 
-    /// Wakes the tasks, and returns what is to be dropped.
+    /// Wakes the tasks, waits for the devices, and returns what is to be dropped.
     pub(super) fn wake(self) -> Vec<DeferredDrop> {
         self.events.iter().for_each(Event::wake_tasks);
+        await_told(self.told);
         self.drops
     }
 }
@@ -270,7 +273,14 @@ pub(super) fn settle(
             stream.report(number, last, failure);
         }
         if let Some(mut front) = queue.pop_front() {
-            front.finish(outcome, stream);
+            if outcome == Outcome::Discarded {
+                // The owner tells its device to stop. Nobody waits for that here: the caller holds the lock of the pending work, and may be the thread that
+                // keeps the deadlines of all streams.
+                let told = told_devices(|| front.finish(outcome, stream));
+                over.told.extend(told);
+            } else {
+                front.finish(outcome, stream);
+            }
             over.add(front);
         }
         if queue.front().is_none_or(|next| next.done > number) {
@@ -604,6 +614,14 @@ impl PendingEntry {
             }
             PendingWork::Count => None,
             what => Some(Box::new(what)),
+        }
+    }
+
+    /// The mark that a wait for another stream is for.
+    pub(super) fn awaited_mark(&self) -> Option<&StreamPosition> {
+        match &self.what {
+            PendingWork::Event { mark, .. } => Some(mark),
+            _ => None,
         }
     }
 

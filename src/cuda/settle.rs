@@ -8,7 +8,10 @@ use super::state::{HostEventWait, StreamState};
 use super::stream_words::{STATUS_WORK, Stop};
 use super::watch::drop_stream;
 use crate::proxy::{Workers, drop_elsewhere};
-use crate::stream::{DeferredDrop, Owner, StreamFailure, StreamTurn, StreamTurns};
+use crate::stream::{
+    DeferredDrop, Owner, StreamFailure, StreamPosition, StreamTurn, StreamTurns,
+    look_at_own_streams, streams_without_thread,
+};
 
 /// The threads that give up what is behind a wait. A device that hangs blocks one of them, as long as a device may take to stop.
 static STOPS: Workers = Workers::new("doorbell-behind", 64);
@@ -164,6 +167,49 @@ impl StreamState {
     /// [`StreamState::settle`], and [`StreamState::discard`] if the stream has ended. A call that reports the end of a stream does this first.
     pub(super) fn settle_to_the_end(&self) -> Vec<DeferredDrop> {
         let over = self.settle();
+        if self.is_at_its_end() {
+            self.discard();
+        }
+        over
+    }
+
+    /// [`StreamState::settle_to_the_end`] by the watching thread. Another thread discards what the stream does not execute, because that waits for the devices.
+    pub(super) fn settle_in_look(&self) -> Vec<DeferredDrop> {
+        /// Also where an owner panics.
+        struct Discarding(Option<Arc<StreamState>>);
+
+        impl Drop for Discarding {
+            fn drop(&mut self) {
+                if let Some(stream) = self.0.take() {
+                    stream.is_discarding.store(false, Ordering::Release);
+                    drop_stream(stream);
+                }
+            }
+        }
+
+        let over = self.settle();
+        let is_left = || !self.count.over.load(Ordering::Acquire) || self.has_work();
+        if self.is_at_its_end()
+            && is_left()
+            && let Some(stream) = self.weak.upgrade()
+        {
+            let is_discarding = stream.is_discarding.swap(true, Ordering::AcqRel);
+            if is_discarding {
+                drop_stream(stream);
+            } else {
+                let discarding = Discarding(Some(stream));
+                STOPS.run(Box::new(move || {
+                    if let Some(stream) = &discarding.0 {
+                        stream.discard();
+                    }
+                }));
+            }
+        }
+        over
+    }
+
+    /// Whether the stream has ended before its pending work.
+    fn is_at_its_end(&self) -> bool {
         let cut = self.cut.load(Ordering::Acquire);
         let is_cut = || {
             self.pending
@@ -172,10 +218,7 @@ impl StreamState {
                 .front()
                 .is_some_and(|next| next.done > cut)
         };
-        if self.ended.load(Ordering::Acquire) || is_cut() {
-            self.discard();
-        }
-        over
+        self.ended.load(Ordering::Acquire) || is_cut()
     }
 
     /// [`StreamState::settle_to_the_end`], for calls that then report that work is done: the application may free the owners' memory next. No thread
@@ -186,21 +229,80 @@ impl StreamState {
         self.owner_readers.await_inside();
     }
 
-    /// Opens the gates whose marks, of streams of the host, are reached.
+    /// Opens the gates whose marks, of streams of the host, are reached. One whose mark has failed opens later, when another thread has given up everything behind
+    /// it; the gates behind it stay closed until then.
     pub(super) fn release_host_event_waits(&self) {
         let mut host_event_waits = self.host_event_waits.lock();
         while let Some(gate) = host_event_waits
-            .front()
-            .filter(|gate| gate.mark.is_reached())
+            .front_mut()
+            .filter(|gate| gate.mark.is_reached() && !gate.is_failing)
         {
-            if let Some(failure) = gate.mark.failure() {
-                self.fail_from(gate.done, failure);
+            if let Some(failure) = gate.mark.failure()
+                && !self.fault.continues()
+            {
+                gate.is_failing = true;
+                let (number, done) = (gate.number, gate.done);
+                drop(host_event_waits);
+                return self.end_host_event_wait(number, done, failure);
             }
-            // Release: orders the other stream's work before the gate.
-            let word = self.count.words.gate();
-            word.store(gate.number, Ordering::Release);
+            let number = gate.number;
             host_event_waits.pop_front();
+            self.open_gate(number);
         }
+    }
+
+    /// Lets the stream pass that gate and those before it.
+    fn open_gate(&self, number: u32) {
+        // Release: orders the other stream's work, and the status, before the gate.
+        self.count.words.gate().store(number, Ordering::Release);
+    }
+
+    /// Has everything behind a gate given up, and then opens it. As in [`StreamState::end_wait`], a device that does not answer blocks neither this thread nor a lock.
+    fn end_host_event_wait(&self, number: u32, done: u64, failure: StreamFailure) {
+        /// Also where an owner panics.
+        struct OpenGate(Option<Arc<StreamState>>, u32);
+
+        impl Drop for OpenGate {
+            fn drop(&mut self) {
+                if let Some(stream) = self.0.take() {
+                    stream.open_failed_gate(self.1);
+                    defer_drops(stream.settle());
+                    drop_stream(stream);
+                }
+            }
+        }
+
+        let Some(stream) = self.weak.upgrade() else {
+            self.fail_from(done, failure);
+            return self.open_failed_gate(number);
+        };
+        STOPS.run(Box::new(move || {
+            let open_gate = OpenGate(Some(stream), number);
+            if let Some(stream) = &open_gate.0 {
+                // Not if the driver has refused the wait meanwhile, or the stream was aborted: the count may be that of other work.
+                if stream.is_gate_failing(number) {
+                    stream.fail_from(done, failure);
+                }
+            }
+        }));
+    }
+
+    fn is_gate_failing(&self, number: u32) -> bool {
+        let host_event_waits = self.host_event_waits.lock();
+        (host_event_waits.front()).is_some_and(|gate| gate.is_failing && gate.number == number)
+    }
+
+    /// Everything behind the gate was given up. Goes on with the gates behind it.
+    fn open_failed_gate(&self, number: u32) {
+        let mut host_event_waits = self.host_event_waits.lock();
+        // Otherwise an abort has opened it, or the stream has no such wait any more.
+        let is_it = |gate: &HostEventWait| gate.is_failing && gate.number == number;
+        if host_event_waits.front().is_some_and(is_it) {
+            host_event_waits.pop_front();
+            self.open_gate(number);
+        }
+        drop(host_event_waits);
+        self.release_host_event_waits();
     }
 
     /// Gives up the pending work, by the application's wish: that is no fault. A panic of the function that runs meanwhile is one.
@@ -234,13 +336,37 @@ impl StreamState {
         if let Some(HostEventWait { number, .. }) = host_event_waits.drain(..given_up).next_back() {
             let words = &self.count.words;
             words.note(STATUS_WORK);
-            // Release: the status comes before the gate.
-            words.gate().store(number, Ordering::Release);
+            self.open_gate(number);
         }
     }
 
-    /// One turn of a thread that waits for the stream. Returns whether an owner made progress.
+    /// The first mark that an entry up to that count waits for and that is not reached.
+    pub(super) fn first_awaited_mark(&self, last: u64) -> Option<StreamPosition> {
+        let pending = self.pending.lock();
+        let entries = pending
+            .entries
+            .iter()
+            .take_while(|entry| entry.done <= last);
+        entries
+            .filter_map(PendingEntry::awaited_mark)
+            .find(|mark| !mark.is_reached())
+            .cloned()
+    }
+
+    /// Executes what the stream waits for on streams without a thread. These are executed by the threads that wait for their work, and a thread that waits for
+    /// this stream does. No lock is held meanwhile: closures of the application run in here. True: something has changed.
+    fn look_at_awaited_streams(&self) -> bool {
+        if !streams_without_thread() {
+            return false;
+        }
+        let mark = self.first_awaited_mark(u64::MAX);
+        // A look at the mark leaves the streams to the thread that has queued work on them, which this thread may be.
+        mark.is_some_and(|mark| mark.look() | look_at_own_streams())
+    }
+
+    /// One turn of a thread that waits for the stream. Returns whether an owner, or a stream without a thread that this one waits for, made progress.
     pub(super) fn turn(&self) -> bool {
+        let looked = self.look_at_awaited_streams();
         self.release_host_event_waits();
         drop(self.settle());
         let _owner_reader = self.owner_readers.enter();
@@ -258,6 +384,6 @@ impl StreamState {
                 drop_elsewhere(last);
             }
         }
-        moved
+        moved || looked
     }
 }

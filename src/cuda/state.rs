@@ -29,6 +29,8 @@ pub(super) struct HostEventWait {
     pub(super) mark: StreamPosition,
     /// The count of the entry that waits.
     pub(super) done: u64,
+    /// The work before the mark has failed, and a thread is giving up everything behind the wait.
+    pub(super) is_failing: bool,
 }
 
 pub(super) struct StreamState {
@@ -68,6 +70,8 @@ pub(super) struct StreamState {
     pub(super) asked: PollMembership,
     /// The driver has reported an error after which it executes nothing that is queued.
     pub(super) ended: AtomicBool,
+    /// A thread discards the pending work for the watching thread.
+    pub(super) is_discarding: AtomicBool,
     /// Every wait that the stream reaches is ended.
     pub(super) aborted: AtomicBool,
     /// Work that comes after this count will never be executed.
@@ -127,6 +131,7 @@ impl StreamState {
                 busy: AtomicUsize::new(0),
                 asked: PollMembership::default(),
                 ended: AtomicBool::new(false),
+                is_discarding: AtomicBool::new(false),
                 aborted: AtomicBool::new(false),
                 cut: AtomicU64::new(u64::MAX),
                 replay_cells: ReplayCells::default(),

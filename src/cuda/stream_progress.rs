@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use super::deferred_free::StreamWork;
 use super::stream_words::{STATUS_WORK, StreamWords};
-use crate::stream::{ExternalProgress, FailureListener};
+use crate::stream::{ExternalProgress, FailureListener, StreamPosition};
 
 /// A stream that counts. Each call returns the handle, whose drop may block.
 pub(super) trait CountedStream: Send + Sync {
@@ -14,6 +14,9 @@ pub(super) trait CountedStream: Send + Sync {
 
     /// As [`FailureListener::fail_queued_after`].
     fn fail_queued_after(self: Arc<Self>, owner: usize, generation: u32);
+
+    /// The first mark that the stream's work before the position waits for and that is not reached.
+    fn awaited_mark(self: Arc<Self>, position: u64) -> Option<StreamPosition>;
 }
 
 /// How far a stream has come: a 64-bit count, from the 32-bit word that the stream stores its count to.
@@ -81,6 +84,18 @@ impl ExternalProgress for Arc<Count> {
         if let Some(stream) = self.stream.upgrade() {
             stream.settle_now();
         }
+    }
+
+    fn look(&self, position: u64) -> bool {
+        let stream = self.stream.upgrade();
+        let mark = stream.and_then(|stream| stream.awaited_mark(position));
+        // The mark is of a record that was made before the wait for it was queued. So this ends, whichever streams wait for each other.
+        mark.is_some_and(|mark| mark.look())
+    }
+
+    fn needs_looks(&self, position: u64) -> bool {
+        let stream = self.stream.upgrade();
+        stream.is_some_and(|stream| stream.awaited_mark(position).is_some())
     }
 }
 

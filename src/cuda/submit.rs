@@ -17,7 +17,7 @@ use super::state::{HostEventWait, StreamState};
 use super::stream_words::STATUS_STREAM;
 use crate::proxy::drop_elsewhere;
 use crate::stream::{
-    Backoff, Dependent, Event, Owner, Record, StreamFailure, StreamPosition, Submission,
+    Backoff, Dependent, Event, Owner, Record, StreamFailure, StreamPosition, Submission, stopping,
 };
 use crate::{Error, Result, StateKind};
 
@@ -117,6 +117,7 @@ impl StreamState {
                 number: gate,
                 mark,
                 done: queue.issued,
+                is_failing: false,
             });
             Ok(())
         })
@@ -351,8 +352,11 @@ impl StreamState {
         self.fault.fail(error.to_string());
         self.note(error);
         let reason = StreamFailure::from(error.to_string()).report(&self.name);
-        lost.iter_mut()
-            .for_each(|pending| pending.discard(&reason, false));
+        // Under the lock of the queue, because the next doorbell of an owner would transmit what is lost. All devices are waited for at the same time.
+        stopping(|| {
+            lost.iter_mut()
+                .for_each(|pending| pending.discard(&reason, false));
+        });
         defer_drops(
             lost.into_iter()
                 .filter_map(PendingEntry::into_deferred_drop)

@@ -203,7 +203,7 @@ impl StreamState {
     fn look(&self) -> PollResult {
         self.count.words.stay_alive();
         self.release_host_event_waits();
-        defer_drops(self.settle_to_the_end());
+        defer_drops(self.settle_in_look());
         if self.has_work() {
             return PollResult::Waiting;
         }

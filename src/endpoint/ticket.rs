@@ -137,6 +137,12 @@ impl Ticket {
         self.status_until(u64::MAX)
     }
 
+    /// [`Ticket::status`] without the wait for the device: for a thread that looks at many operations, or holds a lock. While the device of an endpoint that has
+    /// failed is being stopped, the status is not final yet. Ask again later.
+    pub fn status_now(&self) -> Status {
+        self.status_until(0)
+    }
+
     /// [`Ticket::status`], with an earlier end of the wait for the device.
     fn status_until(&self, until_ns: u64) -> Status {
         let (shared, kind, is_wait, count, serial, epoch, cancelled) = match &self.subject {
@@ -240,7 +246,7 @@ impl Ticket {
         match &self.subject {
             Subject::Operation { shared, .. } => {
                 shared.looked_stream.load(Ordering::Relaxed) != 0
-                    && matches!(self.status(), Status::Prepared | Status::Queued)
+                    && matches!(self.status_now(), Status::Prepared | Status::Queued)
             }
             Subject::Value { .. } => has_own_streams(),
             #[cfg(feature = "cuda")]
@@ -298,6 +304,12 @@ impl Ticket {
     /// [`Error::Work`] if it failed or its outcome is unknown, [`Error::State`] if it was cancelled or discarded.
     pub fn check(&self) -> Result<bool> {
         is_complete(self.status())
+    }
+
+    /// [`Ticket::check`] for threads that look at many tickets: it never waits for the device. While the device of a failed endpoint is being stopped, the
+    /// operation is not over yet.
+    pub(crate) fn check_now(&self) -> Result<bool> {
+        is_complete(self.status_now())
     }
 }
 

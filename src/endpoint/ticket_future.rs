@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 /// An operation that somebody waits for without a thread.
 pub(crate) trait Awaited: Send + Sync {
-    /// `Some` once it is over; the output of the future.
+    /// `Some` once it is over; the output of the future. Waits for nothing: the thread that asks does so for all that are awaited, and a task must not block.
     fn outcome(&self) -> Option<Result<()>>;
 
     /// Lets the device work within the calling thread.
@@ -33,7 +33,7 @@ impl Awaited for Ticket {
         if let Err(error) = self.check_ends() {
             return Some(Err(error));
         }
-        self.check().map(|over| over.then_some(())).transpose()
+        self.check_now().map(|over| over.then_some(())).transpose()
     }
 
     fn progress(&self) {

@@ -111,8 +111,17 @@ impl MessageTicket {
     /// [`Error::Work`] if an operation failed; [`Error::Truncated`] if the message was longer than the memory; [`Error::Malformed`] if the peer sent no
     /// message; [`Error::State`] if the stream discarded it.
     pub fn check(&self) -> Result<Option<u64>> {
+        self.check_by(Ticket::check)
+    }
+
+    /// [`MessageTicket::check`] that waits for no device, as [`Ticket::check_now`].
+    pub(crate) fn check_now(&self) -> Result<Option<u64>> {
+        self.check_by(Ticket::check_now)
+    }
+
+    fn check_by(&self, check: impl Fn(&Ticket) -> Result<bool>) -> Result<Option<u64>> {
         for part in &self.parts {
-            if !part.check()? {
+            if !check(part)? {
                 return Ok(None);
             }
         }
@@ -150,7 +159,7 @@ impl MessageTicket {
 
 impl Awaited for MessageTicket {
     fn outcome(&self) -> Option<Result<()>> {
-        self.check().map(|len| len.map(drop)).transpose()
+        self.check_now().map(|len| len.map(drop)).transpose()
     }
 
     fn looks(&self) -> bool {

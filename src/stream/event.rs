@@ -13,7 +13,7 @@ use super::backoff::{Backoff, deadline_after};
 use super::current::forbid_on;
 use super::fault::StreamFailure;
 use super::lock::Lock;
-use super::own_streams::{has_own_streams, look_at_own_streams};
+use super::own_streams::{has_own_streams, look_at_own_streams, streams_without_thread};
 use super::turns::StreamTurns;
 use crate::{Error, Result, StateKind};
 
@@ -122,6 +122,18 @@ pub(crate) trait ExternalProgress: Send + Sync {
 
     /// Makes this process find out how the work up to there has ended.
     fn settle(&self) {}
+
+    /// Executes, in the calling thread, what the work before the position waits for on streams without a thread. True: something has changed.
+    fn look(&self, position: u64) -> bool {
+        let _ = position;
+        false
+    }
+
+    /// Whether the work before the position may wait for a stream without a thread.
+    fn needs_looks(&self, position: u64) -> bool {
+        let _ = position;
+        false
+    }
 }
 
 impl fmt::Debug for Progress {
@@ -271,14 +283,24 @@ impl StreamPosition {
         self.progress.reached(self.position)
     }
 
-    /// Looks at the stream, if it has no thread. True: something has changed.
-    pub(super) fn look(&self) -> bool {
-        (self.progress.turns.get()).is_some_and(StreamTurns::take)
+    /// Looks at the stream, if it has no thread, or at the streams without a thread that its work before the mark waits for. True: something has changed.
+    pub(crate) fn look(&self) -> bool {
+        match (self.progress.turns.get(), &self.progress.external) {
+            (Some(turns), _) => turns.take(),
+            (None, Some(external)) if streams_without_thread() => external.look(self.position),
+            _ => false,
+        }
     }
 
-    /// Whether the stream is executed by threads that wait for it.
+    /// Whether the work before the mark is executed by threads that wait for it, or may wait for such work.
     pub(super) fn needs_looks(&self) -> bool {
-        self.progress.turns.get().is_some()
+        match (self.progress.turns.get(), &self.progress.external) {
+            (Some(_), _) => true,
+            (None, Some(external)) => {
+                streams_without_thread() && external.needs_looks(self.position)
+            }
+            _ => false,
+        }
     }
 
     /// As [`Progress::is_settled`].

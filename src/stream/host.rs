@@ -117,6 +117,7 @@ impl HostStream {
     ///
     /// - [`Executor::query`] and [`Executor::synchronize`] of the stream, and a call that finds its queue full;
     /// - [`Event::query`] and [`Event::synchronize`] of an event that is recorded on it, and a poll of [`Event::reached`], which has its task polled again at once;
+    /// - the same calls for a stream that waits for an event of this one, also by way of other streams, and for an event that is recorded on such a stream;
     /// - waits for the tickets of messages, collective operations and operations of endpoints that are queued on it;
     /// - every call of the library that waits in a thread that has queued work on the stream, whatever it waits for, until that work is done. So a thread can drive several streams
     ///   that wait for each other.

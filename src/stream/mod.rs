@@ -76,6 +76,8 @@ pub(crate) use library_thread::is_library_thread;
 pub(crate) use lock::Lock;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use lock::locks_taken;
+#[cfg(feature = "cuda")]
+pub(crate) use own_streams::streams_without_thread;
 pub(crate) use own_streams::{has_own_streams, look_at_own_streams, look_at_stream};
 pub(crate) use owner::DeferredDrop;
 pub use owner::{Attachments, Outcome, Owner};
@@ -87,7 +89,7 @@ pub(crate) use replay::ReplayCell;
 pub use replay::{ReplayCells, ReplayKeeper, ReplayMemory, ReplayPart, ReplayStream, ReplayWords};
 pub(crate) use stopping::{EndingDevice, await_or_defer, stopping};
 #[cfg(feature = "cuda")]
-pub(crate) use stopping::{after_stopping, visit};
+pub(crate) use stopping::{after_stopping, await_told, told_devices, visit};
 #[cfg(feature = "cuda")]
 pub(crate) use substitute::{Substitute, may_have_seen};
 #[cfg(feature = "cuda")]

@@ -67,12 +67,17 @@ pub(super) fn is_own(stream: *const ()) -> bool {
 
 /// Looks at the stream with that number, if it has no thread and [`look_at_own_streams`] does not look at it. True: something has changed.
 pub(crate) fn look_at_stream(id: u64) -> bool {
-    if COUNT.load(Ordering::Relaxed) == 0 {
+    if !streams_without_thread() {
         return false;
     }
     let found = ALL.lock().iter().find(|it| it.0 == id).cloned();
     let found = found.filter(|(_, stream)| !is_own(stream.as_ptr().cast()));
     found.is_some_and(|(_, stream)| stream.upgrade().is_some_and(|stream| stream.look()))
+}
+
+/// Whether this process has streams without a thread.
+pub(crate) fn streams_without_thread() -> bool {
+    COUNT.load(Ordering::Relaxed) > 0
 }
 
 /// Makes a stream known.

@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;
 
+#[cfg(feature = "cuda")]
+use super::library_thread::is_library_thread;
+
 /// A device that was told to transmit nothing more for an owner.
 pub(crate) trait EndingDevice: Send + Sync {
     /// Waits until the device has confirmed it, at most as long as a device may take.
@@ -120,6 +123,39 @@ pub(super) fn deferring_waits<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Runs work under a lock, in which owners may tell their devices to stop. Returns these devices, for [`await_told`] once the lock is released.
+#[cfg(feature = "cuda")]
+pub(crate) fn told_devices(work: impl FnOnce()) -> Vec<Arc<dyn EndingDevice>> {
+    /// Also where an owner panics.
+    struct Restore(bool);
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            with(|this| this.is_deferring = self.0);
+        }
+    }
+
+    let (was_deferring, before) = with(|this| {
+        let was_deferring = mem::replace(&mut this.is_deferring, true);
+        (was_deferring, this.ending.len())
+    });
+    let restore = Restore(was_deferring);
+    work();
+    drop(restore);
+    with(|this| this.ending.split_off(before.min(this.ending.len())))
+}
+
+/// Waits for devices that [`told_devices`] has returned, as [`await_or_defer`] does. A thread of the library that executes no stream and stops nothing does not
+/// wait, because it may keep the deadlines of streams. The commands are on their way without it, the owners take no further work, and programs of other streams
+/// wait for their turn until the devices have stopped.
+#[cfg(feature = "cuda")]
+pub(crate) fn await_told(devices: Vec<Arc<dyn EndingDevice>>) {
+    let defers = with(|this| this.is_stopping || this.is_deferring);
+    if defers || !is_library_thread() {
+        devices.into_iter().for_each(await_or_defer);
+    }
+}
+
 /// Waits for the device: in [`stopping`] at its end, and on a thread that defers waits when that thread waits for all.
 pub(crate) fn await_or_defer(device: Arc<dyn EndingDevice>) {
     let left = with(|this| {
@@ -218,6 +254,43 @@ mod tests {
         assert_eq!(notes.take(), ["one", "other", "after", "after that"]);
         after_stopping(note("at once"));
         assert_eq!(notes.take(), ["at once"]);
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn devices_told_under_a_lock_are_waited_for_after_it_and_not_by_a_thread_of_the_library() {
+        let notes = Notes::default();
+        let told = told_devices(|| notes.tell("one"));
+        assert_eq!(notes.take(), [""; 0]);
+        await_told(told);
+        assert_eq!(notes.take(), ["one"]);
+        notes.tell("at once");
+        assert_eq!(notes.take(), ["at once"]);
+        // What the thread has told before stays, and what it defers comes with the rest.
+        stopping(|| {
+            notes.tell("before");
+            let told = told_devices(|| notes.tell("under the lock"));
+            assert_eq!(told.len(), 1);
+            await_told(told);
+            assert_eq!(notes.take(), [""; 0]);
+        });
+        assert_eq!(notes.take(), ["before", "under the lock"]);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            told_devices(|| panic!("on purpose"))
+        }));
+        assert!(panicked.is_err());
+        notes.tell("later");
+        assert_eq!(notes.take(), ["later"]);
+        let other = Notes(Arc::clone(&notes.0));
+        std::thread::spawn(move || {
+            super::super::begin_library_thread();
+            await_told(told_devices(|| other.tell("of the library")));
+            assert_eq!(other.take(), [""; 0]);
+            stopping(|| await_told(told_devices(|| other.tell("stopped"))));
+            assert_eq!(other.take(), ["stopped"]);
+        })
+        .join()
+        .unwrap();
     }
 
     #[cfg(feature = "cuda")]

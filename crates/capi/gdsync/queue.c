@@ -23,9 +23,10 @@ static void doorbell_gds_drop_head(struct doorbell_gds_cq *cq)
 		cq->kept = cq->head;
 }
 
+/* Callers hold the lock of the queue pair, so nothing in here waits for a NIC that is being stopped. */
 static int doorbell_gds_is_over(const doorbell_ticket *ticket)
 {
-	return ticket && doorbell_ticket_status(ticket, NULL) >= DOORBELL_STATUS_COMPLETE;
+	return ticket && doorbell_ticket_status_now(ticket, NULL) >= DOORBELL_STATUS_COMPLETE;
 }
 
 /* Stores the details of the oldest entry of which they are not stored. Its work request is over. */
@@ -299,7 +300,7 @@ static int doorbell_gds_poll_head(struct doorbell_gds_cq *cq, struct ibv_wc *wc)
 	/* Until the stream has passed its wait, the completion belongs to the stream. */
 	if (entry->claim == DOORBELL_GDS_WAITED && !doorbell_gds_is_over(entry->wait))
 		return 0;
-	status = doorbell_ticket_status(entry->work, &failure);
+	status = doorbell_ticket_status_now(entry->work, &failure);
 	if (status == DOORBELL_STATUS_COMPLETE) {
 		if (cq->kept == cq->head)
 			doorbell_gds_keep(cq);

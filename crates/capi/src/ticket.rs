@@ -93,25 +93,45 @@ pub unsafe extern "C" fn doorbell_ticket_status(
     guard(|| {
         // SAFETY: the caller's promise about handles and places.
         let (place, ticket) = unsafe { (out_optional(failure), get(ticket, "ticket")?) };
-        Ok(match ticket.inner.status() {
-            Status::Prepared => DOORBELL_STATUS_PREPARED,
-            Status::Queued => DOORBELL_STATUS_QUEUED,
-            Status::Rung => DOORBELL_STATUS_RUNG,
-            Status::Complete => DOORBELL_STATUS_COMPLETE,
-            Status::Cancelled => DOORBELL_STATUS_CANCELLED,
-            Status::Discarded => DOORBELL_STATUS_DISCARDED,
-            status @ (Status::Failed(failure) | Status::Unknown(failure)) => {
-                if let Some(place) = place {
-                    place.write(failure.into());
-                }
-                match status {
-                    Status::Unknown(_) => DOORBELL_STATUS_UNKNOWN,
-                    _ => DOORBELL_STATUS_FAILED,
-                }
-            }
-            other => unreachable!("{other:?} is no value of this version"),
-        })
+        Ok(report_status(ticket.inner.status(), place))
     })
+}
+
+/// The state of an operation, as far as it is known without a wait.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_ticket_status_now(
+    ticket: *const doorbell_ticket,
+    failure: *mut doorbell_failure,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and places.
+        let (place, ticket) = unsafe { (out_optional(failure), get(ticket, "ticket")?) };
+        Ok(report_status(ticket.inner.status_now(), place))
+    })
+}
+
+fn report_status(status: Status, place: Option<&mut MaybeUninit<doorbell_failure>>) -> c_int {
+    match status {
+        Status::Prepared => DOORBELL_STATUS_PREPARED,
+        Status::Queued => DOORBELL_STATUS_QUEUED,
+        Status::Rung => DOORBELL_STATUS_RUNG,
+        Status::Complete => DOORBELL_STATUS_COMPLETE,
+        Status::Cancelled => DOORBELL_STATUS_CANCELLED,
+        Status::Discarded => DOORBELL_STATUS_DISCARDED,
+        Status::Failed(failure) | Status::Unknown(failure) => {
+            if let Some(place) = place {
+                place.write(failure.into());
+            }
+            match status {
+                Status::Unknown(_) => DOORBELL_STATUS_UNKNOWN,
+                _ => DOORBELL_STATUS_FAILED,
+            }
+        }
+        other => unreachable!("{other:?} is no value of this version"),
+    }
 }
 
 /// Waits until an operation is complete.

@@ -205,6 +205,8 @@ static void invalid_handles(struct rig *rig)
 	WORKS(doorbell_wait_cq(rig->a, DOORBELL_QUEUE_SEND, SOON_MS, &completion));
 	WORKS(doorbell_ticket_destroy(ticket));
 	FINDS_ENDED("destroyed", doorbell_ticket_status(ticket, NULL));
+	FINDS_ENDED("destroyed", doorbell_ticket_status_now(ticket, NULL));
+	GIVES(DOORBELL_EINVAL, doorbell_ticket_status_now(NULL, NULL));
 }
 
 static void *wait_long(void *endpoint)

@@ -271,6 +271,7 @@ static void executes_a_stream_itself(struct rig *rig)
 	GIVES(0, doorbell_stream_query(stream));
 	EXPECT(calls == 1);
 	GIVES(DOORBELL_STATUS_QUEUED, doorbell_ticket_status(store, NULL));
+	GIVES(DOORBELL_STATUS_QUEUED, doorbell_ticket_status_now(store, NULL));
 	memset(bytes_of(rig, 512), 5, 1);
 	WORKS(doorbell_wait_value32(rig->region, 516, DOORBELL_WAIT_GEQ, 9, SOON_MS));
 	WORKS(doorbell_stream_write_value64(stream, rig->region, 528, (uint64_t)1 << 40, NULL));
@@ -410,6 +411,8 @@ static void fails_and_works_after_reset(struct rig *rig)
 	EXPECT(failure.cause == DOORBELL_CAUSE_COMPLETION && failure.has_wr_id == 1 && failure.wr_id == 77);
 	EXPECT(failure.wc_status == 10 /* IBV_WC_REM_ACCESS_ERR */ && failure.syndrome == 0x13);
 	GIVES(DOORBELL_STATUS_FAILED, doorbell_ticket_status(send, &failure));
+	memset(&failure, 0, sizeof failure);
+	GIVES(DOORBELL_STATUS_FAILED, doorbell_ticket_status_now(send, &failure));
 	EXPECT(failure.wr_id == 77);
 	EXPECT(doorbell_endpoint_failure(rig->a, &failure, text, sizeof text) > 0);
 	EXPECT(strstr(text, "remote access error") && failure.qpn == (uint32_t)doorbell_endpoint_qpn(rig->a));
