@@ -359,5 +359,5 @@ impl PyMatchTicket {
     }
 }
 
-any_ticket!(MatchTicket: PyEnvelope, PyEnvelope);
+any_ticket!(MatchTicket: PyEnvelope, PyEnvelope, |ticket| !matches!(ticket.check(), Ok(None)));
 ticket_methods!(PyMatchTicket, MatchTicket);

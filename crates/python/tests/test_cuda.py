@@ -1,12 +1,15 @@
 """Memory and streams of a GPU, over the stand-in for the CUDA driver. Its memory is none that the program can touch."""
 
+import asyncio
 import ctypes
 import os
+from collections.abc import Callable
 from typing import Any
 
 import doorbell
 import pytest
 from conftest import Pair
+from test_await import WithoutReaders, run_with, wait_for
 
 if "DOORBELL_CUDA_STANDIN" not in os.environ:
     pytest.skip("there is no stand-in for the CUDA driver: eval $(scripts/cuda-standin)", allow_module_level=True)
@@ -249,6 +252,28 @@ def test_the_error_of_the_driver_has_its_name(driver: Driver, monkeypatch: pytes
         assert caught.value.name.startswith("CUDA_ERROR") and caught.value.code and caught.value.call
 
 
+def check_never_over(ticket: doorbell.Ticket) -> None:
+    """The next launch executes the operation again: whatever waits for its end is refused, and nothing says that it has ended."""
+
+    descriptor = os.eventfd(0, os.EFD_NONBLOCK)
+    try:
+        assert not ticket.done()
+        waits: list[Callable[[], object]] = [
+            lambda: ticket.wait(timeout=1),
+            lambda: ticket.notify(descriptor),
+            lambda: run_with(asyncio.SelectorEventLoop, asyncio.wait_for(wait_for(ticket), 10)),
+            lambda: run_with(WithoutReaders, asyncio.wait_for(wait_for(ticket), 10)),
+        ]
+        for wait in waits:
+            with pytest.raises(doorbell.StateError) as refused:
+                wait()
+            assert refused.value.kind == "Captured"
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def test_a_graph_that_others_capture_transfers_with_each_launch(driver: Driver) -> None:
     pair = Pair()
     source, target = CudaArray(driver, bytes(64)), CudaArray(driver, bytes(64))
@@ -282,6 +307,15 @@ def test_a_graph_that_others_capture_transfers_with_each_launch(driver: Driver) 
         assert bytes(target) == data
         assert [ticket.launches for ticket in tickets] == [launch] * 4
     assert all(ticket.status == doorbell.Status.RUNG for ticket in tickets)
-    with pytest.raises(doorbell.StateError):
-        tickets[3].wait(timeout=1)
+    for ticket in tickets:
+        check_never_over(ticket)
+    # Outside of a capture a wait is executed once, and over then; the completion of its send is that of the wait.
+    once = stream.queue_send(pair.a, sent[0:64])
+    waited = stream.wait_send(pair.a)
+    stream.synchronize(30)
+    waited.wait(timeout=10)
+    assert waited.done() and waited.status == doorbell.Status.COMPLETE
+    with pytest.raises(doorbell.StateError, match="completion is that of its wait"):
+        once.wait(timeout=1)
+    check_never_over(once)
     driver.call("cuGraphExecDestroy", executable)

@@ -342,7 +342,7 @@ static void captured_by_the_application(const struct driver *driver, struct rig 
 	uint32_t control;
 	static const uint32_t entries[] = {3, 70, 0, 71, 2};
 	doorbell_page_push push;
-	int i, launch;
+	int i, launch, notices = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 
 	EXPECT(doorbell_endpoint_path(rig->a, &control, NULL, 0) > 0);
 	WORKS(doorbell_post_recv(rig->b, 1, &to, 1, &plain));
@@ -399,13 +399,18 @@ static void captured_by_the_application(const struct driver *driver, struct rig 
 		EXPECT(launches == (uint64_t)launch + 1);
 	}
 	FAILS(DOORBELL_ESTATE, "graphs", doorbell_endpoint_reset(rig->a));
+	EXPECT(notices >= 0);
 	for (i = 0; i < 4; i++) {
 		GIVES(1, doorbell_ticket_launches(tickets[i], &launches));
 		EXPECT(launches == LAUNCHES);
 		GIVES(DOORBELL_STATUS_RUNG, doorbell_ticket_status(tickets[i], NULL));
 		FAILS(DOORBELL_ESTATE, "launches", doorbell_ticket_wait(tickets[i], 0));
+		FAILS(DOORBELL_ESTATE, "launches", doorbell_ticket_notify(tickets[i], notices));
 		WORKS(doorbell_ticket_destroy(tickets[i]));
 	}
+	/* Nobody was told. */
+	EXPECT(read(notices, &launches, sizeof launches) == -1);
+	EXPECT(close(notices) == 0);
 	DRIVER(driver->graph_exec_destroy(exec));
 	WORKS(doorbell_endpoint_reset(rig->a));
 	WORKS(doorbell_endpoint_reset(rig->b));
