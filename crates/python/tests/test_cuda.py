@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import gc
 import os
 from collections.abc import Callable
 from typing import Any
@@ -176,6 +177,94 @@ def test_dlpack_leads_to_memory_of_a_gpu(driver: Driver) -> None:
         pair.domain.register(CudaArray(driver, bytes(64), "<f4", strides=(8,)))
 
 
+def test_an_array_that_is_not_what_its_bytes_are_is_refused(driver: Driver) -> None:
+    domain = doorbell.Device().domain()
+    # The stride of 6 bytes is no number of items, though it is more than one.
+    for shape, typestr, strides in [((8,), "<f4", (6,)), ((8,), "<f4", (5,)), ((4, 4), "<f2", (9, 2)), ((2, 2), "|u1", (2,)), ((8,), "<f4", (-4,))]:
+        array = CudaArray(driver, bytes(64), typestr)
+        array.__cuda_array_interface__.update(shape=shape, strides=strides)
+        with pytest.raises(BufferError):
+            domain.register(array)
+    array = CudaArray(driver, bytes(64), "<f4")
+    array.__cuda_array_interface__["mask"] = None
+    assert len(domain.register(array)) == 16
+    array.__cuda_array_interface__["mask"] = CudaArray(driver, bytes(16))
+    with pytest.raises(BufferError, match="mask"):
+        domain.register(array)
+    for change in [{"shape": (-4, -4)}, {"shape": (1 << 62, 4)}, {"typestr": "<U4"}, {"typestr": "|O8"}, {"typestr": "|t8"}, {"typestr": "f4"}]:
+        array = CudaArray(driver, bytes(64), "<f4")
+        array.__cuda_array_interface__.update(change)
+        with pytest.raises(BufferError):
+            domain.register(array)
+    array.__cuda_array_interface__.update(shape=(8,), typestr="<M8[ns]", strides=None)
+    assert len(domain.register(array)) == 8
+
+
+def test_a_tensor_of_dlpack_that_is_not_what_its_bytes_are_is_refused(driver: Driver) -> None:
+    domain = doorbell.Device().domain()
+    memory = CudaArray(driver, bytes(64))
+    packed = DlpackArray(memory)
+    packed.tensor.bits = 4
+    with pytest.raises(BufferError, match="4 bits"):
+        domain.register(packed)
+    for field, value in [("ndim", -1), ("shape", ctypes.POINTER(ctypes.c_int64)())]:
+        tensor = DlpackArray(memory)
+        setattr(tensor.tensor, field, value)
+        with pytest.raises(BufferError, match="shape"):
+            domain.register(tensor)
+    for lengths in [(-2, -8), (1 << 62, 4)]:
+        tensor = DlpackArray(memory)
+        tensor.shape[0], tensor.shape[1] = lengths
+        with pytest.raises(BufferError, match="shape"):
+            domain.register(tensor)
+
+
+def test_a_type_that_only_dlpack_names_is_known(driver: Driver) -> None:
+    domain = doorbell.Device().domain()
+
+    class Named(CudaArray):
+        """As torch has a bfloat16."""
+
+        code = 4
+
+        def __dlpack__(self) -> Any:
+            self.shown = DlpackArray(self)
+            self.shown.tensor.code, self.shown.tensor.bits = self.code, 16
+            # No circle of references: the memory is to be freed at once.
+            del self.shown.array
+            return self.shown.__dlpack__()
+
+    array = Named(driver, bytes(64), "<V2")
+    region = domain.register(array)
+    assert (region.dtype, region.itemsize, len(region)) == (doorbell.DataType.BF16, 2, 32)
+    # Complex of two bytes: known to neither.
+    array.code = 5
+    assert domain.register(array).dtype is None
+    assert domain.register(CudaArray(driver, bytes(64), "<V2")).dtype is None
+
+    class OnlyDlpack(Named):
+        """As older torch has it: the other interface raises for the type."""
+
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]:  # type: ignore[override]
+            raise KeyError("bfloat16")
+
+        @__cuda_array_interface__.setter
+        def __cuda_array_interface__(self, _value: dict[str, Any]) -> None:
+            pass
+
+    assert domain.register(OnlyDlpack(driver, bytes(64))).dtype == doorbell.DataType.BF16
+
+
+def test_the_kind_of_device_is_that_of_dlpack(driver: Driver) -> None:
+    class OnRocm(CudaArray):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (10, 0)
+
+    with pytest.raises(doorbell.StateError, match="device type 10"):
+        doorbell.Device().domain().register(OnRocm(driver, bytes(64)))
+
+
 def test_a_region_keeps_the_array_of_a_gpu(driver: Driver) -> None:
     domain = doorbell.Device().domain()
     array = CudaArray(driver, bytes(64))
@@ -282,6 +371,8 @@ def test_a_graph_that_others_capture_transfers_with_each_launch(driver: Driver) 
     raw = driver.stream()
     stream = doorbell.CudaStream(raw)
     graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+    # In this mode the driver refuses to free memory: arrays that wait for the collector go before.
+    gc.collect()
     # As torch.cuda.graph does: CU_STREAM_CAPTURE_MODE_GLOBAL.
     driver.call("cuStreamBeginCapture_v2", ctypes.c_void_p(raw), 0)
     try:
@@ -310,6 +401,7 @@ def test_a_graph_that_others_capture_transfers_with_each_launch(driver: Driver) 
     for ticket in tickets:
         check_never_over(ticket)
     # Outside of a capture a wait is executed once, and over then; the completion of its send is that of the wait.
+    stream.queue_recv(pair.b, received[0:64])
     once = stream.queue_send(pair.a, sent[0:64])
     waited = stream.wait_send(pair.a)
     stream.synchronize(30)
