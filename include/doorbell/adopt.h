@@ -12,7 +12,8 @@
  * call fails, `release` is not called.
  *
  * CUDA's objects are adopted without calls of their own: doorbell_stream_create_cuda takes a CUstream,
- * doorbell_region_register_device a device pointer, and both use the context of the caller. See doorbell/gpu.h.
+ * doorbell_region_register_device a device pointer, and doorbell_stream_wait_cuda_event a CUevent. They use the context of
+ * the caller. See doorbell/gpu.h.
  *
  * All calls return DOORBELL_EFEATURE if the library was built without the feature `verbs`.
  */

@@ -14,6 +14,7 @@ extern "C" {
 
 /* Types of CUDA, declared by name only. */
 struct CUstream_st;
+struct CUevent_st;
 
 /* ---------------------------------------------------------------------------------------------------------- CUDA */
 
@@ -94,6 +95,25 @@ int doorbell_cuda_stream_config_init(doorbell_cuda_stream_config *config, uint32
  */
 int doorbell_stream_create_cuda(struct CUstream_st *cuda_stream, const doorbell_cuda_stream_config *config,
 				doorbell_stream **stream);
+
+/*
+ * Makes work that is queued on the stream later wait for the work that a CUevent or cudaEvent_t represents. The event may
+ * have been recorded on any stream of this process. Does nothing if that work is done, or if the event was never recorded.
+ * The library never destroys the event. Events of this library are for doorbell_stream_wait_event.
+ *
+ * CUDA stream: cuStreamWaitEvent. The call waits for what was recorded last when it is made; the event may be recorded
+ * again or destroyed when it returns. If the event was recorded in a stream capture, the stream joins the capture; while the
+ * caller captures the stream, the wait is part of the graph.
+ *
+ * Host stream: the thread that executes the stream asks the driver with pauses (cuEventQuery). The event must not be
+ * destroyed or recorded again before the stream has passed the wait, or doorbell_stream_abort has ended it. If the driver
+ * reports an error, it is a fault of the stream. The calling thread must have a current context, which must not be
+ * destroyed before the stream has passed the wait; it need not be the event's. Returns DOORBELL_ESTATE without one, and
+ * DOORBELL_ECUDA for an event that was recorded in a stream capture, which is then invalid.
+ *
+ * Returns DOORBELL_ESTATE for a trigger stream, and DOORBELL_EINVAL for NULL.
+ */
+int doorbell_stream_wait_cuda_event(doorbell_stream *stream, struct CUevent_st *cuda_event);
 
 /*
  * Writes the device address of a 32-bit status word, for kernels to read. The word is 0 if nothing has failed,

@@ -26,6 +26,8 @@ static void without_the_feature(struct rig *rig)
 	EXPECT(address == 3);
 	WORKS(doorbell_page_push_init(&push, sizeof push));
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_stream_push_pages(rig->stream, rig->a, &push, NULL));
+	FAILS(DOORBELL_EFEATURE, "feature `cuda`",
+	      doorbell_stream_wait_cuda_event(rig->stream, (struct CUevent_st *)(uintptr_t)64));
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_graph_builder_capture(rig->stream, &builder));
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`",
 	      doorbell_graph_builder_for_graph(rig->stream, (struct CUgraph_st *)(uintptr_t)64, &builder));
@@ -58,6 +60,8 @@ static void everywhere(struct rig *rig)
 	/* What only a GPU's streams have. */
 	FAILS(DOORBELL_ESTATE, "doorbell_stream_create_cuda", doorbell_stream_status_word(rig->stream, &word));
 	FAILS(DOORBELL_ESTATE, "not a CUDA stream", doorbell_stream_status(rig->stream, &status));
+	FAILS(DOORBELL_EINVAL, "`cuda_event`", doorbell_stream_wait_cuda_event(rig->stream, NULL));
+	FAILS(DOORBELL_EINVAL, "`stream`", doorbell_stream_wait_cuda_event(NULL, NULL));
 	FAILS(DOORBELL_ESTATE, "not a CUDA stream", doorbell_stream_clear_status(rig->stream));
 	EXPECT(word == 1 && status == 1);
 }
@@ -238,6 +242,54 @@ static void on_streams(const struct driver *driver, struct rig *rig, doorbell_re
 		      doorbell_stream_create_cuda((struct CUstream_st *)(uintptr_t)2, NULL, &stream));
 		EXPECT(stream == NULL);
 	}
+}
+
+static void count(void *calls)
+{
+	++*(int *)calls;
+}
+
+/* Streams of all kinds and an event that the program records, which stays the program's. */
+static void streams_wait_for_events(const struct driver *driver, struct rig *rig)
+{
+	struct CUstream_st *raw, *others;
+	doorbell_stream *waits, *holds;
+	struct CUevent_st *event;
+	doorbell_stream *kernels;
+	int calls = 0;
+
+	DRIVER(driver->stream_create(&raw, 1));
+	DRIVER(driver->stream_create(&others, 1));
+	DRIVER(driver->event_create(&event, 0));
+	WORKS(doorbell_stream_create_cuda(raw, NULL, &waits));
+	WORKS(doorbell_stream_create_cuda(others, NULL, &holds));
+	/* It was never recorded. */
+	WORKS(doorbell_stream_wait_cuda_event(rig->stream, event));
+	WORKS(doorbell_stream_wait_cuda_event(waits, event));
+	WORKS(doorbell_stream_write_value32(rig->stream, rig->region, 0, 0, NULL));
+	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
+	WORKS(doorbell_stream_wait_value32(holds, rig->region, 0, DOORBELL_WAIT_GEQ, 1, SOON_MS, NULL));
+	DRIVER(driver->event_record(event, others));
+	WORKS(doorbell_stream_wait_cuda_event(rig->stream, event));
+	WORKS(doorbell_stream_wait_cuda_event(waits, event));
+	WORKS(doorbell_stream_launch(rig->stream, count, &calls));
+	GIVES(DOORBELL_ETIMEOUT, doorbell_stream_synchronize(rig->stream, 20));
+	GIVES(DOORBELL_ETIMEOUT, doorbell_stream_synchronize(waits, 20));
+	EXPECT(calls == 0);
+	memset(doorbell_region_pointer(rig->region), 1, 4);
+	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
+	WORKS(doorbell_stream_synchronize(waits, SOON_MS));
+	EXPECT(calls == 1);
+	DRIVER(driver->event_query(event));
+	if (doorbell_stream_create_trigger("kernels", &kernels) == 0) {
+		FAILS(DOORBELL_ESTATE, "kernels execute", doorbell_stream_wait_cuda_event(kernels, event));
+		WORKS(doorbell_stream_destroy(kernels));
+	}
+	WORKS(doorbell_stream_destroy(waits));
+	WORKS(doorbell_stream_destroy(holds));
+	DRIVER(driver->event_destroy(event));
+	DRIVER(driver->stream_destroy(raw));
+	DRIVER(driver->stream_destroy(others));
 }
 
 /* What the GPU can do, as numbers; the text has the same. */
@@ -673,10 +725,12 @@ static int with_the_feature(struct rig *rig)
 	FAILS(DOORBELL_ESTATE, "context", doorbell_region_alloc_device(rig->domain, 8, 0, &own));
 	FAILS(DOORBELL_ESTATE, "context", doorbell_region_register_device(rig->domain, 64, 8, 0, &own));
 	FAILS(DOORBELL_ESTATE, "context", doorbell_cuda_read_capabilities(&capabilities, sizeof capabilities));
+	FAILS(DOORBELL_ESTATE, "current", doorbell_stream_wait_cuda_event(rig->stream, (struct CUevent_st *)(uintptr_t)64));
 	DRIVER(driver.device_get(&device, 0));
 	DRIVER(driver.ctx_retain(&context, device));
 	DRIVER(driver.ctx_set(context));
 	capabilities_are_reported();
+	streams_wait_for_events(&driver, rig);
 	DRIVER(driver.alloc(&memory, BYTES));
 	FAILS(DOORBELL_ERANGE, "`len_bytes`", doorbell_region_alloc_device(rig->domain, 0, 0, &own));
 	if (strncmp(rig_device_name(), "softcx", 6) == 0) {
