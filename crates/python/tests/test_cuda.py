@@ -2,8 +2,9 @@
 
 import asyncio
 import ctypes
-import gc
 import os
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -71,7 +72,11 @@ class CudaArray:
 
     def __del__(self) -> None:
         CudaArray.freed.append(self.pointer)
+        # Objects are dropped at any time, also while a stream is captured, which a call that frees would break off in another mode: CU_STREAM_CAPTURE_MODE_RELAXED.
+        mode = ctypes.c_int(2)
+        self.driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
         self.driver.call("cuMemFree_v2", ctypes.c_uint64(self.pointer))
+        self.driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
 
 class OfDevice(CudaArray):
@@ -191,7 +196,9 @@ def test_an_array_that_is_not_what_its_bytes_are_is_refused(driver: Driver) -> N
     array.__cuda_array_interface__["mask"] = CudaArray(driver, bytes(16))
     with pytest.raises(BufferError, match="mask"):
         domain.register(array)
-    for change in [{"shape": (-4, -4)}, {"shape": (1 << 62, 4)}, {"typestr": "<U4"}, {"typestr": "|O8"}, {"typestr": "|t8"}, {"typestr": "f4"}]:
+    changes: list[dict[str, Any]] = [{"shape": shape} for shape in ((-4, -4), (1 << 62, 4))]
+    changes += [{"typestr": name} for name in ("<U4", "|O8", "|t8", "f4")]
+    for change in changes:
         array = CudaArray(driver, bytes(64), "<f4")
         array.__cuda_array_interface__.update(change)
         with pytest.raises(BufferError):
@@ -246,7 +253,7 @@ def test_a_type_that_only_dlpack_names_is_known(driver: Driver) -> None:
         """As older torch has it: the other interface raises for the type."""
 
         @property
-        def __cuda_array_interface__(self) -> dict[str, Any]:  # type: ignore[override]
+        def __cuda_array_interface__(self) -> dict[str, Any]:
             raise KeyError("bfloat16")
 
         @__cuda_array_interface__.setter
@@ -299,6 +306,112 @@ def test_streams_of_other_packages_are_used_as_they_are(driver: Driver, kind: An
     host.synchronize(10)
     stream.wait_event(host.record())
     stream.synchronize(10)
+
+
+class TorchEvent:
+    """An event as torch has it, which creates it with the first record and destroys it at the end."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.cuda_event = 0
+
+    def record(self, stream: int) -> None:
+        event = ctypes.c_void_p(self.cuda_event)
+        if not event.value:
+            self.driver.call("cuEventCreate", ctypes.byref(event), 0)
+        self.driver.call("cuEventRecord", event, ctypes.c_void_p(stream))
+        self.cuda_event = event.value or 0
+
+    def __del__(self) -> None:
+        if self.cuda_event:
+            self.driver.call("cuEventDestroy_v2", ctypes.c_void_p(self.cuda_event))
+
+
+class CupyEvent:
+    def __init__(self, handle: int) -> None:
+        self.ptr = handle
+
+
+def test_streams_wait_for_events_of_other_libraries(driver: Driver) -> None:
+    raw = driver.stream()
+    holder, cuda, host = doorbell.CudaStream(raw), doorbell.CudaStream(driver.stream()), doorbell.HostStream()
+    gate = doorbell.Device().domain().alloc(4)
+    word = memoryview(gate).cast("I")
+    event = TorchEvent(driver)
+    # Never recorded, it holds nobody.
+    for stream in (cuda, host):
+        stream.wait_event(event)
+        stream.synchronize(30)
+    called: list[int] = []
+    wraps: list[Callable[[TorchEvent], object]] = [lambda it: it, lambda it: it.cuda_event, lambda it: CupyEvent(it.cuda_event)]
+    for round_number, wrapped in enumerate(wraps):
+        word[0] = 0
+        holder.wait_value(gate, 0, 1, timeout=60)
+        event.record(raw)
+        for stream in (cuda, host):
+            stream.wait_event(wrapped(event))
+            stream.launch(lambda: called.append(1))
+        with pytest.raises(doorbell.TimeoutError):
+            host.synchronize(0.02)
+        assert len(called) == 2 * round_number and not cuda.done()
+        word[0] = 1
+        host.synchronize(30)
+        cuda.synchronize(30)
+        assert len(called) == 2 * round_number + 2
+    # The stream of the host keeps the object while it waits for it.
+    word[0] = 0
+    holder.wait_value(gate, 0, 1, timeout=60)
+    event.record(raw)
+    gone = weakref.ref(event)
+    host.wait_event(event)
+    del event
+    assert gone() is not None and not host.done()
+    word[0] = 1
+    host.synchronize(30)
+    for _ in range(1000):
+        if gone() is None:
+            break
+        doorbell.HostStream("turn").synchronize(10)
+    assert gone() is None
+
+
+def test_a_host_stream_uses_the_context_of_the_thread_or_the_event(driver: Driver) -> None:
+    class OfDevice(TorchEvent):
+        class device:
+            index = 0
+
+    host, raw = doorbell.HostStream(), driver.stream()
+    plain, named = TorchEvent(driver), OfDevice(driver)
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            host.wait_event(named)
+            host.wait_event(plain)
+        except doorbell.StateError as error:
+            errors.append(error)
+
+    plain.record(raw)
+    named.record(raw)
+    # A thread that has used no GPU.
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+    assert [str(error) for error in errors] and "context" in str(errors[0])
+    host.synchronize(30)
+
+
+def test_what_is_no_event_is_refused(driver: Driver) -> None:
+    for stream in (doorbell.HostStream(), doorbell.CudaStream(driver.stream())):
+        with pytest.raises(TypeError, match="cuda_event"):
+            stream.wait_event("event")
+        with pytest.raises(doorbell.StateError, match="null"):
+            stream.wait_event(0)
+        # The stand-in knows its events; no real driver is given what is none.
+        with pytest.raises(doorbell.CudaError) as unknown:
+            stream.wait_event(1 << 20)
+        asked = "cuEventQuery" if isinstance(stream, doorbell.HostStream) else "cuStreamWaitEvent"
+        assert (unknown.value.call, unknown.value.code, unknown.value.name) == (asked, 400, "CUDA_ERROR_INVALID_HANDLE")
 
 
 def test_a_tensor_of_the_host_and_a_stream_of_the_gpu(driver: Driver) -> None:
@@ -371,8 +484,6 @@ def test_a_graph_that_others_capture_transfers_with_each_launch(driver: Driver) 
     raw = driver.stream()
     stream = doorbell.CudaStream(raw)
     graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
-    # In this mode the driver refuses to free memory: arrays that wait for the collector go before.
-    gc.collect()
     # As torch.cuda.graph does: CU_STREAM_CAPTURE_MODE_GLOBAL.
     driver.call("cuStreamBeginCapture_v2", ctypes.c_void_p(raw), 0)
     try:
@@ -390,6 +501,7 @@ def test_a_graph_that_others_capture_transfers_with_each_launch(driver: Driver) 
         driver.call("cuStreamEndCapture", ctypes.c_void_p(raw), ctypes.byref(graph))
     driver.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
     driver.call("cuGraphDestroy", graph)
+    assert [(ticket.status, ticket.launches) for ticket in tickets] == [(doorbell.Status.PREPARED, 0)] * 4
     for launch in range(1, 21):
         data = bytes([launch]) * 64
         driver.call("cuMemcpyHtoD_v2", ctypes.c_uint64(source.pointer), data, ctypes.c_size_t(64))
