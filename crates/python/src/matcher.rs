@@ -329,11 +329,13 @@ impl PyEnvelope {
         self.0.peer
     }
 
+    /// The tag of the message.
     #[getter]
     fn tag(&self) -> u32 {
         self.0.tag
     }
 
+    /// The length of the message in bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.0.len_bytes

@@ -171,6 +171,7 @@ pub struct PyCompletion(pub Completion);
 
 #[pymethods]
 impl PyCompletion {
+    /// The number that the work request was given.
     #[getter]
     fn wr_id(&self) -> u64 {
         self.0.wr_id
@@ -182,6 +183,7 @@ impl PyCompletion {
         self.0.len_bytes
     }
 
+    /// The immediate data of a receive.
     #[getter]
     fn immediate(&self) -> Option<u32> {
         self.0.imm
@@ -215,6 +217,7 @@ impl PyTicket {
 
 #[pymethods]
 impl PyTicket {
+    /// The status of the operation now.
     #[getter]
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let ticket = self.inner()?;

@@ -164,6 +164,10 @@ def test_slices_count_items_and_cut_nothing_off(pair: Pair) -> None:
         with pytest.raises(doorbell.OutOfBoundsError) as caught:
             region[wrong]
         assert caught.value.limit_bytes == 40
+    with pytest.raises(doorbell.OutOfBoundsError) as outside:
+        region.span(38, 4)
+    found = outside.value
+    assert (found.argument, found.offset, found.len_bytes, found.limit_bytes) == ("slice", 38, 4, 40)
     with pytest.raises(IndexError):
         region.span(38, 3)
     with pytest.raises(ValueError, match="step"):
