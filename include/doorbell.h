@@ -34,8 +34,7 @@
  *   scripts/install-c PREFIX     installs headers, libdoorbell.so, libdoorbell.a, libgdsync.so and doorbell.pc
  *   shared:   cc program.c $(pkg-config --cflags --libs doorbell)
  *   static:   cc program.c $(pkg-config --cflags --libs --static doorbell | sed s/-ldoorbell/-l:libdoorbell.a/)
- *   CMake:    pkg_check_modules(DOORBELL REQUIRED IMPORTED_TARGET doorbell), then link PkgConfig::DOORBELL; see
- *             examples/cmake
+ *   CMake:    find_package(doorbell 0.1 REQUIRED), then link doorbell::doorbell; see examples/cmake
  *   Without installation, from the build folder, where the libraries have no version number:
  *   cc -I include program.c target/release/libdoorbell.a -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
  *   If the library was built with the feature `verbs`, the static library needs -lrdmacm -lmlx5 -libverbs before these.

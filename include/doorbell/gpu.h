@@ -88,9 +88,10 @@ int doorbell_cuda_stream_config_init(doorbell_cuda_stream_config *config, uint32
  * legacy default stream of the current context; its waits block all blocking streams. cudaStreamPerThread returns
  * DOORBELL_ESTATE.
  *
- * While the caller captures the CUDA stream, doorbell_stream_queue_send, _queue_recv, _wait_cq, _wait_value32 and
- * _write_value32 add a node to the caller's graph, which executes the operation with each launch. Both queues of the
- * endpoint belong to such graphs until doorbell_endpoint_reset, which returns DOORBELL_ESTATE before the graphs are
+ * While the caller captures the CUDA stream, doorbell_stream_queue_send, _queue_write, _queue_read, _queue_recv, _wait_cq,
+ * _push_pages, _wait_value32, _write_value32, _wait_value64, _write_value64 and _wait_count64 add a node to the caller's
+ * graph, which executes the operation with each launch. doorbell_stream_wait_cuda_event adds a dependency. Both queues of
+ * the endpoint belong to such graphs until doorbell_endpoint_reset, which returns DOORBELL_ESTATE before the graphs are
  * destroyed. doorbell_ticket_launches counts. Other calls that queue return DOORBELL_ESTATE. docs/gpu.md has the rules.
  */
 int doorbell_stream_create_cuda(struct CUstream_st *cuda_stream, const doorbell_cuda_stream_config *config,
