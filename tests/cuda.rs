@@ -2292,11 +2292,12 @@ impl ForeignWord {
 
 impl Drop for ForeignWord {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
         // SAFETY: made in `new`, and nothing is queued that reads it.
-        assert_eq!(
-            unsafe { sys::cuMemFreeHost(self.host.cast_mut().cast()) },
-            OK
-        );
+        let freed = unsafe { sys::cuMemFreeHost(self.host.cast_mut().cast()) };
+        assert_eq!(freed, OK);
     }
 }
 

@@ -202,9 +202,12 @@ pub(crate) fn notify(awaited: impl Awaited + 'static, eventfd: BorrowedFd<'_>) -
     match awaited.outcome() {
         None => {}
         // It is never over. A notice would say that it is.
-        Some(Err(refusal @ Error::State { kind, .. })) if kind == StateKind::Captured => {
-            return Err(refusal);
-        }
+        Some(Err(
+            refusal @ Error::State {
+                kind: StateKind::Captured,
+                ..
+            },
+        )) => return Err(refusal),
         Some(_) => {
             waker.wake();
             return Ok(());
