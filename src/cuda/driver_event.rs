@@ -25,7 +25,7 @@ impl CudaStream {
     /// The call does not keep the event: it may be recorded again or destroyed as soon as the call returns. It is never destroyed by this library.
     ///
     /// If the event was recorded in a stream capture, this stream joins the capture, as with the driver's call. On a stream that is being captured, the wait becomes part of
-    /// the graph.
+    /// the graph. So from this call on, queueing on a stream that this library has created takes one more driver call, as after [`CudaStream::raw`].
     ///
     /// # Errors
     /// [`Error::State`] for a null event, [`Error::Cuda`], [`Error::Asynchronous`].
