@@ -34,8 +34,7 @@
  *   scripts/install-c PREFIX     installs headers, libdoorbell.so, libdoorbell.a, libgdsync.so and doorbell.pc
  *   shared:   cc program.c $(pkg-config --cflags --libs doorbell)
  *   static:   cc program.c $(pkg-config --cflags --libs --static doorbell | sed s/-ldoorbell/-l:libdoorbell.a/)
- *   CMake:    pkg_check_modules(DOORBELL REQUIRED IMPORTED_TARGET doorbell), then link PkgConfig::DOORBELL; see
- *             examples/cmake
+ *   CMake:    find_package(doorbell 0.1 REQUIRED), then link doorbell::doorbell; see examples/cmake
  *   Without installation, from the build folder, where the libraries have no version number:
  *   cc -I include program.c target/release/libdoorbell.a -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
  *   If the library was built with the feature `verbs`, the static library needs -lrdmacm -lmlx5 -libverbs before these.
@@ -84,10 +83,10 @@
  *
  * CUDA
  *   Calls take CUDA's own types, but the headers do not need CUDA's headers: `struct CUstream_st *` is CUstream or
- *   cudaStream_t, and a `uint64_t` device address is a CUdeviceptr. Calls use the context that is current in the
- *   calling thread; the runtime API creates one in its first call. Every build of the library exports these calls. They
- *   return DOORBELL_EFEATURE if the library was built without the feature `cuda`, and DOORBELL_ESTATE if there is no
- *   driver or no current context. Streams share the work queues of their context (8, or CUDA_DEVICE_MAX_CONNECTIONS, at
+ *   cudaStream_t, `struct CUevent_st *` is CUevent or cudaEvent_t, and a `uint64_t` device address is a CUdeviceptr. Calls
+ *   use the context that is current in the calling thread; the runtime API creates one in its first call. Every build of
+ *   the library exports these calls. They return DOORBELL_EFEATURE if the library was built without the feature `cuda`,
+ *   and DOORBELL_ESTATE if there is no driver or no current context. Streams share the work queues of their context (8, or CUDA_DEVICE_MAX_CONNECTIONS, at
  *   most 32). While as many streams wait as there are queues, no other stream goes on, whatever its priority. A kernel
  *   queue or a region is unregistered from the driver when it is destroyed; an endpoint, and what is destroyed while a
  *   stream of this library has work, by the next call of the program that destroys a device queue, a region or a stream,

@@ -1,5 +1,5 @@
 //! Events and tickets in asynchronous programs: as futures and as eventfds, under the runtime that most programs use.
-#![allow(unsafe_code)] // creates an eventfd, and reads it
+#![allow(unsafe_code)] // gives descriptors to the runtime
 #![cfg(all(feature = "softcx", not(loom)))]
 
 #[path = "../examples/tokio.rs"]
@@ -7,13 +7,13 @@ mod example;
 mod rig;
 mod waived;
 
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use doorbell::{EndpointConfig, Error, Event, Executor, QueueKind, Result, Work};
-use rig::{Limit, Pair, SOON, device};
+use rig::{Limit, Pair, SOON, count, device, eventfd};
 use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
 
@@ -43,22 +43,6 @@ fn held(stream: &rig::Stream) -> Arc<AtomicBool> {
     let (go, hold) = rig::gate();
     stream.launch(hold).unwrap();
     go
-}
-
-fn eventfd() -> OwnedFd {
-    // SAFETY: makes a descriptor, which belongs to the caller.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    assert!(fd >= 0);
-    // SAFETY: just made.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
-
-/// The count of an eventfd, which becomes 0; 0 if it is.
-fn count(fd: &impl AsRawFd) -> u64 {
-    let mut count = 0_u64;
-    // SAFETY: reads eight bytes into eight bytes.
-    let read = unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), 8) };
-    if read == 8 { count } else { 0 }
 }
 
 /// Two tasks of one thread, each with a stream and a pair of endpoints, take turns: a task that waits does not hinder the other.

@@ -2395,3 +2395,285 @@ fn stand_in_identifies_itself_in_the_device_name() {
     let name = unsafe { CStr::from_ptr(text) };
     assert_eq!(name, c"CUDA_ERROR_NOT_READY");
 }
+
+/// An event of the application, recorded behind a wait for a word of `memory`.
+struct ForeignEvent {
+    event: sys::CUevent,
+    stream: sys::CUstream,
+}
+
+impl ForeignEvent {
+    fn new(context: &CudaContext) -> ForeignEvent {
+        let (mut event, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the context lives; writes two handles, which `drop` destroys.
+        unsafe {
+            assert_eq!(sys::cuCtxSetCurrent(context.raw()), OK);
+            assert_eq!(sys::cuEventCreate(&mut event, 0), OK);
+            assert_eq!(sys::cuStreamCreate(&mut stream, 1), OK);
+        }
+        ForeignEvent { event, stream }
+    }
+
+    /// Recorded behind a wait until the word is 1.
+    fn record_behind(&self, word: &ForeignWord) {
+        // SAFETY: stream, event and memory live; 0 is CU_STREAM_WAIT_VALUE_GEQ.
+        unsafe {
+            let waited = sys::cuStreamWaitValue32_v2(self.stream, word.device, 1, 0);
+            assert_eq!(waited, OK);
+            assert_eq!(sys::cuEventRecord(self.event, self.stream), OK);
+        }
+    }
+}
+
+impl Drop for ForeignEvent {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`. The driver takes its time for the work.
+        unsafe {
+            sys::cuEventDestroy_v2(self.event);
+            sys::cuStreamDestroy_v2(self.stream);
+        }
+    }
+}
+
+/// A word of host memory that a stream of the application waits for.
+struct ForeignWord {
+    host: *const AtomicU32,
+    device: sys::CUdeviceptr,
+}
+
+impl ForeignWord {
+    fn new(context: &CudaContext) -> ForeignWord {
+        let (mut host, mut device) = (std::ptr::null_mut(), 0);
+        // SAFETY: the context lives; writes two addresses, of memory that `drop` frees.
+        unsafe {
+            assert_eq!(sys::cuCtxSetCurrent(context.raw()), OK);
+            assert_eq!(sys::cuMemHostAlloc(&mut host, 4096, 2), OK);
+            assert_eq!(sys::cuMemHostGetDevicePointer_v2(&mut device, host, 0), OK);
+        }
+        let word = ForeignWord {
+            host: host.cast_const().cast(),
+            device,
+        };
+        word.set(0);
+        word
+    }
+
+    fn set(&self, value: u32) {
+        // SAFETY: it lives as long as this object.
+        unsafe { &*self.host }.store(value, Ordering::SeqCst);
+    }
+}
+
+impl Drop for ForeignWord {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        // SAFETY: made in `new`, and nothing is queued that reads it.
+        let freed = unsafe { sys::cuMemFreeHost(self.host.cast_mut().cast()) };
+        assert_eq!(freed, OK);
+    }
+}
+
+/// Streams of both kinds wait for an event that other code has recorded, and go on when its work is done. The event stays the application's.
+#[test]
+fn streams_wait_for_events_of_cuda() {
+    let _alone = alone();
+    let test = "streams_wait_for_events_of_cuda";
+    let Some(context) = context(test) else { return };
+    let _limit = Limit::new(test, BOUND);
+    let word = ForeignWord::new(&context);
+    let (cuda, host) = (
+        new_stream(&context, "waits"),
+        HostStream::new("waits").unwrap(),
+    );
+    for round in 0..20 {
+        let foreign = ForeignEvent::new(&context);
+        // Never recorded: nothing to wait for.
+        // SAFETY: the event lives longer than the waits for it.
+        unsafe {
+            host.wait_cuda_event(&context, foreign.event, ()).unwrap();
+            cuda.wait_cuda_event(foreign.event).unwrap();
+        }
+        cuda.synchronize(SOON).unwrap();
+        host.synchronize(SOON).unwrap();
+        word.set(0);
+        foreign.record_behind(&word);
+        let kept = Arc::new(());
+        let ran = Arc::new(AtomicU32::new(0));
+        // SAFETY: as above.
+        unsafe {
+            host.wait_cuda_event(&context, foreign.event, Arc::clone(&kept))
+                .unwrap();
+            cuda.wait_cuda_event(foreign.event).unwrap();
+        }
+        let count = || {
+            let ran = Arc::clone(&ran);
+            move || {
+                ran.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        host.launch(count()).unwrap();
+        cuda.launch_host(count()).unwrap();
+        std::thread::sleep(Duration::from_millis(if round == 0 { 50 } else { 1 }));
+        assert_eq!(ran.load(Ordering::SeqCst), 0, "both wait");
+        assert_eq!((host.query(), cuda.query()), (Ok(false), Ok(false)));
+        assert_eq!(Arc::strong_count(&kept), 2);
+        word.set(1);
+        host.synchronize(SOON).unwrap();
+        cuda.synchronize(SOON).unwrap();
+        assert_eq!(ran.load(Ordering::SeqCst), 2);
+        assert_eq!(Arc::strong_count(&kept), 1, "the owner is released");
+        // SAFETY: it was not destroyed by anybody.
+        assert_eq!(unsafe { sys::cuEventQuery(foreign.event) }, OK);
+    }
+}
+
+/// A CUDA stream waits for the record of the call, and needs the event no longer.
+#[test]
+fn a_cuda_stream_does_not_need_the_event_after_the_call() {
+    let _alone = alone();
+    let test = "a_cuda_stream_does_not_need_the_event_after_the_call";
+    let Some(context) = context(test) else { return };
+    let _limit = Limit::new(test, BOUND);
+    let word = ForeignWord::new(&context);
+    let stream = new_stream(&context, "waits");
+    let foreign = ForeignEvent::new(&context);
+    foreign.record_behind(&word);
+    // SAFETY: the event lives in the call.
+    unsafe { stream.wait_cuda_event(foreign.event) }.unwrap();
+    drop(foreign);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(stream.query(), Ok(false));
+    word.set(1);
+    stream.synchronize(SOON).unwrap();
+}
+
+#[test]
+fn an_abort_ends_the_wait_of_a_host_stream_for_an_event_of_cuda() {
+    let _alone = alone();
+    let test = "an_abort_ends_the_wait_of_a_host_stream_for_an_event_of_cuda";
+    let Some(context) = context(test) else { return };
+    let _limit = Limit::new(test, BOUND);
+    let word = ForeignWord::new(&context);
+    let foreign = ForeignEvent::new(&context);
+    foreign.record_behind(&word);
+    let stream = HostStream::new("aborted").unwrap();
+    let kept = Arc::new(());
+    // SAFETY: the event lives longer than the wait.
+    unsafe { stream.wait_cuda_event(&context, foreign.event, Arc::clone(&kept)) }.unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    stream.abort();
+    until("the owner is released", || Arc::strong_count(&kept) == 1);
+    stream.take_fault();
+    stream.synchronize(SOON).unwrap();
+    word.set(1);
+    // SAFETY: a stream of this test.
+    assert_eq!(unsafe { sys::cuStreamSynchronize(foreign.stream) }, OK);
+}
+
+/// What the driver refuses, at the call and later.
+#[test]
+fn errors_of_events_of_cuda_are_reported() {
+    let _alone = alone();
+    let test = "errors_of_events_of_cuda_are_reported";
+    let Some(context) = context(test) else { return };
+    let _limit = Limit::new(test, BOUND);
+    let word = ForeignWord::new(&context);
+    let (cuda, host) = (
+        new_stream(&context, "fails"),
+        HostStream::new("fails").unwrap(),
+    );
+    // SAFETY: null is refused.
+    let refused = unsafe {
+        [
+            cuda.wait_cuda_event(std::ptr::null_mut()),
+            host.wait_cuda_event(&context, std::ptr::null_mut(), ()),
+        ]
+    };
+    for refused in refused {
+        assert!(matches!(refused, Err(Error::State { .. })), "{refused:?}");
+    }
+    let foreign = ForeignEvent::new(&context);
+    // Under capture: the event cannot be queried.
+    // SAFETY: stream and event live.
+    unsafe {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        assert_eq!(sys::cuStreamBeginCapture_v2(foreign.stream, mode), OK);
+        assert_eq!(sys::cuEventRecord(foreign.event, foreign.stream), OK);
+    }
+    // SAFETY: the event lives.
+    let refused = unsafe { host.wait_cuda_event(&context, foreign.event, ()) };
+    assert!(
+        matches!(
+            refused,
+            Err(Error::Cuda {
+                call: "cuEventQuery",
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+    let mut graph = std::ptr::null_mut();
+    // SAFETY: ends the capture of this stream, which has become invalid.
+    unsafe { sys::cuStreamEndCapture(foreign.stream, &mut graph) };
+    if !is_standin() {
+        return;
+    }
+    let foreign = ForeignEvent::new(&context);
+    foreign.record_behind(&word);
+    // The call itself asks once; what the stream asks then fails.
+    let Some(fault) = Fault::new(test, "cuEventQuery:700,nth=2") else {
+        return;
+    };
+    let ran = Arc::new(AtomicBool::new(false));
+    let runs = Arc::clone(&ran);
+    // SAFETY: the event lives longer than the wait.
+    unsafe { host.wait_cuda_event(&context, foreign.event, ()) }.unwrap();
+    let launched = host.launch(move || runs.store(true, Ordering::SeqCst));
+    let failed = launched.and_then(|()| host.synchronize(SOON)).unwrap_err();
+    drop(fault);
+    assert!(
+        matches!(&failed, Error::Asynchronous { reason, .. } if reason.contains("CUDA event")),
+        "{failed:?}"
+    );
+    assert!(!ran.load(Ordering::SeqCst), "it is behind the failure");
+    word.set(1);
+    // SAFETY: a stream of this test.
+    assert_eq!(unsafe { sys::cuStreamSynchronize(foreign.stream) }, OK);
+}
+
+/// A stream of the library joins the capture that the event is of, as with the driver's own call, and the library does not queue on it unnoticed.
+#[test]
+fn a_stream_joins_the_capture_of_an_event_of_cuda() {
+    let _alone = alone();
+    let test = "a_stream_joins_the_capture_of_an_event_of_cuda";
+    let Some(context) = context(test) else { return };
+    let _limit = Limit::new(test, BOUND);
+    let stream = new_stream(&context, "joins");
+    stream.synchronize(SOON).unwrap();
+    let foreign = ForeignEvent::new(&context);
+    // SAFETY: stream and event live.
+    unsafe {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        assert_eq!(sys::cuStreamBeginCapture_v2(foreign.stream, mode), OK);
+        assert_eq!(sys::cuEventRecord(foreign.event, foreign.stream), OK);
+        stream.wait_cuda_event(foreign.event).unwrap();
+    }
+    let refused = stream.record(&Event::new());
+    assert!(
+        matches!(&refused, Err(Error::State { kind, .. }) if *kind == StateKind::Captured),
+        "{refused:?}"
+    );
+    let mut graph = std::ptr::null_mut();
+    let back = ForeignEvent::new(&context);
+    // SAFETY: as above; the graph is destroyed once.
+    unsafe {
+        assert_eq!(sys::cuEventRecord(back.event, stream.raw()), OK);
+        assert_eq!(sys::cuStreamWaitEvent(foreign.stream, back.event, 0), OK);
+        assert_eq!(sys::cuStreamEndCapture(foreign.stream, &mut graph), OK);
+        assert_eq!(sys::cuGraphDestroy(graph), OK);
+    }
+    stream.record(&Event::new()).unwrap();
+    stream.synchronize(SOON).unwrap();
+}

@@ -12,7 +12,8 @@
  * call fails, `release` is not called.
  *
  * CUDA's objects are adopted without calls of their own: doorbell_stream_create_cuda takes a CUstream,
- * doorbell_region_register_device a device pointer, and both use the context of the caller. See doorbell/gpu.h.
+ * doorbell_region_register_device a device pointer, and doorbell_stream_wait_cuda_event a CUevent. They use the context of
+ * the caller. See doorbell/gpu.h.
  *
  * All calls return DOORBELL_EFEATURE if the library was built without the feature `verbs`.
  */
@@ -34,7 +35,8 @@ struct ibv_ah;
 typedef void (*doorbell_release)(void *argument);
 
 /*
- * Uses an open device. The library changes nothing of the context that its other users see.
+ * Uses an open device. The library changes nothing of the context that its other users see, except, with
+ * "events=library", that the event descriptor (async_fd) does not block until the library is done with the context.
  *
  * `settings` is NULL, or what may stand behind a name in doorbell_device_open: "port=2,gid=3,path=proxy". The word
  * "verbs" before it uses the device by plain verbs. The word "mlx5" refuses a device that the mlx5 provider does not

@@ -515,7 +515,8 @@ int doorbell_ticket_status_now(const doorbell_ticket *ticket, doorbell_failure *
 /*
  * Waits until the operation is complete. It spins, with increasing pauses. Returns DOORBELL_EWORK if the operation failed
  * or its outcome is unknown, DOORBELL_ESTATE if it was cancelled or discarded, and DOORBELL_ETIMEOUT if the timeout
- * passes; the operation then continues.
+ * passes; the operation then continues. Returns DOORBELL_ESTATE at once for an operation that is never complete
+ * (doorbell_ticket_launches).
  */
 int doorbell_ticket_wait(const doorbell_ticket *ticket, int64_t timeout_ms);
 
@@ -525,7 +526,8 @@ int doorbell_ticket_wait(const doorbell_ticket *ticket, int64_t timeout_ms);
  * duplicated, so the caller may close its own. It should be non-blocking: a write that blocks would block the notices of
  * others. A thread of the library looks at the operation and writes up to 0.2 ms after it is over. For an operation on a
  * host stream without a thread a thread must also wait in this library. Returns DOORBELL_EINVAL if `eventfd` is not an
- * open descriptor.
+ * open descriptor, and DOORBELL_ESTATE, without a notice, for an operation that is never complete
+ * (doorbell_ticket_launches).
  */
 int doorbell_ticket_notify(const doorbell_ticket *ticket, int eventfd);
 
@@ -540,7 +542,10 @@ int doorbell_ticket_details(const doorbell_ticket *ticket, doorbell_details *det
  * Writes how many launches have executed an operation of a graph that the caller captured, and returns 1: how often a
  * work request was rung, or a wait has ended. The status of such an operation is DOORBELL_STATUS_PREPARED before the first
  * launch has executed it, DOORBELL_STATUS_RUNG after that, and DOORBELL_STATUS_FAILED if a launch has not executed it or its
- * endpoint has failed. doorbell_ticket_wait returns DOORBELL_ESTATE for it. Returns 0 and writes nothing for other operations.
+ * endpoint has failed. It is never DOORBELL_STATUS_COMPLETE, because the next launch executes the operation again, so
+ * doorbell_ticket_wait and doorbell_ticket_notify return DOORBELL_ESTATE for it. This is also so for a send, a receive and a
+ * push of pages that a kernel executes outside of a capture: the ticket of their wait reports the completion. Returns 0 and
+ * writes nothing for other operations.
  */
 int doorbell_ticket_launches(const doorbell_ticket *ticket, uint64_t *launches);
 

@@ -14,6 +14,7 @@ extern "C" {
 
 /* Types of CUDA, declared by name only. */
 struct CUstream_st;
+struct CUevent_st;
 
 /* ---------------------------------------------------------------------------------------------------------- CUDA */
 
@@ -87,13 +88,33 @@ int doorbell_cuda_stream_config_init(doorbell_cuda_stream_config *config, uint32
  * legacy default stream of the current context; its waits block all blocking streams. cudaStreamPerThread returns
  * DOORBELL_ESTATE.
  *
- * While the caller captures the CUDA stream, doorbell_stream_queue_send, _queue_recv, _wait_cq, _wait_value32 and
- * _write_value32 add a node to the caller's graph, which executes the operation with each launch. Both queues of the
- * endpoint belong to such graphs until doorbell_endpoint_reset, which returns DOORBELL_ESTATE before the graphs are
+ * While the caller captures the CUDA stream, doorbell_stream_queue_send, _queue_write, _queue_read, _queue_recv, _wait_cq,
+ * _push_pages, _wait_value32, _write_value32, _wait_value64, _write_value64 and _wait_count64 add a node to the caller's
+ * graph, which executes the operation with each launch. doorbell_stream_wait_cuda_event adds a dependency. Both queues of
+ * the endpoint belong to such graphs until doorbell_endpoint_reset, which returns DOORBELL_ESTATE before the graphs are
  * destroyed. doorbell_ticket_launches counts. Other calls that queue return DOORBELL_ESTATE. docs/gpu.md has the rules.
  */
 int doorbell_stream_create_cuda(struct CUstream_st *cuda_stream, const doorbell_cuda_stream_config *config,
 				doorbell_stream **stream);
+
+/*
+ * Makes work that is queued on the stream later wait for the work that a CUevent or cudaEvent_t represents. The event may
+ * have been recorded on any stream of this process. Does nothing if that work is done, or if the event was never recorded.
+ * The library never destroys the event. Events of this library are for doorbell_stream_wait_event.
+ *
+ * CUDA stream: cuStreamWaitEvent. The call waits for what was recorded last when it is made; the event may be recorded
+ * again or destroyed when it returns. If the event was recorded in a stream capture, the stream joins the capture; while the
+ * caller captures the stream, the wait is part of the graph.
+ *
+ * Host stream: the thread that executes the stream asks the driver with pauses (cuEventQuery). The event must not be
+ * destroyed or recorded again before the stream has passed the wait, or doorbell_stream_abort has ended it. If the driver
+ * reports an error, it is a fault of the stream. The calling thread must have a current context, which must not be
+ * destroyed before the stream has passed the wait; it need not be the event's. Returns DOORBELL_ESTATE without one, and
+ * DOORBELL_ECUDA for an event that was recorded in a stream capture, which is then invalid.
+ *
+ * Returns DOORBELL_ESTATE for a trigger stream, and DOORBELL_EINVAL for NULL.
+ */
+int doorbell_stream_wait_cuda_event(doorbell_stream *stream, struct CUevent_st *cuda_event);
 
 /*
  * Writes the device address of a 32-bit status word, for kernels to read. The word is 0 if nothing has failed,

@@ -96,8 +96,9 @@ DBL_EXECUTOR void doorbell_device_write_value64(uint64_t *word, uint64_t value)
 }
 
 /*
- * Waits until a 32-bit word meets a condition of streams (DOORBELL_WAIT_*), for at most `timeout_ns` nanoseconds. What was
- * stored before the word is visible afterwards. `status_word` may be NULL.
+ * Waits until a 32-bit word meets a condition of streams (DOORBELL_WAIT_GEQ, DOORBELL_WAIT_AND or DOORBELL_WAIT_NOR;
+ * DOORBELL_WAIT_EQ returns DOORBELL_EINVAL), for at most `timeout_ns` nanoseconds. What was stored before the word is
+ * visible afterwards. `status_word` may be NULL.
  */
 DBL_EXECUTOR int doorbell_device_wait_value32(const uint32_t *word, uint32_t wait_condition, uint32_t value, uint64_t timeout_ns,
 					      const int32_t *status_word)

@@ -98,7 +98,7 @@ int doorbell_stream_query(doorbell_stream *stream);
  * completions, words and events of host streams end, and its endpoints fail. A wait for an event of another CUDA or
  * trigger stream ends if the stream uses DOORBELL_EXECUTION_KERNEL. With DOORBELL_EXECUTION_MEMORY_OPS it lasts until
  * that stream has passed the event, so abort that stream too. The library cannot end waits that the program queued
- * itself (cuStreamWaitEvent, cuStreamWaitValue32).
+ * itself (cuStreamWaitEvent, cuStreamWaitValue32), or by doorbell_stream_wait_cuda_event.
  *
  * Trigger stream: ends all waits of its triggers, including waits for events and waits of triggers that are executed
  * later. Operations that were not taken are discarded. The stream cannot be used afterwards.
@@ -134,7 +134,10 @@ int doorbell_event_destroy(doorbell_event *event);
  */
 int doorbell_stream_record(doorbell_stream *stream, doorbell_event *event);
 
-/* Makes work that is queued on the stream later wait for the work that the event represents now. */
+/*
+ * Makes work that is queued on the stream later wait for the work that the event represents now. For a cudaEvent_t there is
+ * doorbell_stream_wait_cuda_event.
+ */
 int doorbell_stream_wait_event(doorbell_stream *stream, const doorbell_event *event);
 
 /*

@@ -24,6 +24,7 @@ mod copy_stream;
 mod decoded;
 mod deferred_free;
 mod driver;
+mod driver_event;
 mod encode;
 mod execution;
 mod fail_behind;

@@ -75,8 +75,8 @@ impl ExternalProgress for Arc<Count> {
         self.read()
     }
 
-    fn device_word(&self) -> u64 {
-        self.words.done_at()
+    fn device_word(&self) -> Option<u64> {
+        Some(self.words.done_at())
     }
 
     fn settle(&self) {

@@ -193,7 +193,8 @@ impl Ticket {
     /// does not keep the core busy.
     ///
     /// # Errors
-    /// As [`Ticket::check`], and [`Error::Timeout`]; the operation goes on then.
+    /// As [`Ticket::check`], and [`Error::Timeout`]; the operation goes on then. [`Error::State`] with [`StateKind::Captured`] for an operation that is never complete, see
+    /// [`Ticket::is_over`].
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         if self.has_succeeded() {
             return Ok(());
@@ -225,7 +226,8 @@ impl Ticket {
         }
     }
 
-    /// Fails for an operation that is never complete: one of a graph that the application captured, whose next launch executes it again.
+    /// Fails for an operation that is never complete: one of a graph that the application captured, whose next launch executes it again, or a send, receive or
+    /// push that a kernel has executed outside of a capture, whose completion is that of its wait.
     pub(super) fn check_ends(&self) -> Result<()> {
         #[cfg(feature = "cuda")]
         if let Subject::Replay(replay) = &self.subject
@@ -235,7 +237,7 @@ impl Ticket {
             return Err(Error::state(
                 StateKind::Captured,
                 "the wait for an operation",
-                "it is one of a graph, whose next launch executes it again; `Ticket::launches` counts",
+                "a kernel executes it, and it is never complete: the next launch of its graph executes it again, or, outside of a capture, its completion is that of its wait; `Ticket::launches` counts",
             ));
         }
         Ok(())
@@ -254,7 +256,8 @@ impl Ticket {
         }
     }
 
-    /// Whether the operation is over, with success or not.
+    /// Whether the operation is over, with success or not. An operation of a graph that the application captured is never over unless it has failed, because the
+    /// next launch executes it again. Neither is a send, a receive or a push of such an endpoint outside of a capture: the ticket of its wait reports the completion.
     pub fn is_over(&self) -> bool {
         matches!(
             self.status(),

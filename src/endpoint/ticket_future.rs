@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 use crate::endpoint::Ticket;
 use crate::proxy::{Pace, Placement, PollResult, ProgressThread, execute_elsewhere};
 use crate::stream::{Lock, eventfd_waker, look_at_own_streams};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// An operation that somebody waits for without a thread.
 pub(crate) trait Awaited: Send + Sync {
@@ -199,9 +199,19 @@ impl fmt::Debug for TicketFuture {
 /// Adds 1 to an eventfd when an operation is over, as [`Ticket::notify`].
 pub(crate) fn notify(awaited: impl Awaited + 'static, eventfd: BorrowedFd<'_>) -> Result<()> {
     let waker = eventfd_waker(eventfd)?;
-    if awaited.outcome().is_some() {
-        waker.wake();
-        return Ok(());
+    match awaited.outcome() {
+        None => {}
+        // It is never over. A notice would say that it is.
+        Some(Err(
+            refusal @ Error::State {
+                kind: StateKind::Captured,
+                ..
+            },
+        )) => return Err(refusal),
+        Some(_) => {
+            waker.wake();
+            return Ok(());
+        }
     }
     let waiter = TicketWaiter::new(Arc::new(awaited));
     {
@@ -239,13 +249,15 @@ impl Ticket {
     /// ```
     ///
     /// # Errors
-    /// [`Error::System`] if the descriptor cannot be duplicated, or if there is no thread to be had.
+    /// [`Error::System`] if the descriptor cannot be duplicated, or if there is no thread to be had. [`Error::State`] with [`StateKind::Captured`] for an operation that is
+    /// never complete, see [`Ticket::is_over`]; there is no notice then.
     pub fn notify(&self, eventfd: BorrowedFd<'_>) -> Result<()> {
         notify(self.clone(), eventfd)
     }
 }
 
-/// `ticket.await` is ready when the operation is over, with the errors of [`Ticket::check`].
+/// `ticket.await` is ready when the operation is over, with the errors of [`Ticket::check`]. For an operation that is never complete ([`Ticket::is_over`]) it is ready at once,
+/// with [`Error::State`] and [`StateKind::Captured`].
 impl IntoFuture for Ticket {
     type Output = Result<()>;
     type IntoFuture = TicketFuture;

@@ -24,7 +24,7 @@ impl Device {
     ///
     /// *Asynchronous events*: a context has one queue of events, and its reader takes those of all objects. The library does not read it. The program reads it
     /// and passes the events on with [`Device::report_async_event`]. If nobody reads it, the setting `events=library` makes the library its reader, as for a device that it has
-    /// opened. Without either, failures that have no completion are found only by the deadlines of waits, and the library does not learn that a device has been removed.
+    /// opened: the event descriptor does not block until the last object that the library has made with the context is gone. Without either, failures that have no completion are found only by the deadlines of waits, and the library does not learn that a device has been removed.
     ///
     /// Each call makes another [`Device`]; objects of two do not work together. So adopt a context once, and clone the device.
     ///

@@ -116,9 +116,9 @@ pub(crate) trait ExternalProgress: Send + Sync {
     /// Positions that are done with. Acquire order: a thread that sees the position sees what the work wrote.
     fn completed(&self) -> u64;
 
-    /// The address, for devices, of the 32-bit word that counts.
+    /// The address, for devices, of the 32-bit word that counts, if there is one.
     #[cfg(feature = "cuda")]
-    fn device_word(&self) -> u64;
+    fn device_word(&self) -> Option<u64>;
 
     /// Makes this process find out how the work up to there has ended.
     fn settle(&self) {}
@@ -171,7 +171,7 @@ impl Progress {
     pub(crate) fn device_word(&self) -> Option<u64> {
         self.external
             .as_ref()
-            .map(|external| external.device_word())
+            .and_then(|external| external.device_word())
     }
 
     /// The stream has no thread: threads that wait for it execute it with these.
@@ -543,6 +543,14 @@ impl Event {
         }
     }
 
+    /// An event that stands for that mark. No stream wakes those who wait for it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn at(mark: StreamPosition) -> Event {
+        let event = Event::build(false, false);
+        event.state().latest = Some((0, mark));
+        event
+    }
+
     /// What the event stands for now.
     pub(crate) fn mark(&self) -> Option<StreamPosition> {
         self.state().latest.as_ref().map(|(_, mark)| mark.clone())
@@ -856,8 +864,8 @@ mod tests {
         }
 
         #[cfg(feature = "cuda")]
-        fn device_word(&self) -> u64 {
-            0
+        fn device_word(&self) -> Option<u64> {
+            None
         }
     }
 

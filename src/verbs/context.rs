@@ -24,7 +24,7 @@ use doorbell_wire::verbs::Abilities;
 /// An open device file with one of its ports.
 #[derive(Debug)]
 pub(super) struct Context {
-    /// First, and its drop looks at nothing of the device.
+    /// First: its drop changes the event descriptor, which is open still.
     pub(super) events: Events,
     file: ContextFile,
     pub(super) port: Port,

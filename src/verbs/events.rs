@@ -2,6 +2,8 @@
 #![allow(unsafe_code)] // calls libibverbs
 
 use std::collections::HashMap;
+use std::ffi::c_int;
+use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -81,6 +83,8 @@ pub(super) struct Events {
     context: RawContext,
     /// Whether this library reads them. Otherwise another reader of the same context reports them.
     is_reader: bool,
+    /// Whether this library has made the event descriptor non-blocking.
+    was_blocking: bool,
     /// The queue pair that an event is about, by its address or the address of one of its completion queues.
     subjects: Mutex<HashMap<usize, Weak<AsyncStatus>>>,
     /// Held while events are read, so that an event that was read is entered before a waiting thread looks.
@@ -98,29 +102,25 @@ unsafe impl Send for RawContext {}
 unsafe impl Sync for RawContext {}
 
 impl Events {
-    /// If this library is their reader, makes the event descriptor non-blocking, so that looking for an event does not wait for one. Otherwise the
-    /// descriptor is left alone.
+    /// If this library is their reader, makes the event descriptor non-blocking, so that looking for an event does not wait for one. It is blocking again when
+    /// these events are dropped, if it was before. Otherwise the descriptor is left alone.
     ///
     /// # Errors
     /// [`crate::Error::System`].
     pub(super) fn of(context: NonNull<rdma_sys::ibv_context>, is_reader: bool) -> Result<Events> {
-        // SAFETY: an open context, whose descriptor is its own.
-        let made = !is_reader
-            || unsafe {
-                let fd = context.as_ref().async_fd;
-                let flags = libc::fcntl(fd, libc::F_GETFL);
-                flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) == 0
-            };
-        if !made {
-            let error = std::io::Error::last_os_error();
-            return Err(failed(
-                "fcntl of the event descriptor",
-                error.raw_os_error().unwrap_or(libc::EIO),
-            ));
-        }
+        // SAFETY: an open context.
+        let fd = unsafe { context.as_ref() }.async_fd;
+        let was_blocking = is_reader
+            && set_nonblocking(fd, true).map_err(|error| {
+                failed(
+                    "fcntl of the event descriptor",
+                    error.raw_os_error().unwrap_or(libc::EIO),
+                )
+            })?;
         Ok(Events {
             context: RawContext(context),
             is_reader,
+            was_blocking,
             subjects: Mutex::default(),
             reading: Mutex::default(),
             started: Instant::now(),
@@ -229,15 +229,74 @@ impl Events {
     }
 }
 
+impl Drop for Events {
+    fn drop(&mut self) {
+        if self.was_blocking {
+            // SAFETY: the context is open still: its owner, or what closes it, is dropped after these events.
+            let fd = unsafe { self.context.0.as_ref() }.async_fd;
+            // Nothing can be done about a descriptor that its owner has closed.
+            let _ = set_nonblocking(fd, false);
+        }
+    }
+}
+
+/// Sets or clears `O_NONBLOCK`. Returns whether that has changed it.
+fn set_nonblocking(fd: c_int, is_nonblocking: bool) -> io::Result<bool> {
+    // SAFETY: reads flags, if the descriptor is one.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let wanted = match is_nonblocking {
+        true => flags | libc::O_NONBLOCK,
+        false => flags & !libc::O_NONBLOCK,
+    };
+    if wanted == flags {
+        return Ok(false);
+    }
+    // SAFETY: changes one flag of a descriptor.
+    match unsafe { libc::fcntl(fd, libc::F_SETFL, wanted) } {
+        0 => Ok(true),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
     use super::*;
+
+    /// The descriptor may be the program's, which goes on using it.
+    #[test]
+    fn the_event_descriptor_blocks_again_when_the_library_is_done_with_it() {
+        for (flags, is_reader) in [
+            (0, true),
+            (0, false),
+            (libc::EFD_NONBLOCK, true),
+            (libc::EFD_NONBLOCK, false),
+        ] {
+            // SAFETY: makes a descriptor, which belongs to this test.
+            let fd = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, flags)) };
+            // SAFETY: reads flags.
+            let is_nonblocking =
+                || unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) } & libc::O_NONBLOCK != 0;
+            // SAFETY: plain numbers and addresses, for which zero is a value; only the descriptor is used.
+            let mut context: rdma_sys::ibv_context = unsafe { std::mem::zeroed() };
+            context.async_fd = fd.as_raw_fd();
+            let events = Events::of(NonNull::from(&mut context), is_reader).unwrap();
+            assert_eq!(is_nonblocking(), is_reader || flags != 0);
+            drop(events);
+            assert_eq!(is_nonblocking(), flags != 0, "reader: {is_reader}");
+        }
+    }
 
     #[test]
     fn an_event_changes_what_it_is_about() {
         let events = Events {
             context: RawContext(NonNull::dangling()),
             is_reader: true,
+            was_blocking: false,
             subjects: Mutex::default(),
             reading: Mutex::default(),
             started: Instant::now(),

@@ -21,13 +21,16 @@ mod random_order;
 mod refused;
 mod words;
 
+use std::os::fd::AsFd;
+use std::pin::pin;
 use std::ptr::null_mut;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUstreamCaptureMode as Mode};
 use doorbell::{
-    Access, Control, CudaContext, CudaStream, DeviceBuffer, EndpointConfig, ProtectionDomain,
-    QueueKind, Region, Status, Ticket, Work, WritesOrdering,
+    Access, Control, CudaContext, CudaStream, DeviceBuffer, EndpointConfig, Error,
+    ProtectionDomain, QueueKind, Region, StateKind, Status, Ticket, Work, WritesOrdering,
 };
 
 use crate::rig::gpu::context;
@@ -209,6 +212,32 @@ pub(crate) fn lacks_gpu_memory(error: &str) -> bool {
 
 pub(crate) fn is_failed(ticket: &Ticket) -> bool {
     matches!(ticket.status(), Status::Failed(_))
+}
+
+/// Whatever waits for an operation that is never complete is refused: a notice would say that it is over.
+pub(crate) fn assert_never_over(ticket: &Ticket) {
+    let eventfd = crate::rig::eventfd();
+    let refusals = [
+        ticket.wait(Some(BOUND)).unwrap_err(),
+        ticket.notify(eventfd.as_fd()).unwrap_err(),
+        poll_once(ticket.into_future()).unwrap_err(),
+    ];
+    for refusal in &refusals {
+        assert!(
+            matches!(refusal, Error::State { kind, .. } if *kind == StateKind::Captured),
+            "{refusal}"
+        );
+    }
+    assert_eq!(crate::rig::count(&eventfd), 0, "it was notified");
+}
+
+/// What a future has that is ready at once.
+fn poll_once<T>(future: impl Future<Output = T>) -> T {
+    let mut context = Context::from_waker(Waker::noop());
+    match pin!(future).poll(&mut context) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("it is not ready"),
+    }
 }
 
 /// A message from `a` to `b`: the sender's graph, the receiver's, and the tickets of send, wait, receive, wait.

@@ -5,7 +5,7 @@ use doorbell::{Control, Executor, QueueKind, Status, Work};
 
 use crate::rig::gpu::alone;
 use crate::rig::{SOON, control, device};
-use crate::{Bench, SIDE, check, config, exchange};
+use crate::{Bench, SIDE, assert_never_over, check, config, exchange};
 
 /// A receive is posted ahead, by the same calls outside of a capture; each launch posts the next one when it has its own.
 #[test]
@@ -40,6 +40,7 @@ fn calls_outside_of_a_capture_use_the_same_queues() {
         (posted.status(), posted.launches()),
         (Status::Rung, Some(1))
     );
+    assert_never_over(&posted);
     for launch in 0..100 {
         from.fill(0, 64, launch).unwrap();
         bench.a.launch(&sender);
@@ -51,11 +52,21 @@ fn calls_outside_of_a_capture_use_the_same_queues() {
     // One more, by a kernel that is no node.
     from.fill(0, 64, 200).unwrap();
     let a = &mut bench.pair.a;
-    a.stream_queue_send(&bench.a.stream, &Work::send(&data))
+    let sent = a
+        .stream_queue_send(&bench.a.stream, &Work::send(&data))
         .unwrap();
     let waited = a.stream_wait_cq(&bench.a.stream, QueueKind::Send).unwrap();
     bench.a.stream.synchronize(SOON).unwrap();
     assert_eq!(waited.launches(), Some(1));
+    // The wait is over, and tells of the send, whose own ticket says where to look.
+    waited.wait(SOON).unwrap();
+    assert_never_over(&sent);
+    assert!(
+        sent.wait(SOON)
+            .unwrap_err()
+            .to_string()
+            .contains("completion is that of its wait")
+    );
     bench.b.launch(&receiver);
     bench.b.wait();
     assert!(bench.is_filled(64, 200));

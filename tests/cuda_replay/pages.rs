@@ -188,13 +188,17 @@ fn the_example_pushes_layers() {
     }
     let name = std::env::var("DOORBELL_TEST_DEVICE");
     let device = name.as_deref().unwrap_or("softcx");
-    for streams in ["host", "cuda"] {
+    for (streams, expected) in [
+        // For each layer a wait and a function on both sides, 8 pages and a signal, and a wait for that; and what the two sides tell each other of.
+        ("host", [0, 2 * 5, (6 * 13 + 3) * 5]),
+        ("cuda", [2 * 5, 4 * 5, 0]),
+    ] {
         let arguments = [streams, "--device", device, "--steps", "5", "--layers", "6"];
         match crate::kv_push::run(&arguments.map(String::from)) {
             Err(error) if lacks_gpu_memory(&format!("{error:#}")) => {
                 waived("the_example_pushes_layers", &format!("{error:#}"));
             }
-            pushed => pushed.unwrap(),
+            pushed => assert_eq!(pushed.unwrap().all(), expected, "{streams}"),
         }
     }
 }
@@ -269,4 +273,28 @@ fn pages_of_more_than_4_gib_are_pushed() {
     assert_eq!(table.load_u64(128), Ok(1));
     drop((bench, pages));
     drop(memory);
+}
+
+/// A call beside the launches shows in the example's count.
+#[test]
+fn the_example_counts_what_is_called_beside_its_launches() {
+    let _alone = alone();
+    let test = "the_example_counts_what_is_called_beside_its_launches";
+    let Some(bench) = Bench::new(test, &config()) else {
+        return;
+    };
+    let Some(counted) = calls_here().map(|_| || crate::standin::calls_here()) else {
+        return waived(test, "a real driver does not say how often it is called");
+    };
+    let graph = (bench.a).capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL, |stream| {
+        stream.spin(Duration::from_micros(5)).unwrap();
+    });
+    let calls = crate::kv_push::Calls::default();
+    calls.launch(1, counted, || bench.a.launch(&graph));
+    assert_eq!(calls.all(), [1, 0, 0]);
+    calls.launch(1, counted, || {
+        bench.a.launch(&graph);
+        bench.a.wait();
+    });
+    assert_eq!(calls.all(), [2, 0, 1]);
 }

@@ -1,6 +1,7 @@
 //! What the tests at the public API share: pairs of endpoints, random numbers with a seed, and a limit on every test's time.
 #![allow(dead_code)] // Reason: each test uses a part.
 
+mod eventfd;
 pub mod frozen;
 #[cfg(feature = "cuda")]
 pub mod gpu;
@@ -14,6 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::waived::waived;
+#[allow(unused_imports)] // Reason: each test uses a part.
+pub use eventfd::{count, eventfd};
 #[allow(unused_imports)] // Reason: each test uses a part.
 pub use stream::{
     Stream, Streams, by_kernel, by_trigger, has_no_thread, is_cuda, queueing, stream,

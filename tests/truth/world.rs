@@ -1,5 +1,4 @@
 //! Executes a plan with endpoints, streams and threads, and passes the result of each call to the model.
-#![allow(unsafe_code)] // creates eventfds, and reads them
 
 mod bounce;
 #[cfg(feature = "cuda")]
@@ -8,7 +7,7 @@ mod group;
 #[cfg(feature = "cuda")]
 mod kernel_queue;
 
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -26,7 +25,7 @@ use crate::peer::Peer;
 use crate::plan::{
     Call, EVENTS, GATES, Kernel, Plan, STEPS_MAX, Send, Step, Transfer, Way, end_name,
 };
-use crate::rig::{Stream, Streams};
+use crate::rig::{Stream, Streams, count, eventfd};
 use bounce::Written;
 #[cfg(feature = "cuda")]
 use graph::Captured;
@@ -1389,22 +1388,6 @@ fn skips(stream: &Stream) -> bool {
         return true;
     }
     stream.host().is_some()
-}
-
-fn eventfd() -> OwnedFd {
-    // SAFETY: makes a descriptor, which belongs to the caller.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    assert!(fd >= 0);
-    // SAFETY: just made.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
-
-/// The count of an eventfd, which becomes 0; 0 if it is.
-fn count(eventfd: &OwnedFd) -> u64 {
-    let mut count = 0_u64;
-    // SAFETY: reads eight bytes into eight bytes.
-    let read = unsafe { libc::read(eventfd.as_raw_fd(), (&raw mut count).cast(), 8) };
-    if read == 8 { count } else { 0 }
 }
 
 /// The three ways to execute one operation.

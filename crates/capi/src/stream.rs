@@ -29,6 +29,10 @@ pub type doorbell_host_fn = Option<unsafe extern "C" fn(*mut c_void)>;
 #[allow(non_camel_case_types)]
 pub enum CUstream_st {}
 
+/// A `CUevent`, which is a `cudaEvent_t`.
+#[allow(non_camel_case_types)]
+pub enum CUevent_st {}
+
 /// A stream. The calls that every kind has go through [`doorbell_stream::executor`].
 pub enum doorbell_stream {
     Host(HostStream),
@@ -523,6 +527,53 @@ pub unsafe extern "C" fn doorbell_stream_wait_event(
         stream.executor().wait_event(&event.inner)?;
         Ok(0)
     })
+}
+
+/// Lets what is queued later wait for the work that an event of CUDA stands for.
+///
+/// # Safety
+/// As the header says of handles, and of the event: it is one, and a host stream's wait is over before it is destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_stream_wait_cuda_event(
+    stream: *mut doorbell_stream,
+    cuda_event: *mut CUevent_st,
+) -> c_int {
+    call!(stream = get(stream), || {
+        if cuda_event.is_null() {
+            return Err(Failure::null("cuda_event"));
+        }
+        // SAFETY: the caller's promise about the event.
+        unsafe { wait_cuda_event(stream, cuda_event) }?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+/// As [`doorbell_stream_wait_cuda_event`] of the event.
+#[cfg(feature = "cuda")]
+unsafe fn wait_cuda_event(stream: &doorbell_stream, event: *mut CUevent_st) -> Result<(), Failure> {
+    match stream {
+        doorbell_stream::Host(host) => {
+            let context = CudaContext::current()?;
+            // SAFETY: the caller's promise.
+            unsafe { host.wait_cuda_event(&context, event.cast(), ()) }?;
+        }
+        // SAFETY: as above.
+        doorbell_stream::Cuda(cuda) => unsafe { cuda.wait_cuda_event(event.cast()) }?,
+        doorbell_stream::Trigger(_) => {
+            return Err(Failure::Library(Error::state(
+                StateKind::WrongKind,
+                "wait for a CUDA event",
+                "kernels execute a trigger stream; have the CUDA stream wait on which the kernel is launched",
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(not(feature = "cuda"))]
+unsafe fn wait_cuda_event(_: &doorbell_stream, _: *mut CUevent_st) -> Result<(), Failure> {
+    Err(Failure::Feature { feature: "cuda" })
 }
 
 #[cfg(test)]

@@ -98,5 +98,10 @@ async def _look(subject: _Awaited) -> None:
     """Lets other tasks run at first, and then sleeps for a 32nd of the time since the beginning between two looks."""
     begin = time.monotonic()
     while not subject.done():
+        try:
+            # It raises what `wait` raises for an operation that is never done.
+            subject.wait(0)
+        except TimeoutError:
+            pass
         waited = time.monotonic() - begin
         await asyncio.sleep(0 if waited < _YIELDS_S else min(max(waited / 32, _YIELDS_S), _SLEEP_MAX_S))

@@ -55,12 +55,17 @@ impl Array {
     pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Array> {
         let py = object.py();
         if let Ok(view) = PyMemoryView::from(object) {
+            check_unmasked(object)?;
             return Array::of_buffer(&view);
         }
-        if let Some(interface) = object.getattr_opt("__cuda_array_interface__")? {
-            return Array::of_cuda(object, &interface.cast_into()?);
+        let has_dlpack = object.hasattr("__dlpack__")?;
+        match object.getattr_opt("__cuda_array_interface__") {
+            Ok(Some(interface)) => return Array::of_cuda(object, &interface.cast_into()?),
+            // torch raises for types that have no name there, which DLPack may have.
+            Err(error) if !has_dlpack => return Err(error),
+            Ok(None) | Err(_) => {}
         }
-        if object.hasattr("__dlpack__")? {
+        if has_dlpack {
             return Array::of_dlpack(object);
         }
         Err(PyTypeError::new_err(format!(
@@ -99,83 +104,137 @@ impl Array {
         };
         let (start, is_readonly): (u64, bool) = needed("data")?.extract()?;
         let shape: Vec<i64> = needed("shape")?.extract()?;
-        let kind: String = needed("typestr")?.extract()?;
-        // "<f4": the byte order, the kind, and the bytes.
-        let itemsize = kind.get(2..).and_then(|bytes| bytes.parse().ok());
-        let itemsize: u64 = itemsize.ok_or_else(|| {
-            PyBufferError::new_err(format!("`{kind}` is no type of fixed length"))
-        })?;
-        let strides: Option<Vec<i64>> = match interface.get_item("strides")? {
-            Some(strides) => strides.extract()?,
+        let name: String = needed("typestr")?.extract()?;
+        let itemsize = bytes_of_typestr(&name)?;
+        let given = |name: &str| {
+            let found = interface.get_item(name)?;
+            PyResult::Ok(found.filter(|value| !value.is_none()))
+        };
+        if given("mask")?.is_some() {
+            return Err(is_masked());
+        }
+        let strides: Option<Vec<i64>> = match given("strides")? {
+            Some(strides) => Some(strides.extract()?),
             None => None,
         };
-        let in_items = strides.map(|bytes| {
-            bytes
-                .iter()
-                .map(|stride| stride / itemsize.max(1) as i64)
-                .collect::<Vec<_>>()
-        });
-        let len = items(&shape, in_items.as_deref())?;
+        let len_bytes = contiguous_bytes(&shape, strides.as_deref(), itemsize, itemsize)?;
         // torch, cupy and others name the device like this.
         let gpu = match object.getattr_opt("__dlpack_device__")? {
-            Some(device) => Some(device.call0()?.extract::<(i32, u32)>()?.1),
-            None => None,
+            Some(device) => gpu_of(object.py(), device.call0()?.extract()?)?,
+            None => Some(None),
+        };
+        let element = match name.chars().nth(1) {
+            // Bytes of no type, which torch calls a bfloat16. What DLPack does not export has no type that is known here.
+            Some('V') => (dlpack(object).ok())
+                .filter(|(tensor, _)| {
+                    tensor.start() == start && tensor.itemsize().ok() == Some(itemsize)
+                })
+                .and_then(|(tensor, _)| tensor.element()),
+            _ => element_of_typestr(&name, itemsize),
         };
         Ok(Array {
             start,
-            len_bytes: len * itemsize,
+            len_bytes,
             itemsize,
-            element: element_of_typestr(&kind, itemsize),
+            element,
             is_readonly,
-            gpu: Some(gpu),
+            gpu,
             owner: object.clone().unbind(),
         })
     }
 
     /// The capsule is not consumed: it keeps the tensor, whose deleter it calls when it is dropped.
     fn of_dlpack(object: &Bound<'_, PyAny>) -> PyResult<Array> {
-        let py = object.py();
-        let capsule = object
-            .call_method0("__dlpack__")?
-            .cast_into::<PyCapsule>()?;
-        let managed: NonNull<c_void> = capsule.pointer_checked(Some(FRESH))?;
-        // SAFETY: a capsule of this name has a `DLManagedTensor`, whose first member is the `DLTensor`; the capsule keeps it and is kept here.
-        let tensor = unsafe { managed.cast::<DlTensor>().as_ref() };
-        let dimensions = usize::try_from(tensor.dimensions).unwrap_or(0);
+        let (tensor, capsule) = dlpack(object)?;
+        let dimensions = usize::try_from(tensor.dimensions).map_err(|_| no_shape())?;
+        if dimensions > 0 && tensor.shape.is_null() {
+            return Err(no_shape());
+        }
         let shape = match dimensions {
             0 => &[][..],
-            // SAFETY: by DLPack the shape has that many numbers.
+            // SAFETY: by DLPack the shape has that many numbers; the capsule keeps it.
             _ => unsafe { std::slice::from_raw_parts(tensor.shape, dimensions) },
         };
         // SAFETY: as the shape; null stands for an array that is contiguous.
         let strides = (!tensor.strides.is_null() && dimensions > 0)
             .then(|| unsafe { std::slice::from_raw_parts(tensor.strides, dimensions) });
-        let itemsize = (u64::from(tensor.bits) * u64::from(tensor.lanes)).div_ceil(8);
-        let gpu = match tensor.device_type {
-            CPU | CUDA_HOST => None,
-            CUDA | CUDA_MANAGED => Some(u32::try_from(tensor.device_id).ok()),
-            other => {
-                let reason = format!("DLPack's device type {other} is neither a CPU's nor CUDA's");
-                return Err(state_exception(
-                    py,
-                    StateKind::Unsupported,
-                    "register",
-                    &reason,
-                ));
-            }
-        };
+        let itemsize = tensor.itemsize()?;
         Ok(Array {
-            start: (tensor.data as u64).wrapping_add(tensor.byte_offset),
-            len_bytes: items(shape, strides)? * itemsize,
+            start: tensor.start(),
+            len_bytes: contiguous_bytes(shape, strides, 1, itemsize)?,
             itemsize,
-            element: match tensor.lanes {
-                1 => element_of_code(tensor.code, itemsize),
-                _ => None,
-            },
+            element: tensor.element(),
             is_readonly: false,
-            gpu,
+            gpu: gpu_of(object.py(), (tensor.device_type, tensor.device_id))?,
             owner: capsule.into_any().unbind(),
         })
+    }
+}
+
+/// The tensor of an array with `__dlpack__`, and the capsule that keeps what it leads to.
+fn dlpack<'py>(object: &Bound<'py, PyAny>) -> PyResult<(DlTensor, Bound<'py, PyCapsule>)> {
+    let capsule = object
+        .call_method0("__dlpack__")?
+        .cast_into::<PyCapsule>()?;
+    let managed: NonNull<c_void> = capsule.pointer_checked(Some(FRESH))?;
+    // SAFETY: a capsule of this name has a `DLManagedTensor`, whose first member is the `DLTensor`; the capsule keeps it.
+    let tensor = unsafe { managed.cast::<DlTensor>().read() };
+    Ok((tensor, capsule))
+}
+
+impl DlTensor {
+    fn start(&self) -> u64 {
+        (self.data as u64).wrapping_add(self.byte_offset)
+    }
+
+    /// Types of less than a byte may be packed, and how is not said.
+    fn itemsize(&self) -> PyResult<u64> {
+        let bits = u64::from(self.bits) * u64::from(self.lanes);
+        if !bits.is_multiple_of(8) {
+            return Err(PyBufferError::new_err(format!(
+                "an item has {bits} bits, which are no whole bytes"
+            )));
+        }
+        Ok(bits / 8)
+    }
+
+    fn element(&self) -> Option<DataType> {
+        match self.lanes {
+            1 => element_of_code(self.code, u64::from(self.bits).div_ceil(8)),
+            _ => None,
+        }
+    }
+}
+
+/// The GPU of a device as DLPack names it; None is the host.
+fn gpu_of(py: Python<'_>, (device_type, device): (i32, i32)) -> PyResult<Option<Option<u32>>> {
+    match device_type {
+        CPU | CUDA_HOST => Ok(None),
+        CUDA | CUDA_MANAGED => Ok(Some(u32::try_from(device).ok())),
+        other => {
+            let reason = format!("DLPack's device type {other} is neither a CPU's nor CUDA's");
+            Err(state_exception(
+                py,
+                StateKind::Unsupported,
+                "register",
+                &reason,
+            ))
+        }
+    }
+}
+
+/// The buffer of numpy's masked arrays has all items, and says nothing of the mask.
+fn check_unmasked(object: &Bound<'_, PyAny>) -> PyResult<()> {
+    let modules = object.py().import("sys")?.getattr("modules")?;
+    // Without the module there is no such array.
+    let Ok(masked) =
+        (modules.get_item("numpy.ma")).and_then(|module| module.getattr("MaskedArray"))
+    else {
+        return Ok(());
+    };
+    match object.is_instance(&masked)? {
+        true => Err(is_masked()),
+        false => Ok(()),
     }
 }
 
@@ -208,6 +267,27 @@ fn element_of_format(format: &[u8], itemsize: usize) -> Option<DataType> {
     element(kind, itemsize as u64)
 }
 
+/// The bytes of an item by numpy's name of its type: "<f4" is the byte order, the kind, and the bytes; times have their unit behind that.
+fn bytes_of_typestr(name: &str) -> PyResult<u64> {
+    let unknown = || PyBufferError::new_err(format!("`{name}` is no type of fixed length"));
+    let mut letters = name.chars();
+    let (Some('<' | '>' | '|' | '='), Some(kind)) = (letters.next(), letters.next()) else {
+        return Err(unknown());
+    };
+    let rest = letters.as_str();
+    let (bytes, unit) = rest.split_at(rest.find('[').unwrap_or(rest.len()));
+    // Texts count characters, bit fields bits; objects are addresses in this process.
+    let counts_bytes = match kind {
+        'b' | 'i' | 'u' | 'f' | 'c' | 'V' | 'S' => unit.is_empty(),
+        'm' | 'M' => true,
+        _ => false,
+    };
+    match bytes.parse() {
+        Ok(bytes) if counts_bytes => Ok(bytes),
+        _ => Err(unknown()),
+    }
+}
+
 /// The type of numpy's name, such as "<f4".
 fn element_of_typestr(name: &str, itemsize: u64) -> Option<DataType> {
     let mut letters = name.chars();
@@ -229,19 +309,39 @@ fn element_of_code(code: u8, itemsize: u64) -> Option<DataType> {
     }
 }
 
-/// The number of items of a contiguous array; strides are in items.
-fn items(shape: &[i64], strides: Option<&[i64]>) -> PyResult<u64> {
-    let mut count = 1i64;
+/// The bytes of a contiguous array; the stride from an item to the next one is `step`.
+fn contiguous_bytes(
+    shape: &[i64],
+    strides: Option<&[i64]>,
+    step: u64,
+    itemsize: u64,
+) -> PyResult<u64> {
+    if strides.is_some_and(|strides| strides.len() != shape.len()) {
+        return Err(no_shape());
+    }
+    let mut count = 1u64;
     for (at, len) in shape.iter().enumerate().rev() {
-        let stride = strides.map_or(Some(count), |strides| strides.get(at).copied());
-        if *len > 1 && stride != Some(count) {
+        let len = u64::try_from(*len).map_err(|_| no_shape())?;
+        let stride = strides.and_then(|strides| strides.get(at).copied());
+        if len > 1
+            && let Some(stride) = stride
+            && u64::try_from(stride).ok() != count.checked_mul(step)
+        {
             return Err(not_contiguous());
         }
-        count = count
-            .checked_mul(*len)
-            .ok_or_else(|| PyBufferError::new_err("the shape is no array's"))?;
+        count = count.checked_mul(len).ok_or_else(no_shape)?;
     }
-    u64::try_from(count).map_err(|_| PyBufferError::new_err("the shape is no array's"))
+    count.checked_mul(itemsize).ok_or_else(no_shape)
+}
+
+fn no_shape() -> PyErr {
+    PyBufferError::new_err("the shape is no array's")
+}
+
+fn is_masked() -> PyErr {
+    PyBufferError::new_err(
+        "the array has a mask, which a transfer would ignore; register its data without the mask",
+    )
 }
 
 fn not_contiguous() -> PyErr {

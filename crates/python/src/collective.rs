@@ -165,11 +165,13 @@ impl PyCommunicator {
         Ok(PyCommunicator::of(alone, Room::NONE))
     }
 
+    /// The rank of this process.
     #[getter]
     fn rank(&self) -> u32 {
         self.rank
     }
 
+    /// The number of ranks.
     #[getter]
     fn size(&self) -> u32 {
         self.size
@@ -199,12 +201,14 @@ impl PyCommunicator {
             .transpose()
     }
 
+    /// Prepares a barrier: it is over on a rank when all ranks have launched it.
     #[pyo3(signature = (*, algorithm = None))]
     fn barrier(&self, py: Python<'_>, algorithm: Option<NamedAlgorithm>) -> PyResult<PyCollective> {
         let algorithm = self::algorithm(algorithm);
         self.prepare(py, |it| it.barrier(algorithm))
     }
 
+    /// Prepares the copy of the buffer of `root` into the buffers of all other ranks.
     #[pyo3(signature = (buffer, root = 0, *, algorithm = None))]
     fn broadcast(
         &self,
@@ -217,6 +221,7 @@ impl PyCommunicator {
         self.prepare(py, |it| it.broadcast(&buffer.slice()?, root, algorithm))
     }
 
+    /// Prepares the copy of the inputs of all ranks into the output of `root`, in the order of the ranks.
     #[pyo3(signature = (input, output = None, root = 0, *, counts = None, algorithm = None))]
     fn gather(
         &self,
@@ -235,6 +240,7 @@ impl PyCommunicator {
         })
     }
 
+    /// Prepares the copy of the blocks of `root`'s input into the outputs of the ranks, in their order.
     #[pyo3(signature = (output, input = None, root = 0, *, counts = None, algorithm = None))]
     fn scatter(
         &self,
@@ -324,6 +330,7 @@ impl PyCommunicator {
         self.prepare(py, |it| it.exchange(&listed(&sends)?, &listed(&receives)?))
     }
 
+    /// Prepares the reduction of the inputs of all ranks into the output of `root`.
     #[pyo3(signature = (input, output = None, op = None, root = 0, *, dtype = None, algorithm = None))]
     fn reduce(
         &self,
@@ -344,6 +351,7 @@ impl PyCommunicator {
         })
     }
 
+    /// Prepares the reduction of the inputs of all ranks, of which each rank gets its block.
     #[pyo3(signature = (input, output, op = None, *, counts = None, dtype = None, algorithm = None))]
     fn reduce_scatter(
         &self,

@@ -35,6 +35,7 @@ impl PyDevice {
         py.detach(Device::list)
     }
 
+    /// The name that the device was opened with.
     #[getter]
     fn name(&self) -> PyResult<&str> {
         Ok(self.inner()?.name())
@@ -62,6 +63,7 @@ impl PyDomain {
 
 #[pymethods]
 impl PyDomain {
+    /// The device of the domain.
     #[getter]
     fn device(&self) -> PyResult<PyDevice> {
         Ok(PyDevice(Detached::new(self.inner()?.device().clone())))

@@ -176,11 +176,13 @@ impl PyEndpoint {
         Ok(PyBytes::new(py, &address))
     }
 
+    /// The number of the queue pair.
     #[getter]
     fn qpn(&self, py: Python<'_>) -> PyResult<u32> {
         self.look(py, Endpoint::qpn)
     }
 
+    /// Whether the endpoint is connected with a peer.
     #[getter]
     fn connected(&self, py: Python<'_>) -> PyResult<bool> {
         self.look(py, Endpoint::is_connected)
@@ -241,6 +243,7 @@ impl PyEndpoint {
         self.room(py, QueueKind::Recv)
     }
 
+    /// Posts a send to the peer's next receive.
     #[pyo3(signature = (slices, *, wr_id = 0, immediate = None, signaled = true))]
     fn post_send(
         slf: &Bound<'_, Self>,
@@ -261,6 +264,7 @@ impl PyEndpoint {
         )
     }
 
+    /// Posts a receive, which the peer's next send fills.
     #[pyo3(signature = (slices, *, wr_id = 0))]
     fn post_recv(slf: &Bound<'_, Self>, slices: RegionParts, wr_id: u64) -> PyResult<PyTicket> {
         let ticket = slf.get().post(slf.py(), |inner| {
@@ -269,6 +273,7 @@ impl PyEndpoint {
         Ok(PyTicket::new(ticket, Some(slf.as_any())))
     }
 
+    /// Posts a write to memory of the peer. With immediate data, it uses one of the peer's receives.
     #[pyo3(signature = (slices, remote, *, wr_id = 0, immediate = None, signaled = true))]
     fn post_write(
         slf: &Bound<'_, Self>,
@@ -290,6 +295,7 @@ impl PyEndpoint {
         )
     }
 
+    /// Posts a read from memory of the peer.
     #[pyo3(signature = (slices, remote, *, wr_id = 0, signaled = true))]
     fn post_read(
         slf: &Bound<'_, Self>,

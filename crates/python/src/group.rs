@@ -104,11 +104,13 @@ impl PyGroup {
         })
     }
 
+    /// The rank of this process.
     #[getter]
     fn rank(&self) -> u32 {
         self.rank
     }
 
+    /// The number of processes.
     #[getter]
     fn size(&self) -> u32 {
         self.size

@@ -329,11 +329,13 @@ impl PyEnvelope {
         self.0.peer
     }
 
+    /// The tag of the message.
     #[getter]
     fn tag(&self) -> u32 {
         self.0.tag
     }
 
+    /// The length of the message in bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.0.len_bytes
@@ -359,5 +361,5 @@ impl PyMatchTicket {
     }
 }
 
-any_ticket!(MatchTicket: PyEnvelope, PyEnvelope);
+any_ticket!(MatchTicket: PyEnvelope, PyEnvelope, |ticket| !matches!(ticket.check(), Ok(None)));
 ticket_methods!(PyMatchTicket, MatchTicket);

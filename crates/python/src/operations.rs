@@ -39,6 +39,7 @@ macro_rules! operation_methods {
     ($class:ident, $taken:ty: $send:ident, $recv:ident, $write:ident, $read:ident, $fetch_add:ident, $compare_swap:ident) => {
         #[pymethods]
         impl $class {
+            /// A send to the peer's next receive.
             #[pyo3(signature = (endpoint, slices, *, wr_id = 0, immediate = None, signaled = true))]
             fn $send(
                 &self,
@@ -56,6 +57,7 @@ macro_rules! operation_methods {
                 self.take_work(endpoint, &slices, WorkKind::Send, options)
             }
 
+            /// A receive, which the peer's next send fills.
             #[pyo3(signature = (endpoint, slices, *, wr_id = 0))]
             fn $recv(
                 &self,
@@ -66,6 +68,7 @@ macro_rules! operation_methods {
                 self.take_recv(endpoint, &slices, wr_id)
             }
 
+            /// A write to memory of the peer. With immediate data, it uses one of the peer's receives.
             #[pyo3(signature = (endpoint, slices, remote, *, wr_id = 0, immediate = None, signaled = true))]
             fn $write(
                 &self,
@@ -84,6 +87,7 @@ macro_rules! operation_methods {
                 self.take_work(endpoint, &slices, WorkKind::Write(remote.0), options)
             }
 
+            /// A read from memory of the peer.
             #[pyo3(signature = (endpoint, slices, remote, *, wr_id = 0, signaled = true))]
             fn $read(
                 &self,
@@ -97,6 +101,7 @@ macro_rules! operation_methods {
                 self.take_work(endpoint, &slices, WorkKind::Read(remote.0), options)
             }
 
+            /// Adds a number to 8 bytes of the peer, whose old value goes to `result`.
             #[pyo3(signature = (endpoint, result, remote, add, *, wr_id = 0, signaled = true))]
             fn $fetch_add(
                 &self,
@@ -111,6 +116,7 @@ macro_rules! operation_methods {
                 self.take_work(endpoint, &result, WorkKind::FetchAdd(remote.0, add), options)
             }
 
+            /// Replaces 8 bytes of the peer by `swap` if they equal `compare`. Their old value goes to `result`.
             #[pyo3(signature = (endpoint, result, remote, compare, swap, *, wr_id = 0, signaled = true))]
             #[expect(clippy::too_many_arguments, reason = "an operation has them")]
             fn $compare_swap(

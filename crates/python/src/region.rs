@@ -120,16 +120,19 @@ impl PyRegion {
         Ok(PySlice::new(region.clone(), offset, len_bytes, self.items))
     }
 
+    /// The address of the first byte, in this process or on the GPU.
     #[getter]
     fn address(&self) -> PyResult<usize> {
         Ok(self.inner()?.as_ptr().addr())
     }
 
+    /// Bytes of the region.
     #[getter]
     fn nbytes(&self) -> PyResult<u64> {
         Ok(self.inner()?.len_bytes())
     }
 
+    /// Bytes of an item.
     #[getter]
     fn itemsize(&self) -> u64 {
         self.items.bytes
@@ -141,11 +144,13 @@ impl PyRegion {
         self.items.dtype(py)
     }
 
+    /// Whether the memory is read-only.
     #[getter]
     fn readonly(&self) -> bool {
         self.is_readonly
     }
 
+    /// The access rights of the device and the peers.
     #[getter]
     fn access<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         to_access(py, self.inner()?.access())
@@ -157,6 +162,7 @@ impl PyRegion {
         Ok(self.inner()?.kind().to_string())
     }
 
+    /// Whether the memory is still registered.
     #[getter]
     fn registered(&self) -> PyResult<bool> {
         Ok(self.inner()?.is_registered())
@@ -255,11 +261,13 @@ impl PySlice {
 
 #[pymethods]
 impl PySlice {
+    /// The first byte, counted from the beginning of the region.
     #[getter]
     fn offset(&self) -> u64 {
         self.offset
     }
 
+    /// Bytes of the slice.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.len_bytes
@@ -331,11 +339,13 @@ impl PyRemoteRegion {
         (self.__bytes__(py), self.itemsize)
     }
 
+    /// Bytes of the region.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.inner.len_bytes
     }
 
+    /// Bytes of an item.
     #[getter]
     fn itemsize(&self) -> u64 {
         self.itemsize
@@ -358,6 +368,7 @@ pub struct PyRemoteSlice {
 
 #[pymethods]
 impl PyRemoteSlice {
+    /// Bytes of the slice.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.inner.len_bytes()

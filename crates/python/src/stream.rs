@@ -201,6 +201,7 @@ fn call_function(function: Py<PyAny>) {
 
 #[pymethods]
 impl PyStream {
+    /// The name of the stream, which errors have.
     #[getter]
     fn name(&self) -> PyResult<&str> {
         Ok(self.inner()?.executor().name())
@@ -341,11 +342,17 @@ impl PyStream {
         Ok(PyEvent(Detached::new(event)))
     }
 
-    /// Makes work that is queued later wait for an event.
-    fn wait_event(&self, py: Python<'_>, event: &Bound<'_, PyEvent>) -> PyResult<()> {
-        let (stream, event) = (self.inner()?, event.get().inner()?);
+    /// Makes work that is queued later wait for an event: of this package, or of CUDA, as `torch.cuda.Event` has it.
+    fn wait_event(&self, event: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (py, stream) = (event.py(), self.inner()?);
+        if let Ok(event) = event.cast::<PyEvent>() {
+            let event = event.get().inner()?;
+            await_room(py, stream.executor())?;
+            return call(py, || stream.executor().wait_event(event));
+        }
+        let handle = event_handle_of(event)?;
         await_room(py, stream.executor())?;
-        call(py, || stream.executor().wait_event(event))
+        wait_cuda_event(stream, event, handle)
     }
 
     /// Whether all work that is queued so far is done.
@@ -439,6 +446,7 @@ impl PyCudaStream {
         Ok(PyClassInitializer::from(base).add_subclass(class))
     }
 
+    /// The `cudaStream_t`, as a number.
     #[getter]
     fn handle(&self) -> usize {
         self.handle
@@ -465,6 +473,65 @@ fn open(py: Python<'_>, _handle: usize, _name: &str) -> PyResult<AnyStream> {
         py,
         StateKind::Unsupported,
         "CudaStream",
+        "this package was built without the feature `cuda`",
+    ))
+}
+
+/// The `cudaEvent_t` of an object.
+fn event_handle_of(object: &Bound<'_, PyAny>) -> PyResult<usize> {
+    // torch; cupy.
+    for name in ["cuda_event", "ptr"] {
+        if let Some(handle) = object.getattr_opt(name)? {
+            return handle.extract();
+        }
+    }
+    object.extract().map_err(|_| {
+        PyTypeError::new_err(
+            "an event is one of this package, has `cuda_event` or `ptr`, or is a number",
+        )
+    })
+}
+
+#[cfg(feature = "cuda")]
+fn wait_cuda_event(stream: &AnyStream, event: &Bound<'_, PyAny>, handle: usize) -> PyResult<()> {
+    use doorbell::{CudaContext, Error};
+
+    let py = event.py();
+    // torch creates an event with its first record, and waits for none that was never recorded.
+    if handle == 0 && event.hasattr("cuda_event")? {
+        return call(py, || stream.executor().wait_event(&Event::new()));
+    }
+    let raw = || std::ptr::with_exposed_provenance_mut(handle);
+    match stream {
+        AnyStream::Host(stream) => {
+            // Of torch, whose thread may have made no context current yet.
+            let device: Option<u32> = match event.getattr_opt("device")? {
+                Some(device) => device
+                    .getattr_opt("index")?
+                    .and_then(|index| index.extract().ok()),
+                None => None,
+            };
+            let kept = event.clone().unbind();
+            call(py, move || {
+                let context = match (CudaContext::current(), device) {
+                    (Err(Error::State { .. }), Some(device)) => CudaContext::primary(device)?,
+                    (context, _) => context?,
+                };
+                // SAFETY: an event that the caller names, and which `kept` has; docs/python.md has one that is a number stay until the wait is over.
+                unsafe { stream.wait_cuda_event(&context, raw(), kept) }
+            })
+        }
+        // SAFETY: an event that the caller names, whose object is there during the call.
+        AnyStream::Cuda(stream) => call(py, || unsafe { stream.wait_cuda_event(raw()) }),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn wait_cuda_event(_: &AnyStream, event: &Bound<'_, PyAny>, _: usize) -> PyResult<()> {
+    Err(state_exception(
+        event.py(),
+        StateKind::Unsupported,
+        "wait_event",
         "this package was built without the feature `cuda`",
     ))
 }

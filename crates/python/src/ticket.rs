@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::arguments::timeout;
 use crate::detached::{Detached, call, wait};
-use crate::error::{class, is_gone, state_exception};
+use crate::error::{class, is_gone, state_exception, to_exception};
 
 /// The future that is ready when something is over.
 pub type Over = Pin<Box<dyn Future<Output = doorbell::Result<()>> + Send>>;
@@ -26,14 +26,19 @@ pub trait AnyTicket: Send + Sync {
 
     fn over(&self) -> Over;
 
-    /// Whether the operation is over, with success or not. A wait without time lets the device work in this thread.
+    /// Whether the operation is over, with success or not, as far as that is known.
+    fn has_ended(&self) -> bool;
+
+    /// The same. A wait without time lets the device work in this thread first. Its outcome does not tell: it also fails for an operation of a captured
+    /// graph, which is never over, and a receive that is over may have failed by a timeout of its own.
     fn is_over(&self) -> bool {
-        !matches!(self.wait(Some(Duration::ZERO)), Err(Error::Timeout { .. }))
+        let _ = self.wait(Some(Duration::ZERO));
+        self.has_ended()
     }
 }
 
 macro_rules! any_ticket {
-    ($ticket:ty: $outcome:ty, $of:expr) => {
+    ($ticket:ty: $outcome:ty, $of:expr, $has_ended:expr) => {
         impl $crate::ticket::AnyTicket for $ticket {
             type Outcome = $outcome;
 
@@ -48,14 +53,19 @@ macro_rules! any_ticket {
             fn over(&self) -> $crate::ticket::Over {
                 Box::pin(self.into_future())
             }
+
+            fn has_ended(&self) -> bool {
+                let has_ended: fn(&$ticket) -> bool = $has_ended;
+                has_ended(self)
+            }
         }
     };
 }
 pub(crate) use any_ticket;
 
-any_ticket!(Ticket: (), |()| ());
-any_ticket!(MessageTicket: u64, |len_bytes| len_bytes);
-any_ticket!(CollectiveTicket: (), |()| ());
+any_ticket!(Ticket: (), |()| (), Ticket::is_over);
+any_ticket!(MessageTicket: u64, |len_bytes| len_bytes, |ticket| !matches!(ticket.check(), Ok(None)));
+any_ticket!(CollectiveTicket: (), |()| (), |ticket| !matches!(ticket.check(), Ok(false)));
 
 /// A class of tickets.
 pub trait TicketClass {
@@ -74,7 +84,14 @@ pub trait TicketClass {
         seconds: Option<f64>,
     ) -> PyResult<<Self::Ticket as AnyTicket>::Outcome> {
         let ticket = self.ticket()?;
-        wait(py, timeout(seconds)?, |slice| ticket.wait(slice))
+        // The wait goes on after a slice of its time, but not after a timeout that is the outcome of the operation.
+        let outcome = wait(py, timeout(seconds)?, |slice| match ticket.wait(slice) {
+            Err(Error::Timeout { .. }) if ticket.has_ended() => {
+                Ok(ticket.wait(Some(Duration::ZERO)))
+            }
+            waited => waited.map(Ok),
+        })?;
+        outcome.map_err(|error| to_exception(py, error))
     }
 
     fn notify_end(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
@@ -96,12 +113,12 @@ macro_rules! ticket_methods {
 
         #[pymethods]
         impl $class {
-            /// Whether the operation is over, with success or not.
+            /// Whether the operation is over, with success or not. One of a captured graph is never over, unless it has failed.
             fn done(&self, py: Python<'_>) -> PyResult<bool> {
                 $crate::ticket::TicketClass::is_done(self, py)
             }
 
-            /// Waits until the operation is over, and returns what it has brought.
+            /// Waits until the operation is over, and returns what it has brought. Raises `StateError` for an operation of a captured graph, which is never over.
             #[pyo3(signature = (timeout = None))]
             fn wait(
                 &self,
@@ -111,7 +128,7 @@ macro_rules! ticket_methods {
                 $crate::ticket::TicketClass::await_end(self, py, timeout)
             }
 
-            /// Adds 1 to an eventfd when the operation is over, with success or not.
+            /// Adds 1 to an eventfd when the operation is over, with success or not. Raises `StateError` for an operation of a captured graph, which is never over.
             fn notify(&self, py: Python<'_>, descriptor: i32) -> PyResult<()> {
                 $crate::ticket::TicketClass::notify_end(self, py, descriptor)
             }
@@ -154,6 +171,7 @@ pub struct PyCompletion(pub Completion);
 
 #[pymethods]
 impl PyCompletion {
+    /// The number that the work request was given.
     #[getter]
     fn wr_id(&self) -> u64 {
         self.0.wr_id
@@ -165,6 +183,7 @@ impl PyCompletion {
         self.0.len_bytes
     }
 
+    /// The immediate data of a receive.
     #[getter]
     fn immediate(&self) -> Option<u32> {
         self.0.imm
@@ -198,6 +217,7 @@ impl PyTicket {
 
 #[pymethods]
 impl PyTicket {
+    /// The status of the operation now.
     #[getter]
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let ticket = self.inner()?;

@@ -54,6 +54,13 @@ def test_numpy_arrays_are_registered_where_they_are(pair: Pair) -> None:
     assert (target == source).all()
 
 
+def test_an_array_with_a_mask_is_refused(pair: Pair) -> None:
+    masked = numpy.ma.array(numpy.zeros(8), mask=[True] + [False] * 7)
+    with pytest.raises(BufferError, match="mask"):
+        pair.domain.register(masked)
+    assert len(pair.domain.register(masked.data)) == 8
+
+
 def test_dlpack_alone_leads_to_the_same_memory_and_keeps_it(pair: Pair) -> None:
     target = numpy.zeros((4, 4), dtype=numpy.float32)
     region = pair.domain.register(OnlyDlpack(target))
@@ -157,6 +164,10 @@ def test_slices_count_items_and_cut_nothing_off(pair: Pair) -> None:
         with pytest.raises(doorbell.OutOfBoundsError) as caught:
             region[wrong]
         assert caught.value.limit_bytes == 40
+    with pytest.raises(doorbell.OutOfBoundsError) as outside:
+        region.span(38, 4)
+    found = outside.value
+    assert (found.argument, found.offset, found.len_bytes, found.limit_bytes) == ("slice", 38, 4, 40)
     with pytest.raises(IndexError):
         region.span(38, 3)
     with pytest.raises(ValueError, match="step"):

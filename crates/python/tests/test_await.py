@@ -188,3 +188,40 @@ def test_a_ticket_writes_to_a_descriptor(stream: doorbell.HostStream) -> None:
     os.close(descriptor)
     with pytest.raises(doorbell.SystemCallError):
         ticket.notify(1 << 20)
+
+
+def written(ticket: doorbell.MessageTicket | doorbell.MatchTicket | doorbell.CollectiveTicket, start: Callable[[], object]) -> None:
+    """A descriptor is written to once the ticket is over, and not before."""
+    descriptor = os.eventfd(0, os.EFD_NONBLOCK)
+    ticket.notify(descriptor)
+    assert not select.select([descriptor], [], [], 0.01)[0] and not ticket.done()
+    start()
+    assert select.select([descriptor], [], [], 60)[0] and os.eventfd_read(descriptor) == 1 and ticket.done()
+    os.close(descriptor)
+
+
+def test_tickets_of_messages_write_to_a_descriptor(stream: doorbell.HostStream) -> None:
+    domain = doorbell.Device().domain()
+    queues = [domain.message_queue() for _ in range(4)]
+    for one, other in ((queues[0], queues[1]), (queues[2], queues[3])):
+        one.connect(other.address)
+        other.connect(one.address)
+    target = bytearray(8)
+    written(queues[1].recv(stream, target), lambda: queues[0].send_now(b"a notice", 30))
+    assert target == b"a notice"
+    sender, receiver = (doorbell.Matcher(domain, [queue]) for queue in queues[2:])
+    written(receiver.recv(stream, target), lambda: sender.send_now(b"matched.", 0, 1, 30))
+    assert target == b"matched."
+
+
+def test_a_ticket_of_a_collective_operation_writes_to_a_descriptor() -> None:
+    domain = doorbell.Device().domain()
+    a, b = domain.message_queue(), domain.message_queue()
+    a.connect(b.address)
+    b.connect(a.address)
+    ranks = [doorbell.Communicator(0, [None, a]), doorbell.Communicator(1, [b, None])]
+    streams = [doorbell.HostStream(), doorbell.HostStream()]
+    barriers = [rank.barrier() for rank in ranks]
+    written(ranks[0].launch(streams[0], barriers[0]), lambda: ranks[1].launch(streams[1], barriers[1]))
+    for stream in streams:
+        stream.synchronize(30)

@@ -1,12 +1,17 @@
 """Memory and streams of a GPU, over the stand-in for the CUDA driver. Its memory is none that the program can touch."""
 
+import asyncio
 import ctypes
 import os
+import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import doorbell
 import pytest
 from conftest import Pair
+from test_await import WithoutReaders, run_with, wait_for
 
 if "DOORBELL_CUDA_STANDIN" not in os.environ:
     pytest.skip("there is no stand-in for the CUDA driver: eval $(scripts/cuda-standin)", allow_module_level=True)
@@ -67,7 +72,11 @@ class CudaArray:
 
     def __del__(self) -> None:
         CudaArray.freed.append(self.pointer)
+        # Objects are dropped at any time, also while a stream is captured, which a call that frees would break off in another mode: CU_STREAM_CAPTURE_MODE_RELAXED.
+        mode = ctypes.c_int(2)
+        self.driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
         self.driver.call("cuMemFree_v2", ctypes.c_uint64(self.pointer))
+        self.driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
 
 class OfDevice(CudaArray):
@@ -173,6 +182,96 @@ def test_dlpack_leads_to_memory_of_a_gpu(driver: Driver) -> None:
         pair.domain.register(CudaArray(driver, bytes(64), "<f4", strides=(8,)))
 
 
+def test_an_array_that_is_not_what_its_bytes_are_is_refused(driver: Driver) -> None:
+    domain = doorbell.Device().domain()
+    # The stride of 6 bytes is no number of items, though it is more than one.
+    for shape, typestr, strides in [((8,), "<f4", (6,)), ((8,), "<f4", (5,)), ((4, 4), "<f2", (9, 2)), ((2, 2), "|u1", (2,)), ((8,), "<f4", (-4,))]:
+        array = CudaArray(driver, bytes(64), typestr)
+        array.__cuda_array_interface__.update(shape=shape, strides=strides)
+        with pytest.raises(BufferError):
+            domain.register(array)
+    array = CudaArray(driver, bytes(64), "<f4")
+    array.__cuda_array_interface__["mask"] = None
+    assert len(domain.register(array)) == 16
+    array.__cuda_array_interface__["mask"] = CudaArray(driver, bytes(16))
+    with pytest.raises(BufferError, match="mask"):
+        domain.register(array)
+    changes: list[dict[str, Any]] = [{"shape": shape} for shape in ((-4, -4), (1 << 62, 4))]
+    changes += [{"typestr": name} for name in ("<U4", "|O8", "|t8", "f4")]
+    for change in changes:
+        array = CudaArray(driver, bytes(64), "<f4")
+        array.__cuda_array_interface__.update(change)
+        with pytest.raises(BufferError):
+            domain.register(array)
+    array.__cuda_array_interface__.update(shape=(8,), typestr="<M8[ns]", strides=None)
+    assert len(domain.register(array)) == 8
+
+
+def test_a_tensor_of_dlpack_that_is_not_what_its_bytes_are_is_refused(driver: Driver) -> None:
+    domain = doorbell.Device().domain()
+    memory = CudaArray(driver, bytes(64))
+    packed = DlpackArray(memory)
+    packed.tensor.bits = 4
+    with pytest.raises(BufferError, match="4 bits"):
+        domain.register(packed)
+    for field, value in [("ndim", -1), ("shape", ctypes.POINTER(ctypes.c_int64)())]:
+        tensor = DlpackArray(memory)
+        setattr(tensor.tensor, field, value)
+        with pytest.raises(BufferError, match="shape"):
+            domain.register(tensor)
+    for lengths in [(-2, -8), (1 << 62, 4)]:
+        tensor = DlpackArray(memory)
+        tensor.shape[0], tensor.shape[1] = lengths
+        with pytest.raises(BufferError, match="shape"):
+            domain.register(tensor)
+
+
+def test_a_type_that_only_dlpack_names_is_known(driver: Driver) -> None:
+    domain = doorbell.Device().domain()
+
+    class Named(CudaArray):
+        """As torch has a bfloat16."""
+
+        code = 4
+
+        def __dlpack__(self) -> Any:
+            self.shown = DlpackArray(self)
+            self.shown.tensor.code, self.shown.tensor.bits = self.code, 16
+            # No circle of references: the memory is to be freed at once.
+            del self.shown.array
+            return self.shown.__dlpack__()
+
+    array = Named(driver, bytes(64), "<V2")
+    region = domain.register(array)
+    assert (region.dtype, region.itemsize, len(region)) == (doorbell.DataType.BF16, 2, 32)
+    # Complex of two bytes: known to neither.
+    array.code = 5
+    assert domain.register(array).dtype is None
+    assert domain.register(CudaArray(driver, bytes(64), "<V2")).dtype is None
+
+    class OnlyDlpack(Named):
+        """As older torch has it: the other interface raises for the type."""
+
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]:
+            raise KeyError("bfloat16")
+
+        @__cuda_array_interface__.setter
+        def __cuda_array_interface__(self, _value: dict[str, Any]) -> None:
+            pass
+
+    assert domain.register(OnlyDlpack(driver, bytes(64))).dtype == doorbell.DataType.BF16
+
+
+def test_the_kind_of_device_is_that_of_dlpack(driver: Driver) -> None:
+    class OnRocm(CudaArray):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (10, 0)
+
+    with pytest.raises(doorbell.StateError, match="device type 10"):
+        doorbell.Device().domain().register(OnRocm(driver, bytes(64)))
+
+
 def test_a_region_keeps_the_array_of_a_gpu(driver: Driver) -> None:
     domain = doorbell.Device().domain()
     array = CudaArray(driver, bytes(64))
@@ -207,6 +306,112 @@ def test_streams_of_other_packages_are_used_as_they_are(driver: Driver, kind: An
     host.synchronize(10)
     stream.wait_event(host.record())
     stream.synchronize(10)
+
+
+class TorchEvent:
+    """An event as torch has it, which creates it with the first record and destroys it at the end."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.cuda_event = 0
+
+    def record(self, stream: int) -> None:
+        event = ctypes.c_void_p(self.cuda_event)
+        if not event.value:
+            self.driver.call("cuEventCreate", ctypes.byref(event), 0)
+        self.driver.call("cuEventRecord", event, ctypes.c_void_p(stream))
+        self.cuda_event = event.value or 0
+
+    def __del__(self) -> None:
+        if self.cuda_event:
+            self.driver.call("cuEventDestroy_v2", ctypes.c_void_p(self.cuda_event))
+
+
+class CupyEvent:
+    def __init__(self, handle: int) -> None:
+        self.ptr = handle
+
+
+def test_streams_wait_for_events_of_other_libraries(driver: Driver) -> None:
+    raw = driver.stream()
+    holder, cuda, host = doorbell.CudaStream(raw), doorbell.CudaStream(driver.stream()), doorbell.HostStream()
+    gate = doorbell.Device().domain().alloc(4)
+    word = memoryview(gate).cast("I")
+    event = TorchEvent(driver)
+    # Never recorded, it holds nobody.
+    for stream in (cuda, host):
+        stream.wait_event(event)
+        stream.synchronize(30)
+    called: list[int] = []
+    wraps: list[Callable[[TorchEvent], object]] = [lambda it: it, lambda it: it.cuda_event, lambda it: CupyEvent(it.cuda_event)]
+    for round_number, wrapped in enumerate(wraps):
+        word[0] = 0
+        holder.wait_value(gate, 0, 1, timeout=60)
+        event.record(raw)
+        for stream in (cuda, host):
+            stream.wait_event(wrapped(event))
+            stream.launch(lambda: called.append(1))
+        with pytest.raises(doorbell.TimeoutError):
+            host.synchronize(0.02)
+        assert len(called) == 2 * round_number and not cuda.done()
+        word[0] = 1
+        host.synchronize(30)
+        cuda.synchronize(30)
+        assert len(called) == 2 * round_number + 2
+    # The stream of the host keeps the object while it waits for it.
+    word[0] = 0
+    holder.wait_value(gate, 0, 1, timeout=60)
+    event.record(raw)
+    gone = weakref.ref(event)
+    host.wait_event(event)
+    del event
+    assert gone() is not None and not host.done()
+    word[0] = 1
+    host.synchronize(30)
+    for _ in range(1000):
+        if gone() is None:
+            break
+        doorbell.HostStream("turn").synchronize(10)
+    assert gone() is None
+
+
+def test_a_host_stream_uses_the_context_of_the_thread_or_the_event(driver: Driver) -> None:
+    class OfDevice(TorchEvent):
+        class device:
+            index = 0
+
+    host, raw = doorbell.HostStream(), driver.stream()
+    plain, named = TorchEvent(driver), OfDevice(driver)
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            host.wait_event(named)
+            host.wait_event(plain)
+        except doorbell.StateError as error:
+            errors.append(error)
+
+    plain.record(raw)
+    named.record(raw)
+    # A thread that has used no GPU.
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+    assert [str(error) for error in errors] and "context" in str(errors[0])
+    host.synchronize(30)
+
+
+def test_what_is_no_event_is_refused(driver: Driver) -> None:
+    for stream in (doorbell.HostStream(), doorbell.CudaStream(driver.stream())):
+        with pytest.raises(TypeError, match="cuda_event"):
+            stream.wait_event("event")
+        with pytest.raises(doorbell.StateError, match="null"):
+            stream.wait_event(0)
+        # The stand-in knows its events; no real driver is given what is none.
+        with pytest.raises(doorbell.CudaError) as unknown:
+            stream.wait_event(1 << 20)
+        asked = "cuEventQuery" if isinstance(stream, doorbell.HostStream) else "cuStreamWaitEvent"
+        assert (unknown.value.call, unknown.value.code, unknown.value.name) == (asked, 400, "CUDA_ERROR_INVALID_HANDLE")
 
 
 def test_a_tensor_of_the_host_and_a_stream_of_the_gpu(driver: Driver) -> None:
@@ -249,6 +454,28 @@ def test_the_error_of_the_driver_has_its_name(driver: Driver, monkeypatch: pytes
         assert caught.value.name.startswith("CUDA_ERROR") and caught.value.code and caught.value.call
 
 
+def check_never_over(ticket: doorbell.Ticket) -> None:
+    """The next launch executes the operation again: whatever waits for its end is refused, and nothing says that it has ended."""
+
+    descriptor = os.eventfd(0, os.EFD_NONBLOCK)
+    try:
+        assert not ticket.done()
+        waits: list[Callable[[], object]] = [
+            lambda: ticket.wait(timeout=1),
+            lambda: ticket.notify(descriptor),
+            lambda: run_with(asyncio.SelectorEventLoop, asyncio.wait_for(wait_for(ticket), 10)),
+            lambda: run_with(WithoutReaders, asyncio.wait_for(wait_for(ticket), 10)),
+        ]
+        for wait in waits:
+            with pytest.raises(doorbell.StateError) as refused:
+                wait()
+            assert refused.value.kind == "Captured"
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def test_a_graph_that_others_capture_transfers_with_each_launch(driver: Driver) -> None:
     pair = Pair()
     source, target = CudaArray(driver, bytes(64)), CudaArray(driver, bytes(64))
@@ -274,6 +501,7 @@ def test_a_graph_that_others_capture_transfers_with_each_launch(driver: Driver) 
         driver.call("cuStreamEndCapture", ctypes.c_void_p(raw), ctypes.byref(graph))
     driver.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
     driver.call("cuGraphDestroy", graph)
+    assert [(ticket.status, ticket.launches) for ticket in tickets] == [(doorbell.Status.PREPARED, 0)] * 4
     for launch in range(1, 21):
         data = bytes([launch]) * 64
         driver.call("cuMemcpyHtoD_v2", ctypes.c_uint64(source.pointer), data, ctypes.c_size_t(64))
@@ -282,6 +510,16 @@ def test_a_graph_that_others_capture_transfers_with_each_launch(driver: Driver) 
         assert bytes(target) == data
         assert [ticket.launches for ticket in tickets] == [launch] * 4
     assert all(ticket.status == doorbell.Status.RUNG for ticket in tickets)
-    with pytest.raises(doorbell.StateError):
-        tickets[3].wait(timeout=1)
+    for ticket in tickets:
+        check_never_over(ticket)
+    # Outside of a capture a wait is executed once, and over then; the completion of its send is that of the wait.
+    stream.queue_recv(pair.b, received[0:64])
+    once = stream.queue_send(pair.a, sent[0:64])
+    waited = stream.wait_send(pair.a)
+    stream.synchronize(30)
+    waited.wait(timeout=10)
+    assert waited.done() and waited.status == doorbell.Status.COMPLETE
+    with pytest.raises(doorbell.StateError, match="completion is that of its wait"):
+        once.wait(timeout=1)
+    check_never_over(once)
     driver.call("cuGraphExecDestroy", executable)

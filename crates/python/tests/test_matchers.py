@@ -6,6 +6,7 @@ import time
 
 import doorbell
 import pytest
+from test_await import WithoutReaders, run_with
 
 numpy = pytest.importorskip("numpy", reason="numpy is not installed")
 
@@ -105,6 +106,23 @@ def test_a_receive_is_cancelled_or_awaited(stream: doorbell.HostStream) -> None:
         return await ticket
 
     assert asyncio.run(main()).tag == 2 and target == b"awaited\0"
+
+
+def test_a_receive_that_ends_by_its_timeout_is_over(stream: doorbell.HostStream) -> None:
+    endpoint = doorbell.EndpointConfig(wait_timeout=0.2)
+    peers = Peers(doorbell.MatcherConfig(messages=doorbell.MessageConfig(endpoint=endpoint)))
+    ticket = peers.second.recv(stream, bytearray(8), tag=1)
+    begin = time.monotonic()
+    with pytest.raises(doorbell.TimeoutError, match="a receive for a message"):
+        ticket.wait()
+    assert ticket.done() and time.monotonic() - begin < 20
+    for loop in (asyncio.SelectorEventLoop, WithoutReaders):
+        with pytest.raises(doorbell.TimeoutError):
+            run_with(loop, asyncio.wait_for(awaited(ticket), 20))
+
+
+async def awaited(ticket: doorbell.MatchTicket) -> None:
+    await ticket
 
 
 def test_a_peer_that_fails_is_named_and_excluded(stream: doorbell.HostStream) -> None:

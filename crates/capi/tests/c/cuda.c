@@ -26,6 +26,8 @@ static void without_the_feature(struct rig *rig)
 	EXPECT(address == 3);
 	WORKS(doorbell_page_push_init(&push, sizeof push));
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_stream_push_pages(rig->stream, rig->a, &push, NULL));
+	FAILS(DOORBELL_EFEATURE, "feature `cuda`",
+	      doorbell_stream_wait_cuda_event(rig->stream, (struct CUevent_st *)(uintptr_t)64));
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_graph_builder_capture(rig->stream, &builder));
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`",
 	      doorbell_graph_builder_for_graph(rig->stream, (struct CUgraph_st *)(uintptr_t)64, &builder));
@@ -58,6 +60,8 @@ static void everywhere(struct rig *rig)
 	/* What only a GPU's streams have. */
 	FAILS(DOORBELL_ESTATE, "doorbell_stream_create_cuda", doorbell_stream_status_word(rig->stream, &word));
 	FAILS(DOORBELL_ESTATE, "not a CUDA stream", doorbell_stream_status(rig->stream, &status));
+	FAILS(DOORBELL_EINVAL, "`cuda_event`", doorbell_stream_wait_cuda_event(rig->stream, NULL));
+	FAILS(DOORBELL_EINVAL, "`stream`", doorbell_stream_wait_cuda_event(NULL, NULL));
 	FAILS(DOORBELL_ESTATE, "not a CUDA stream", doorbell_stream_clear_status(rig->stream));
 	EXPECT(word == 1 && status == 1);
 }
@@ -240,6 +244,54 @@ static void on_streams(const struct driver *driver, struct rig *rig, doorbell_re
 	}
 }
 
+static void count(void *calls)
+{
+	++*(int *)calls;
+}
+
+/* Streams of all kinds and an event that the program records, which stays the program's. */
+static void streams_wait_for_events(const struct driver *driver, struct rig *rig)
+{
+	struct CUstream_st *raw, *others;
+	doorbell_stream *waits, *holds;
+	struct CUevent_st *event;
+	doorbell_stream *kernels;
+	int calls = 0;
+
+	DRIVER(driver->stream_create(&raw, 1));
+	DRIVER(driver->stream_create(&others, 1));
+	DRIVER(driver->event_create(&event, 0));
+	WORKS(doorbell_stream_create_cuda(raw, NULL, &waits));
+	WORKS(doorbell_stream_create_cuda(others, NULL, &holds));
+	/* It was never recorded. */
+	WORKS(doorbell_stream_wait_cuda_event(rig->stream, event));
+	WORKS(doorbell_stream_wait_cuda_event(waits, event));
+	WORKS(doorbell_stream_write_value32(rig->stream, rig->region, 0, 0, NULL));
+	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
+	WORKS(doorbell_stream_wait_value32(holds, rig->region, 0, DOORBELL_WAIT_GEQ, 1, SOON_MS, NULL));
+	DRIVER(driver->event_record(event, others));
+	WORKS(doorbell_stream_wait_cuda_event(rig->stream, event));
+	WORKS(doorbell_stream_wait_cuda_event(waits, event));
+	WORKS(doorbell_stream_launch(rig->stream, count, &calls));
+	GIVES(DOORBELL_ETIMEOUT, doorbell_stream_synchronize(rig->stream, 20));
+	GIVES(DOORBELL_ETIMEOUT, doorbell_stream_synchronize(waits, 20));
+	EXPECT(calls == 0);
+	memset(doorbell_region_pointer(rig->region), 1, 4);
+	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
+	WORKS(doorbell_stream_synchronize(waits, SOON_MS));
+	EXPECT(calls == 1);
+	DRIVER(driver->event_query(event));
+	if (doorbell_stream_create_trigger("kernels", &kernels) == 0) {
+		FAILS(DOORBELL_ESTATE, "kernels execute", doorbell_stream_wait_cuda_event(kernels, event));
+		WORKS(doorbell_stream_destroy(kernels));
+	}
+	WORKS(doorbell_stream_destroy(waits));
+	WORKS(doorbell_stream_destroy(holds));
+	DRIVER(driver->event_destroy(event));
+	DRIVER(driver->stream_destroy(raw));
+	DRIVER(driver->stream_destroy(others));
+}
+
 /* What the GPU can do, as numbers; the text has the same. */
 static void capabilities_are_reported(void)
 {
@@ -342,7 +394,7 @@ static void captured_by_the_application(const struct driver *driver, struct rig 
 	uint32_t control;
 	static const uint32_t entries[] = {3, 70, 0, 71, 2};
 	doorbell_page_push push;
-	int i, launch;
+	int i, launch, notices = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 
 	EXPECT(doorbell_endpoint_path(rig->a, &control, NULL, 0) > 0);
 	WORKS(doorbell_post_recv(rig->b, 1, &to, 1, &plain));
@@ -399,13 +451,18 @@ static void captured_by_the_application(const struct driver *driver, struct rig 
 		EXPECT(launches == (uint64_t)launch + 1);
 	}
 	FAILS(DOORBELL_ESTATE, "graphs", doorbell_endpoint_reset(rig->a));
+	EXPECT(notices >= 0);
 	for (i = 0; i < 4; i++) {
 		GIVES(1, doorbell_ticket_launches(tickets[i], &launches));
 		EXPECT(launches == LAUNCHES);
 		GIVES(DOORBELL_STATUS_RUNG, doorbell_ticket_status(tickets[i], NULL));
 		FAILS(DOORBELL_ESTATE, "launches", doorbell_ticket_wait(tickets[i], 0));
+		FAILS(DOORBELL_ESTATE, "launches", doorbell_ticket_notify(tickets[i], notices));
 		WORKS(doorbell_ticket_destroy(tickets[i]));
 	}
+	/* Nobody was told. */
+	EXPECT(read(notices, &launches, sizeof launches) == -1);
+	EXPECT(close(notices) == 0);
 	DRIVER(driver->graph_exec_destroy(exec));
 	WORKS(doorbell_endpoint_reset(rig->a));
 	WORKS(doorbell_endpoint_reset(rig->b));
@@ -668,10 +725,12 @@ static int with_the_feature(struct rig *rig)
 	FAILS(DOORBELL_ESTATE, "context", doorbell_region_alloc_device(rig->domain, 8, 0, &own));
 	FAILS(DOORBELL_ESTATE, "context", doorbell_region_register_device(rig->domain, 64, 8, 0, &own));
 	FAILS(DOORBELL_ESTATE, "context", doorbell_cuda_read_capabilities(&capabilities, sizeof capabilities));
+	FAILS(DOORBELL_ESTATE, "current", doorbell_stream_wait_cuda_event(rig->stream, (struct CUevent_st *)(uintptr_t)64));
 	DRIVER(driver.device_get(&device, 0));
 	DRIVER(driver.ctx_retain(&context, device));
 	DRIVER(driver.ctx_set(context));
 	capabilities_are_reported();
+	streams_wait_for_events(&driver, rig);
 	DRIVER(driver.alloc(&memory, BYTES));
 	FAILS(DOORBELL_ERANGE, "`len_bytes`", doorbell_region_alloc_device(rig->domain, 0, 0, &own));
 	if (strncmp(rig_device_name(), "softcx", 6) == 0) {

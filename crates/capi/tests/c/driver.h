@@ -9,6 +9,7 @@
 
 struct CUctx_st;
 struct CUstream_st;
+struct CUevent_st;
 struct CUgraph_st;
 struct CUgraphExec_st;
 
@@ -33,6 +34,10 @@ struct driver {
 	int (*end_capture)(struct CUstream_st *stream, struct CUgraph_st **graph);
 	int (*stream_synchronize)(struct CUstream_st *stream);
 	int (*to_host)(void *to, uint64_t from, size_t len_bytes);
+	int (*event_create)(struct CUevent_st **event, unsigned flags);
+	int (*event_record)(struct CUevent_st *event, struct CUstream_st *stream);
+	int (*event_query)(struct CUevent_st *event);
+	int (*event_destroy)(struct CUevent_st *event);
 };
 
 #define DRIVER(call)                                                                                         \
@@ -84,6 +89,10 @@ static inline int driver_load(struct driver *driver)
 	driver_find(driver, "cuStreamBeginCapture_v2", &driver->begin_capture);
 	driver_find(driver, "cuStreamEndCapture", &driver->end_capture);
 	driver_find(driver, "cuStreamSynchronize", &driver->stream_synchronize);
+	driver_find(driver, "cuEventCreate", &driver->event_create);
+	driver_find(driver, "cuEventRecord", &driver->event_record);
+	driver_find(driver, "cuEventQuery", &driver->event_query);
+	driver_find(driver, "cuEventDestroy_v2", &driver->event_destroy);
 	if (driver->init(0) != 0 || device_count(&count) != 0 || count == 0) {
 		printf("no driver: it has no device\n");
 		return 0;

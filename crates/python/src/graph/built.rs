@@ -286,6 +286,7 @@ impl PyGraphBuilder {
         self.of_queue(queue, GraphBuilder::wait_messages)
     }
 
+    /// Adds a receive of a message into memory.
     fn recv_message(
         &self,
         queue: &Bound<'_, PyMessageQueue>,
@@ -297,6 +298,7 @@ impl PyGraphBuilder {
         })
     }
 
+    /// Adds the launch of a collective operation.
     fn collective(
         &self,
         communicator: &Bound<'_, PyCommunicator>,
