@@ -252,7 +252,7 @@ static int doorbell_gds_poll_unsignaled(struct doorbell_gds_cq *cq, struct ibv_w
 {
 	struct doorbell_gds_qp *qp = cq->owner;
 	doorbell_failure failure;
-	uint64_t entry, number;
+	uint64_t number;
 	if (cq->side != DOORBELL_QUEUE_SEND || qp->told || doorbell_endpoint_failure(qp->endpoint, &failure, NULL, 0) <= 0)
 		return 0;
 	number = failure.wr_id >> 1;
@@ -261,9 +261,9 @@ static int doorbell_gds_poll_unsignaled(struct doorbell_gds_cq *cq, struct ibv_w
 	/* Otherwise it was queued with the endpoint directly. */
 	if (number >= cq->posted || cq->posted - number > cq->capacity)
 		return 0;
-	for (entry = cq->head; entry < cq->tail; entry++)
-		if (doorbell_gds_at(cq, entry)->number == number)
-			return 0;
+	/* Earlier work requests are reported first. If it is signaled, it has an entry itself. */
+	if (cq->head < cq->tail && doorbell_gds_at(cq, cq->head)->number <= number)
+		return 0;
 	qp->told = 1;
 	doorbell_gds_fail(cq, number, cq->wr_ids[number % cq->capacity], &failure, wc);
 	return 1;
