@@ -53,7 +53,12 @@ struct Running {
 
 impl Running {
     fn start(line: &str) -> Self {
-        let child = command(line).spawn().unwrap();
+        Self::start_with(line, &[])
+    }
+
+    fn start_with(line: &str, environment: &[(&str, &str)]) -> Self {
+        let environment = environment.iter().copied();
+        let child = command(line).envs(environment).spawn().unwrap();
         let line = line.to_owned();
         Self { child, line }
     }
@@ -648,7 +653,8 @@ fn softcx_across_hosts_is_refused_with_a_remedy() {
         for (code, _, err) in across_hosts(device, claimed) {
             assert_eq!(code, Some(1), "{err}");
             assert_eq!(err.lines().count(), 1, "{err}");
-            for said in ["elsewhere", "--device mlx5_0", "doorbell info"] {
+            let wire = "--device softcx,wire=udp:ADDRESS";
+            for said in ["elsewhere", "--device mlx5_0", "doorbell info", wire] {
                 assert!(err.contains(said), "`{said}`: {err}");
             }
         }
@@ -666,7 +672,8 @@ fn without_a_name_no_device_of_another_host_is_softcx() {
     }
     for (code, _, err) in across_hosts("", None) {
         assert_eq!(code, Some(1), "{err}");
-        for said in ["elsewhere", "no RDMA device", "doorbell info"] {
+        let wire = "--device softcx,wire=udp:127.0.0.1";
+        for said in ["elsewhere", "no RDMA device", "doorbell info", wire] {
             assert!(err.contains(said), "`{said}`: {err}");
         }
     }
@@ -683,6 +690,21 @@ fn without_a_name_processes_of_one_host_take_softcx() {
             err.contains("device softcx: both processes are on this host"),
             "{err}"
         );
+    }
+}
+
+/// Of a wire that the other process has, too.
+#[test]
+fn without_a_name_a_process_takes_the_wire_of_the_other() {
+    for (wire, environment) in [("udp", "shm"), ("shm", "udp")] {
+        let named = format!("bench loop --device softcx,wire={wire}");
+        let (other, address) = Running::listen(&named);
+        let line =
+            format!("bench loop --sizes 64 --kernel-us 0 --iterations 40 --connect {address}");
+        let nameless = Running::start_with(&line, &[("DOORBELL_SOFTCX_WIRE", environment)]);
+        for (code, _, err) in [nameless.end(), other.end()] {
+            assert_eq!(code, Some(0), "{wire}: {err}");
+        }
     }
 }
 

@@ -4,11 +4,12 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use anyhow::{Context, Result, bail};
 use doorbell::{Channel, Device, Endpoint, EndpointConfig};
+use doorbell_softcx::device::WireKind;
 use serde::{Deserialize, Serialize};
 
 use super::machine::{self, Machine};
 
-/// The software device, which is in the memory of its host.
+/// The software device. Its name may say its wire, and without one it has that of the environment.
 pub const SOFTWARE_DEVICE: &str = "softcx";
 
 /// The identity of a process.
@@ -20,20 +21,30 @@ pub struct Identity {
     boot_id: Option<String>,
     /// Its device. None if it takes one that reaches the other process.
     device: Option<String>,
+    /// The address of its device, if that is the software device with UDP as its wire.
+    udp_address: Option<IpAddr>,
 }
 
 impl Identity {
-    /// This process, which measures on a device of that name.
-    pub fn new(device: Option<&str>) -> Identity {
-        Identity {
+    /// This process, which measures on that device.
+    ///
+    /// # Errors
+    /// The software device has no room for an endpoint, which says its address.
+    pub fn new(device: Option<&Device>) -> Result<Identity> {
+        let name = device.map(Device::name);
+        let software = device.filter(|_| name == Some(SOFTWARE_DEVICE));
+        Ok(Identity {
             host: Machine::this().host,
             boot_id: machine::boot_id(),
-            device: device.map(str::to_owned),
-        }
+            device: name.map(str::to_owned),
+            udp_address: software.map(gid_of).transpose()?.flatten().map(address_of),
+        })
     }
 
-    fn is_software(&self) -> bool {
-        self.device.as_deref() == Some(SOFTWARE_DEVICE)
+    /// Whether its device reaches only processes of its host: by shared memory, or by addresses that each host has.
+    fn is_bound_to_host(&self) -> bool {
+        let is_software = self.device.as_deref() == Some(SOFTWARE_DEVICE);
+        is_software && self.udp_address.is_none_or(|ip| ip.is_loopback())
     }
 
     fn is_on_another_host(&self, peer: &Identity) -> bool {
@@ -42,53 +53,86 @@ impl Identity {
 
     /// Refuses a peer that the devices cannot reach, and says what to do.
     fn check_reach(&self, peer: &Identity) -> Result<()> {
-        if !(self.is_software() || peer.is_software()) || !self.is_on_another_host(peer) {
+        if !(self.is_bound_to_host() || peer.is_bound_to_host()) || !self.is_on_another_host(peer) {
             return Ok(());
         }
-        let build = if cfg!(feature = "verbs") {
-            ""
-        } else {
-            ", in a build with --features verbs"
-        };
         bail!(
-            "the device {SOFTWARE_DEVICE} reaches only processes on its own host, but these run on {} and {}; give both processes the \
-             name of an RDMA device, such as --device mlx5_0, or no name (`doorbell info` lists them{build})",
+            "the device {SOFTWARE_DEVICE} reaches only processes on its own host, unless its wire is UDP at an address of the network, but these run on {} and {}; \
+             give each process --device {SOFTWARE_DEVICE},wire=udp:ADDRESS with an address of its host, the name of an RDMA device, such as --device mlx5_0, or \
+             no name ({LISTED})",
             self.host,
             peer.host
         )
     }
 
-    /// The names of the devices that may reach the peer, best first, of those that there are; and why.
+    /// The names of the devices that may reach the peer, best first; and why. `list` has the devices that there are, `wire` is that of a software device
+    /// whose name has none, and `local` is the address of this host that the peer has connected to, or from which it was connected.
     ///
     /// # Errors
-    /// No device of the list can reach the peer.
-    fn candidates(&self, peer: &Identity, list: &[String]) -> Result<(Vec<String>, String)> {
+    /// No device can reach the peer.
+    fn candidates(
+        &self,
+        peer: &Identity,
+        list: &[String],
+        wire: WireKind,
+        local: IpAddr,
+    ) -> Result<(Vec<String>, String)> {
         let is_near = !self.is_on_another_host(peer);
-        if is_near && (peer.device.is_none() || peer.is_software()) {
-            let reason = "both processes are on this host".into();
-            return Ok((vec![SOFTWARE_DEVICE.into()], reason));
+        let on = |wire: &str| format!("{SOFTWARE_DEVICE},wire={wire}");
+        let is_udp = matches!(wire, WireKind::Udp(_));
+        let device = peer.device.as_deref();
+        if is_near && matches!(device, None | Some(SOFTWARE_DEVICE)) {
+            // Shared memory and UDP do not reach each other.
+            let name = match (device, peer.udp_address) {
+                (None, _) => SOFTWARE_DEVICE.into(),
+                (_, None) => on("shm"),
+                (_, Some(_)) if is_udp => SOFTWARE_DEVICE.into(),
+                (_, Some(_)) => on("udp"),
+            };
+            return Ok((vec![name], "both processes are on this host".into()));
         }
         self.check_reach(peer)?;
         let mut names: Vec<String> = list.to_vec();
         names.retain(|name| name != SOFTWARE_DEVICE);
         // On one host a device reaches itself.
-        names.sort_by_key(|name| !(is_near && peer.device.as_ref() == Some(name)));
-        let reason = match &peer.device {
+        names.sort_by_key(|name| !(is_near && device == Some(name)));
+        let software = match (peer.udp_address, wire) {
+            (_, WireKind::Udp(Some(address))) if !address.is_loopback() => {
+                Some(SOFTWARE_DEVICE.into())
+            }
+            (Some(_), _) => Some(on(&format!("udp:{local}"))),
+            _ => None,
+        };
+        names.extend(software);
+        let reason = match device {
             Some(device) if is_near => format!("the other process uses {device}"),
             _ => format!("the other process is on {}", peer.host),
         };
         if names.is_empty() {
             bail!(
-                "{reason}, and this host has no RDMA device (`doorbell info` lists them{})",
-                if cfg!(feature = "verbs") {
-                    ""
-                } else {
-                    ", in a build with --features verbs"
-                }
+                "{reason}, and this host has no RDMA device ({LISTED}); --device {} has the software device send RoCE v2 on UDP",
+                on(&format!("udp:{local}"))
             );
         }
         Ok((names, reason))
     }
+}
+
+/// Where the names of devices are found.
+const LISTED: &str = if cfg!(feature = "verbs") {
+    "`doorbell info` lists them"
+} else {
+    "`doorbell info` lists them, in a build with --features verbs"
+};
+
+/// The GID of a device, if its address has one.
+fn gid_of(device: &Device) -> Result<Option<[u8; 16]>> {
+    let endpoint = Endpoint::new(&device.protection_domain(), &EndpointConfig::default())?;
+    Ok(endpoint.address().gid())
+}
+
+fn address_of(gid: [u8; 16]) -> IpAddr {
+    Ipv6Addr::from(gid).to_canonical()
 }
 
 /// The device of this process: the one that was named, if it reaches the peer, or one that does, which is then told on stderr.
@@ -105,8 +149,8 @@ pub fn device(
         own.check_reach(peer)?;
         return Ok(device);
     }
-    let (names, reason) = own.candidates(peer, &Device::list())?;
-    let local = channel.local_address()?.ip();
+    let local = channel.local_address()?.ip().to_canonical();
+    let (names, reason) = own.candidates(peer, &Device::list(), WireKind::from_env()?, local)?;
     let (device, has_address) = open_best(&names, local)?;
     let address = match has_address {
         true => format!(", and this device has the address {local}"),
@@ -121,22 +165,20 @@ fn open_best(names: &[String], local: IpAddr) -> Result<(Device, bool)> {
     let mut usable = None;
     let mut refused = Vec::new();
     for name in names {
-        let opened = Device::open(name).and_then(|device| {
-            let domain = device.protection_domain();
-            let gid = Endpoint::new(&domain, &EndpointConfig::default())?
-                .address()
-                .gid();
-            Ok((device, gid))
-        });
+        let opened = Device::open(name)
+            .map_err(anyhow::Error::from)
+            .and_then(|device| {
+                let gid = gid_of(&device)?;
+                Ok((device, gid))
+            });
         match opened {
             Ok((device, gid)) => {
-                if gid.is_some_and(|gid| Ipv6Addr::from(gid).to_canonical() == local.to_canonical())
-                {
+                if gid.map(address_of) == Some(local) {
                     return Ok((device, true));
                 }
                 usable = usable.or(Some(device));
             }
-            Err(error) => refused.push(format!("{name}: {error}")),
+            Err(error) => refused.push(format!("{name}: {error:#}")),
         }
     }
     let device =
@@ -148,11 +190,21 @@ fn open_best(names: &[String], local: IpAddr) -> Result<(Device, bool)> {
 mod tests {
     use super::*;
 
+    const LOCAL: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+
     fn identity(host: &str, device: Option<&str>) -> Identity {
         Identity {
             host: host.into(),
             boot_id: Some(host.into()),
             device: device.map(str::to_owned),
+            udp_address: None,
+        }
+    }
+
+    fn on_udp(host: &str, address: &str) -> Identity {
+        Identity {
+            udp_address: Some(address.parse().unwrap()),
+            ..identity(host, Some("softcx"))
         }
     }
 
@@ -170,39 +222,82 @@ mod tests {
         for (one, other) in [
             (&here, named("there", "softcx")),
             (&here, named("there", "mlx5_0")),
+            (&here, on_udp("there", "10.0.0.2")),
             (&card, named("there", "softcx")),
+            (&card, on_udp("there", "127.0.0.2")),
         ] {
             let error = one.check_reach(&other).unwrap_err().to_string();
             assert!(error.contains("here and there"), "{error}");
-            assert!(error.contains("--device mlx5_0"), "{error}");
+            for remedy in ["--device mlx5_0", "--device softcx,wire=udp:ADDRESS"] {
+                assert!(error.contains(remedy), "{error}");
+            }
         }
+    }
+
+    #[test]
+    fn on_udp_the_software_device_reaches_other_hosts() {
+        let here = on_udp("here", "10.0.0.1");
+        for other in [
+            on_udp("there", "10.0.0.2"),
+            identity("there", Some("mlx5_0")),
+        ] {
+            here.check_reach(&other).unwrap();
+            other.check_reach(&here).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_address_of_a_device_with_udp_is_part_of_the_identity() {
+        let identity = |name: &str| Identity::new(Some(&Device::open(name).unwrap())).unwrap();
+        let udp = identity("softcx,wire=udp");
+        assert_eq!(udp.device.as_deref(), Some("softcx"));
+        assert!(udp.udp_address.unwrap().is_loopback());
+        assert_eq!(identity("softcx,wire=shm").udp_address, None);
     }
 
     #[test]
     fn a_process_without_a_name_takes_what_reaches_the_other() {
         let list = ["mlx5_0", "mlx5_1", "verbs:rxe0", "softcx"].map(String::from);
         let own = identity("here", None);
-        let names = |peer: &Identity| own.candidates(peer, &list).map(|(names, _)| names);
-        let software = vec!["softcx".to_owned()];
-        assert_eq!(names(&identity("here", None)).unwrap(), software);
-        assert_eq!(names(&identity("here", Some("softcx"))).unwrap(), software);
-        // The same one, on one host.
+        let on = |wire, peer: &Identity| own.candidates(peer, &list, wire, LOCAL);
+        let names = |peer: &Identity| on(WireKind::SharedMemory, peer).map(|(names, _)| names);
+        assert_eq!(names(&identity("here", None)).unwrap(), ["softcx"]);
+        // The same one, on one host, and with the same wire.
+        let near = names(&identity("here", Some("softcx"))).unwrap();
+        assert_eq!(near, ["softcx,wire=shm"]);
+        let near = on_udp("here", "127.0.0.1");
+        assert_eq!(names(&near).unwrap(), ["softcx,wire=udp"]);
+        let chosen = WireKind::Udp("10.0.0.1".parse().ok());
+        assert_eq!(on(chosen, &near).unwrap().0, ["softcx"]);
         let near = names(&identity("here", Some("verbs:rxe0"))).unwrap();
         assert_eq!(near, ["verbs:rxe0", "mlx5_0", "mlx5_1"]);
         let far = ["mlx5_0", "mlx5_1", "verbs:rxe0"];
         assert_eq!(names(&identity("there", None)).unwrap(), far);
         assert_eq!(names(&identity("there", Some("verbs:rxe0"))).unwrap(), far);
+        let with = |name: &'static str| [far.as_slice(), &[name]].concat();
+        let far = on(chosen, &identity("there", None)).unwrap().0;
+        assert_eq!(far, with("softcx"));
+        let far = names(&on_udp("there", "10.0.0.2")).unwrap();
+        assert_eq!(far, with("softcx,wire=udp:10.0.0.1"));
         let refused = names(&identity("there", Some("softcx")))
             .unwrap_err()
             .to_string();
         assert!(refused.contains("here and there"), "{refused}");
         let none = own
-            .candidates(&identity("there", None), &list[3..])
+            .candidates(
+                &identity("there", None),
+                &list[3..],
+                WireKind::SharedMemory,
+                LOCAL,
+            )
             .unwrap_err()
             .to_string();
-        assert!(
-            none.contains("there") && none.contains("no RDMA device"),
-            "{none}"
-        );
+        for said in [
+            "there",
+            "no RDMA device",
+            "--device softcx,wire=udp:10.0.0.1",
+        ] {
+            assert!(none.contains(said), "{none}");
+        }
     }
 }

@@ -54,7 +54,7 @@ pub fn run(plan: &Plan, options: &BenchOptions) -> Result<()> {
     }
     let named = options.device().map(open).transpose()?;
     let backend = Backend::new(options.streams())?;
-    let identity = Identity::new(named.as_ref().map(Device::name));
+    let identity = Identity::new(named.as_ref())?;
     match options.mode() {
         Mode::Local => {
             let device = named.map_or_else(|| open(SOFTWARE_DEVICE), Ok)?;

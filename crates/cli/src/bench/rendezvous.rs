@@ -14,7 +14,7 @@ use super::options::{ITERATIONS_MAX, Plan};
 use super::peer::Peer;
 
 /// Changes with the messages between the two processes.
-const PROTOCOL: u32 = 4;
+const PROTOCOL: u32 = 5;
 /// For waits that end when the other process ends.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long a process that notices the end of the other one waits for the reason.
@@ -105,14 +105,15 @@ impl PeerConnection {
         let taken = read_handshake(&control.receive(timeout)?).and_then(|handshake| {
             let other = &handshake.identity;
             let device = device_choice::device(named, identity, other, &control)?;
-            Ok((handshake, device))
+            let identity = Identity::new(Some(&device))?;
+            Ok((handshake, device, identity))
         });
         let answer = match &taken {
-            Ok((_, device)) => BenchMessage::Accepted(Identity::new(Some(device.name()))),
+            Ok((_, _, identity)) => BenchMessage::Accepted(identity.clone()),
             Err(error) => BenchMessage::Failed(format!("{error:#}")),
         };
         control.send(&serde_json::to_vec(&answer)?, timeout)?;
-        let (BenchHandshake { token, plan, .. }, device) = taken?;
+        let (BenchHandshake { token, plan, .. }, device, _) = taken?;
         let mut idle = listener.accept(timeout)?;
         ensure!(
             idle.receive(timeout)? == token.to_le_bytes(),

@@ -111,7 +111,7 @@ mod tests {
         let pair = [guid("fd00::1"), guid("fd00::2")];
         assert_ne!(pair[0], pair[1]);
         for guid in pair {
-            assert_eq!(guid >> 39, 0x5c0f_7c << 1 | 1);
+            assert_eq!(guid >> 39, 0x005c_0f7c << 1 | 1);
         }
     }
 }
