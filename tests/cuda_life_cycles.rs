@@ -59,10 +59,15 @@ impl Calls {
 struct Mapped {
     /// Mappings of files, which is what memory of the stand-in's GPU and pages of a device are.
     files: usize,
-    /// Bytes of the rest that can be written; there are addresses reserved without memory besides. The number of these mappings says nothing: to free
-    /// a piece in the middle of one makes two of it.
+    /// Bytes of the rest that can be written, without stacks of threads, which stay mapped for later threads; there are addresses reserved without memory
+    /// besides. The number of these mappings says nothing: to free a piece in the middle of one makes two of it.
     anonymous: usize,
 }
+
+/// The stack of a thread that `std::thread` makes.
+const STACK_BYTES: usize = 2 << 20;
+/// The longest guard below a stack.
+const GUARD_BYTES: usize = 1 << 16;
 
 fn mapped() -> Mapped {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -70,13 +75,18 @@ fn mapped() -> Mapped {
         files: 0,
         anonymous: 0,
     };
+    let mut guard_end = 0;
     for line in maps.lines() {
+        let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let address = |text| usize::from_str_radix(text, 16).unwrap();
+        let (start, end) = (address(from), address(to));
         if line.contains('/') {
             mapped.files += 1;
         } else if line.contains(" rw") {
-            let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
-            let address = |text| usize::from_str_radix(text, 16).unwrap();
-            mapped.anonymous += address(to) - address(from);
+            let stack_bytes = if start == guard_end { STACK_BYTES } else { 0 };
+            mapped.anonymous += (end - start).saturating_sub(stack_bytes);
+        } else if line.contains(" ---p ") && end - start <= GUARD_BYTES {
+            guard_end = end;
         }
     }
     mapped
