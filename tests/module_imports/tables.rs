@@ -295,7 +295,8 @@ const CLI: Package = Package {
         ("info", &[]),
         // The only command that starts the simulator's doors.
         ("softcx", &["environment", SOFTCX]),
-        ("bench", &["stdout"]),
+        // A user of the public interface, but for the wire that the environment gives to the software device.
+        ("bench", &["stdout", SOFTCX]),
     ],
 };
 
