@@ -100,7 +100,7 @@ pub(crate) use device_queue_state::state_words;
 pub(crate) use late_read::LateRead;
 #[cfg(feature = "cuda")]
 pub(crate) use operation_template::{OperationTemplate, OwnedSlices};
-pub use outcome::Status;
+pub use outcome::{Status, TransferDetails};
 pub(crate) use owned_queue::OwnedSendQueue;
 pub use path::PathReport;
 pub(crate) use poll_until::poll_until;
@@ -120,7 +120,7 @@ pub use stream_value::{
     Condition64, stream_wait_count64, stream_wait_value32, stream_wait_value64,
     stream_write_value32, stream_write_value64, wait_value64,
 };
-pub use ticket::{Ticket, TransferDetails};
+pub use ticket::Ticket;
 pub use ticket_future::TicketFuture;
 pub(crate) use ticket_future::{Awaited, notify};
 pub use value::{Condition, wait_value32};

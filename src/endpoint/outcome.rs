@@ -26,6 +26,18 @@ pub enum Status {
     Cancelled,
 }
 
+/// What a receive, a read or an atomic has brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TransferDetails {
+    /// Bytes. Of a receive that a write with immediate data took, the length of the write.
+    pub len_bytes: u32,
+    /// Immediate data, if the peer sent some.
+    pub imm: Option<u32>,
+    /// Whether a write with immediate data took the receive. False for operations of a graph that the application captured.
+    pub is_write: bool,
+}
+
 /// What the queue records of a work request. The poster writes `Posted` and `Cancelled`, the stream `Discarded`, the reaper the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::endpoint::QueueKind;
 use crate::endpoint::clock::now_ns;
-use crate::endpoint::outcome::Status;
+use crate::endpoint::outcome::{Status, TransferDetails};
 use crate::endpoint::poll_until::poll_until;
 use crate::endpoint::prepared::PreparedOperation;
 #[cfg(feature = "cuda")]
@@ -36,18 +36,6 @@ enum Subject {
     },
     #[cfg(feature = "cuda")]
     Replay(ReplayTicket),
-}
-
-/// What a receive, a read or an atomic has brought.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct TransferDetails {
-    /// Bytes. Of a receive that a write with immediate data took, the length of the write.
-    pub len_bytes: u32,
-    /// Immediate data, if the peer sent some.
-    pub imm: Option<u32>,
-    /// Whether a write with immediate data took the receive. False for operations of a graph that the application captured.
-    pub is_write: bool,
 }
 
 /// A handle of one queued operation. It keeps the endpoint's queue memory alive; one of a value keeps the device open, and not the

@@ -285,7 +285,7 @@ fn every_function_is_called_by_a_program() {
 }
 
 /// The calls of libgdsync's headers of version 2.2, `core.h`, `tools.h` and `mlx5.h`, those of its inside that its programs name, and the
-/// calls that versions 3.0 and later have in addition.
+/// calls that versions 3.0 and later have in addition. `scripts/gdsync-programs` reads the headers themselves.
 const LIBGDSYNC: &[&str] = &[
     "gds_query_param",
     "gds_create_qp",

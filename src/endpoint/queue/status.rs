@@ -4,8 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::wait_word::{Wait, WaitWord};
 use super::{Details, QueueState};
-use crate::endpoint::outcome::{DeviceState, OpStatus, RequestState};
-use crate::endpoint::ticket::TransferDetails;
+use crate::endpoint::outcome::{DeviceState, OpStatus, RequestState, TransferDetails};
 
 /// The statuses of the operations of one kind when a generation of the endpoint ended: operations before `failed_from` succeeded, and
 /// those from there on failed, apart from the exceptions.

@@ -143,6 +143,7 @@ static void prepared(struct side *a, struct side *b)
 	WORKS(gds_alloc_mapped_memory(&words, 4096, GDS_MEMORY_HOST));
 	word = (uint32_t *)words.h_ptr;
 	EXPECT(words.d_ptr == (CUdeviceptr)(uintptr_t)words.h_ptr && words.alloc_size == 4096 && !words.bar_ptr && *word == 0);
+	EXPECT(words.original_d_ptr == words.d_ptr);
 	for (i = 0; i < 9; i++)
 		post_recv(b, (uint64_t)i, 4096, 64);
 
