@@ -2,7 +2,6 @@
 //! share of a batch. While the gradient of one layer is reduced, the gradient of the layer below is computed.
 //!
 //! ```sh
-//! scripts/digits
 //! cargo run --release --example data_parallel_training -- --svg timeline.svg
 //! ```
 //!
@@ -27,7 +26,7 @@ use doorbell::{
     HostStream, MessageConfig, ReduceOp, Reduction, Region,
 };
 
-use support::digits::{CLASSES, Digit, Digits, PIXELS, Random};
+use support::digits::{self, CLASSES, Digit, Digits, PIXELS, Random};
 use support::recorder::{between, busy_ms, overlap_ms};
 use support::{Bar, Recorder};
 
@@ -45,7 +44,7 @@ const QUEUES: &str = "CPU queues";
 
 #[derive(Parser)]
 struct Options {
-    /// The images: the file that `scripts/digits` writes
+    /// The images, which `scripts/digits` fetches if the file is not there
     #[arg(long, default_value = "target/digits.csv")]
     data: PathBuf,
     /// How gradients are summed; without it all methods run, one after the other
@@ -96,6 +95,8 @@ impl Method {
 
 fn main() -> Result<()> {
     let options = Options::parse();
+    // Once, before there are ranks.
+    digits::fetch(&options.data)?;
     support::run(options.ranks, |group| rank(group, &options))
 }
 

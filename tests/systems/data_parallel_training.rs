@@ -31,6 +31,49 @@ pub fn digits(test: &str) -> Option<PathBuf> {
     }
 }
 
+/// Both training programs fetch the digits if they are not there, and say what is missing if they cannot.
+#[test]
+fn training_fetches_the_digits() {
+    let test = "training_fetches_the_digits";
+    let Some(file) = digits(test) else {
+        return;
+    };
+    let folder = crate::folder(test);
+    for (name, options) in [
+        ("data_parallel_training", &["--epochs", "1"][..]),
+        (
+            "pipeline_training",
+            &[
+                "--steps",
+                "1",
+                "--micro-batches",
+                "1",
+                "--method",
+                "pipeline",
+            ],
+        ),
+    ] {
+        let fetched = folder.join(name).join("digits.csv");
+        let run = |path: &str| {
+            let mut command = Command::new(crate::program(name));
+            command.args(["--ranks", "2", "--kernel-us", "0", "--data"]);
+            command.arg(&fetched).args(options).env("PATH", path);
+            command.output().unwrap()
+        };
+        let output = run("");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{name}");
+        assert!(error.contains("cannot fetch the images"), "{name}: {error}");
+        let output = run(&std::env::var("PATH").unwrap());
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}: {error}");
+        assert_eq!(
+            std::fs::read(&fetched).unwrap(),
+            std::fs::read(&file).unwrap()
+        );
+    }
+}
+
 /// SplitMix64.
 pub struct Numbers(pub u64);
 

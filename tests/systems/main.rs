@@ -60,11 +60,7 @@ impl Launcher {
 
     /// Runs an example on so many ranks.
     fn example(self, ranks: usize, name: &str, arguments: &[&str]) -> Output {
-        // `cargo build --release --examples` puts the examples next to the tests.
-        let mut folder = std::env::current_exe().unwrap();
-        folder.pop();
-        folder.pop();
-        let program = folder.join("examples").join(name);
+        let program = program(name);
         let ranks = ranks.to_string();
         let mut command = match self {
             Launcher::Itself => Command::new(&program),
@@ -104,6 +100,14 @@ impl Launcher {
 /// The interpreter of the system's packages, and torch's launcher.
 const PYTHON: &str = "/usr/bin/python3";
 const TORCHRUN: &str = "torch.distributed.run";
+
+/// The program of an example: `cargo build --release --examples` puts it next to the tests.
+fn program(name: &str) -> PathBuf {
+    let mut folder = std::env::current_exe().unwrap();
+    folder.pop();
+    folder.pop();
+    folder.join("examples").join(name)
+}
 
 /// Runs an example, which starts its own ranks.
 fn example(name: &str, arguments: &[&str]) -> Output {
