@@ -182,3 +182,48 @@ impl Drawing {
         }
     }
 }
+
+/// The other programs' figures are read where their values are tested.
+#[test]
+fn programs_draw_what_they_did() {
+    for (name, arguments, texts) in [
+        (
+            "shuffle",
+            "--ranks 3 --splits 3 --records 300 --partitions 3 --rounds 1",
+            &[
+                "rank 0",
+                "rank 2",
+                "map",
+                "fetch by READ",
+                "sort",
+                "fetch by message",
+            ][..],
+        ),
+        (
+            "block_write",
+            "--block-bytes 100000 --rounds 1",
+            &["rank 0", "rank 3", "RDMA", "TCP"],
+        ),
+        (
+            "rendezvous",
+            "--ranks 3 --tensors 2 --elements 100 --steps 2",
+            &["rank 0", "rank 2", "READ", "message"],
+        ),
+        (
+            "copies",
+            "--bytes 1000,10000 --transfers 2",
+            &["staged", "shared", "registered", "direct"],
+        ),
+    ] {
+        let svg = folder("drawings").join("figure.svg");
+        let drawn = ["--svg", svg.to_str().unwrap()];
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        let output = example(name, &[&arguments[..], &drawn].concat());
+        assert!(output.status.success(), "{name}: {output:?}");
+        let drawing = Drawing::read(&svg);
+        drawing.has_texts(texts);
+        // What is drawn, and its place in the legend.
+        let shapes = drawing.count("polyline") + drawing.count("rect");
+        assert!(shapes >= 2 * (texts.len() - 2), "{name}");
+    }
+}

@@ -22,7 +22,7 @@ use clap::Parser;
 use doorbell::Group;
 
 use exchange::{Counts, Rendezvous};
-use meaning::check_meaning;
+use meaning::{ELEMENTS, check_meaning};
 use note::{Key, Method};
 use support::Recorder;
 use tensor::Allocator;
@@ -292,6 +292,7 @@ fn rank(options: &Options, group: Group) -> Result<()> {
     let workers = u64::from(group.size()) - 1;
     let need = 4 * all * (4 + 3 * workers) + 4 * longest as u64 + (4 << 20);
     let memory = Allocator::new(&group, need)?;
+    let longest = longest.max(ELEMENTS);
     let mut rendezvous = Rendezvous::new(&group, Rc::clone(&memory), longest)?;
     check_meaning(&mut rendezvous)?;
     let mut costs = Vec::new();

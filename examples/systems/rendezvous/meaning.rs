@@ -8,19 +8,22 @@ use crate::exchange::Rendezvous;
 use crate::note::{Aborted, Key, Method};
 use crate::tensor::Tensor;
 
+/// Elements of a tensor here.
+pub const ELEMENTS: usize = 300;
+
 /// Ranks 0 and 1 send each other a few tensors, in each order of send and receive and with an abort.
 pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
     let group = rendezvous.group;
     let key = |name: &str, step: u64| Key::new(0, 1, name, step);
     let tensor = |rendezvous: &Rendezvous<'_>, first: f32| -> Result<Rc<Tensor>> {
-        let mut tensor = rendezvous.memory.tensor(300)?;
+        let mut tensor = rendezvous.memory.tensor(ELEMENTS)?;
         for (value, at) in tensor.values_mut()?.iter_mut().zip(0_u16..) {
             *value = first + f32::from(at);
         }
         Ok(Rc::new(tensor))
     };
     let check = |tensor: &Tensor, first: f32| -> Result<()> {
-        let expected = (0..300_u16).map(|at| first + f32::from(at));
+        let expected = (0..ELEMENTS as u16).map(|at| first + f32::from(at));
         ensure!(
             tensor.values()?.iter().copied().eq(expected),
             "other values"
