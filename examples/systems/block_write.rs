@@ -31,6 +31,8 @@ const CLIENT: u32 = 0;
 /// In an acknowledgement: the packet has another checksum than it came with.
 const REFUSED: u32 = 1 << 31;
 const PACKETS_MAX: u32 = 1 << 28;
+/// So often may a packet be refused.
+const REFUSALS_MAX: u32 = 5;
 
 #[derive(Parser)]
 struct Options {
@@ -57,6 +59,9 @@ struct Options {
     /// The replica that changes a byte of a packet in its memory before it forwards the packet
     #[arg(long)]
     corrupt: Option<u32>,
+    /// How often it does so, each time that it forwards the packet
+    #[arg(long, default_value_t = 1)]
+    corruptions: u32,
     /// Folder for the replicas' copies: `replica-1` and so on
     #[arg(long)]
     out: Option<PathBuf>,
@@ -186,7 +191,7 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
 
     let mut by_rdma = Vec::new();
     let mut by_tcp = Vec::new();
-    let mut has_corrupted = false;
+    let mut corrupted = 0;
     let mut chain = None;
     while by_rdma.is_empty() {
         let name = names[group.rank() as usize];
@@ -195,7 +200,7 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
             group: &group,
             names: &names,
             crc: &crc,
-            has_corrupted: &mut has_corrupted,
+            corrupted: &mut corrupted,
         };
         let begin = Recorder::now_ms();
         let written = writer.connect(&block).and_then(|(mut made, first)| {
@@ -250,7 +255,7 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
                 group: &group,
                 names: &names,
                 crc: &crc,
-                has_corrupted: &mut has_corrupted,
+                corrupted: &mut corrupted,
             };
             let begin = Recorder::now_ms();
             by_tcp.push(writer.measure(|writer| sockets.write(writer, &mut copy))?);
@@ -319,7 +324,7 @@ struct Writer<'a> {
     /// The numbers that the ranks had at the start.
     names: &'a [u32],
     crc: &'a Crc32c,
-    has_corrupted: &'a mut bool,
+    corrupted: &'a mut u32,
 }
 
 impl Writer<'_> {
@@ -415,6 +420,7 @@ impl Writer<'_> {
     fn send(&mut self, next: &mut Next, block: &mut Block) -> Result<()> {
         let mut sent = block.verified;
         let mut summed = 0;
+        let mut refusals = (block.packets(), 0);
         let mut scratch = Vec::new();
         while block.verified < block.packets() {
             while sent < block.packets() && sent - block.verified < self.options.window {
@@ -436,6 +442,16 @@ impl Writer<'_> {
             } else {
                 // Replicas ignore what comes until this packet comes again.
                 sent = answer & !REFUSED;
+                refusals = if refusals.0 == sent {
+                    (sent, refusals.1 + 1)
+                } else {
+                    (sent, 1)
+                };
+                // The block cannot be written through this chain.
+                ensure!(
+                    refusals.1 < REFUSALS_MAX,
+                    "packet {sent} was refused {REFUSALS_MAX} times: a replica or its connection changes it"
+                );
                 println!("rank {}: packet {sent} is sent again", self.name());
             }
         }
@@ -514,8 +530,9 @@ impl Writer<'_> {
         packet: u32,
         is_middle: bool,
     ) -> Result<()> {
-        if self.options.corrupt == Some(self.name()) && is_middle && !*self.has_corrupted {
-            *self.has_corrupted = true;
+        let is_corrupt = self.options.corrupt == Some(self.name());
+        if is_corrupt && is_middle && *self.corrupted < self.options.corruptions {
+            *self.corrupted += 1;
             let (at, _) = block.place(packet);
             let mut byte = [0];
             block.data.read(at, &mut byte)?;

@@ -2,6 +2,7 @@
 //!
 //!     cargo run --release --example copies
 //!     cargo run --release --example copies -- --bytes 1048576,67108864 --svg copies.svg
+//!     cargo run --release --features cuda --example copies -- --memory gpu
 //!
 //! Rank 0 sends memory of its application to rank 1. The paths with copies send in chunks: while one chunk is on the wire, the next one is copied.
 
@@ -12,8 +13,10 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use doorbell::{Access, Endpoint, Group, ProtectionDomain, QueueKind, Region, RemoteRegion, Work};
+#[cfg(feature = "cuda")]
+use doorbell::{CudaContext, DeviceBuffer};
 use serde_json::json;
 
 use support::{Line, Plot};
@@ -40,6 +43,9 @@ struct Options {
     /// Chunks under way at once
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=RECEIVES / 2))]
     slots: u64,
+    /// Where the memory of the applications is
+    #[arg(long, value_enum, default_value = "host")]
+    memory: Place,
     /// Sends the bytes of this file, in place of random ones of each length
     #[arg(long)]
     input: Option<PathBuf>,
@@ -49,6 +55,114 @@ struct Options {
     /// Draws the time of a transfer over its length
     #[arg(long)]
     svg: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Place {
+    Host,
+    /// The first GPU
+    #[cfg(feature = "cuda")]
+    Gpu,
+}
+
+/// The memory of an application.
+enum Memory {
+    Host(Vec<u8>),
+    #[cfg(feature = "cuda")]
+    Gpu(DeviceBuffer),
+}
+
+impl Memory {
+    fn new(place: Place, bytes: u64) -> Result<Memory> {
+        Ok(match place {
+            Place::Host => Memory::Host(vec![0; bytes as usize]),
+            #[cfg(feature = "cuda")]
+            Place::Gpu => Memory::Gpu(CudaContext::primary(0)?.alloc(bytes)?),
+        })
+    }
+
+    fn len_bytes(&self) -> u64 {
+        match self {
+            Memory::Host(memory) => memory.len() as u64,
+            #[cfg(feature = "cuda")]
+            Memory::Gpu(memory) => memory.len_bytes(),
+        }
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> doorbell::Result<()> {
+        match self {
+            Memory::Host(memory) => {
+                memory[at as usize..][..bytes.len()].copy_from_slice(bytes);
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            Memory::Gpu(memory) => memory.copy_from_host(at, bytes),
+        }
+    }
+
+    fn read(&self, at: u64, bytes: &mut [u8]) -> doorbell::Result<()> {
+        match self {
+            Memory::Host(memory) => {
+                bytes.copy_from_slice(&memory[at as usize..][..bytes.len()]);
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            Memory::Gpu(memory) => memory.copy_to_host(at, bytes),
+        }
+    }
+
+    fn bytes(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.len_bytes() as usize];
+        self.read(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Copies a piece into the buffer that the device has registered, at once.
+    #[allow(unsafe_code)] // the GPU copies to where the buffer lies
+    fn copy_into(&self, at: u64, buffer: &Region, to: u64, len: usize) -> doorbell::Result<()> {
+        match self {
+            Memory::Host(memory) => buffer.write(to, &memory[at as usize..][..len]),
+            #[cfg(feature = "cuda")]
+            Memory::Gpu(memory) => {
+                // SAFETY: this slot of the buffer is free: no transfer reads it, and nothing else has a reference to it.
+                memory.copy_to_host(at, unsafe { buffer.values_mut(to, len)? })
+            }
+        }
+    }
+
+    /// Copies a piece out of the buffer that the device has registered, at once.
+    #[allow(unsafe_code)] // the GPU copies from where the buffer lies
+    fn copy_out_of(
+        &mut self,
+        at: u64,
+        buffer: &Region,
+        from: u64,
+        len: usize,
+    ) -> doorbell::Result<()> {
+        match self {
+            Memory::Host(memory) => buffer.read(from, &mut memory[at as usize..][..len]),
+            #[cfg(feature = "cuda")]
+            Memory::Gpu(memory) => {
+                // SAFETY: the chunk has come, and the sender writes this slot again when it hears that it is free.
+                memory.copy_from_host(at, unsafe { buffer.values(from, len)? })
+            }
+        }
+    }
+
+    /// A registration of the memory, which outlives it.
+    #[allow(unsafe_code)] // memory that this library does not own
+    fn register(&mut self, domain: &ProtectionDomain) -> Result<Region> {
+        let memory = match self {
+            Memory::Host(memory) => memory,
+            #[cfg(feature = "cuda")]
+            Memory::Gpu(memory) => {
+                return Ok(Region::register_device(domain, memory, Access::ALL)?);
+            }
+        };
+        let (start, len_bytes) = (NonNull::from(&mut memory[..]).cast(), memory.len() as u64);
+        // SAFETY: the caller drops the region before the memory, and does not use this while a transfer does.
+        Ok(unsafe { Region::register(domain, start, len_bytes, Access::ALL)? })
+    }
 }
 
 /// How the memory of the applications meets the devices.
@@ -181,28 +295,29 @@ impl<'a> Side<'a> {
         chunk % self.slots * self.chunk_bytes
     }
 
-    /// Sends `from`. `registered` is its registration, if the path needs one.
-    fn send_all(&mut self, path: Path, from: &[u8], registered: Option<&Region>) -> Result<()> {
+    /// Sends the memory. `registered` is its registration, if the path needs one.
+    fn send_all(&mut self, path: Path, from: &Memory, registered: Option<&Region>) -> Result<()> {
         let message = self.receive()?;
         let remote = RemoteRegion::from_bytes(message[..RemoteRegion::BYTES].try_into()?);
+        let bytes = from.len_bytes();
         if let Some(region) = registered {
-            let slices = [region.slice(0, from.len() as u64)?];
-            let work = Work::write(&slices, remote.slice(0, from.len() as u64)?);
+            let slices = [region.slice(0, bytes)?];
+            let work = Work::write(&slices, remote.slice(0, bytes)?);
             self.endpoint.post_send(&work.imm(0))?;
             self.receive()?;
             return self.collect();
         }
-        let chunks = from.chunks(self.chunk_bytes as usize);
-        let count = chunks.len() as u64;
-        for (number, chunk) in (0..).zip(chunks) {
+        let count = bytes.div_ceil(self.chunk_bytes);
+        for number in 0..count {
             if number >= self.slots {
                 // The slot is free when the receiver has taken what it had.
                 self.receive()?;
             }
-            self.copy_in(path, number, chunk)?;
+            let len = self.chunk_bytes.min(bytes - number * self.chunk_bytes);
+            self.copy_in(path, number, from, len as usize)?;
             let at = self.slot(number);
-            let slices = [self.buffer.slice(at, chunk.len() as u64)?];
-            let work = Work::write(&slices, remote.slice(at, chunk.len() as u64)?);
+            let slices = [self.buffer.slice(at, len)?];
+            let work = Work::write(&slices, remote.slice(at, len)?);
             self.endpoint.post_send(&work.imm(number as u32))?;
             self.collect()?;
         }
@@ -212,53 +327,39 @@ impl<'a> Side<'a> {
         self.collect()
     }
 
-    fn copy_in(&mut self, path: Path, number: u64, chunk: &[u8]) -> Result<()> {
-        let (at, len) = (self.slot(number), chunk.len());
+    fn copy_in(&mut self, path: Path, number: u64, from: &Memory, len: usize) -> Result<()> {
+        let (slot, at) = (self.slot(number), number * self.chunk_bytes);
+        let buffer = &self.buffer;
         if path == Path::Shared {
-            return self.copies.add(len, || self.buffer.write(at, chunk));
+            return self
+                .copies
+                .add(len, || from.copy_into(at, buffer, slot, len));
         }
         let staging = &mut self.staging[..len];
-        self.copies.add(len, || {
-            staging.copy_from_slice(chunk);
-            Ok(())
-        })?;
-        self.copies.add(len, || self.buffer.write(at, staging))
+        self.copies.add(len, || from.read(at, staging))?;
+        self.copies.add(len, || buffer.write(slot, staging))
     }
 
-    /// Receives into `to`. `registered` is its registration, if the path needs one.
-    fn receive_all(&mut self, to: &mut [u8], registered: Option<&Region>) -> Result<()> {
+    /// Receives into the memory. `registered` is its registration, if the path needs one.
+    fn receive_all(&mut self, to: &mut Memory, registered: Option<&Region>) -> Result<()> {
         let region = registered.unwrap_or(&self.buffer).remote();
         self.send(&region.to_bytes())?;
         if registered.is_some() {
             self.receive()?;
             return self.send(&region.to_bytes());
         }
-        for (number, chunk) in (0..).zip(to.chunks_mut(self.chunk_bytes as usize)) {
+        let bytes = to.len_bytes();
+        for number in 0..bytes.div_ceil(self.chunk_bytes) {
             self.receive()?;
-            self.copy_out(number, chunk)?;
+            let (slot, at) = (self.slot(number), number * self.chunk_bytes);
+            let len = self.chunk_bytes.min(bytes - at) as usize;
+            let buffer = &self.buffer;
+            self.copies
+                .add(len, || to.copy_out_of(at, buffer, slot, len))?;
             self.send(&region.to_bytes())?;
         }
         Ok(())
     }
-
-    fn copy_out(&mut self, number: u64, chunk: &mut [u8]) -> Result<()> {
-        let at = self.slot(number);
-        self.copies.add(chunk.len(), || self.buffer.read(at, chunk))
-    }
-}
-
-/// A registration of the application's memory, which outlives it.
-#[allow(unsafe_code)] // memory that this library does not own
-fn register(domain: &ProtectionDomain, memory: &mut [u8]) -> Result<Region> {
-    // SAFETY: the caller drops the region before the memory, and does not use this while a transfer does.
-    Ok(unsafe {
-        Region::register(
-            domain,
-            NonNull::from(&mut *memory).cast(),
-            memory.len() as u64,
-            Access::ALL,
-        )?
-    })
 }
 
 /// What a path took for one length.
@@ -293,22 +394,23 @@ fn transfers(options: &Options, group: &mut Group) -> Result<()> {
     }
     for bytes in lengths {
         // Of the application: the system may move it, no device knows it.
-        let mut memory = vec![0; bytes as usize];
+        let mut memory = Memory::new(options.memory, bytes)?;
         let expected = input.clone().unwrap_or_else(|| random(bytes));
         for path in Path::ALL {
-            memory.fill(0);
-            if rank == 0 {
-                memory.copy_from_slice(&expected);
+            match rank {
+                0 => memory.write(0, &expected)?,
+                _ => memory.write(0, &vec![0; bytes as usize])?,
             }
             let measured = measure(options, &mut side, &domain, rank, path, &mut memory)?;
+            let found = memory.bytes()?;
             ensure!(
-                memory == expected,
+                found == expected,
                 "{} by {}: the bytes that came are others",
                 path.name(),
                 bytes
             );
             if let Some(out) = options.out.as_ref().filter(|_| rank == 1) {
-                std::fs::write(out.with_extension(path.name()), &memory)?;
+                std::fs::write(out.with_extension(path.name()), &found)?;
             }
             if rank == 0 {
                 measured.print(options);
@@ -329,20 +431,20 @@ fn measure(
     domain: &ProtectionDomain,
     rank: u32,
     path: Path,
-    memory: &mut [u8],
+    memory: &mut Memory,
 ) -> Result<Measured> {
     let before = match path {
-        Path::Direct => Some(register(domain, memory)?),
+        Path::Direct => Some(memory.register(domain)?),
         _ => None,
     };
-    let bytes = memory.len() as u64;
+    let bytes = memory.len_bytes();
     side.copies = Copies::default();
     let cpu = support::process_time()?;
     let mut times = Vec::new();
     for _ in 0..options.transfers {
         let started = Instant::now();
         let own = match path {
-            Path::Registered => Some(register(domain, memory)?),
+            Path::Registered => Some(memory.register(domain)?),
             _ => None,
         };
         let registered = before.as_ref().or(own.as_ref());

@@ -2,7 +2,6 @@
 //! share of a batch. While the gradient of one layer is reduced, the gradient of the layer below is computed.
 //!
 //! ```sh
-//! scripts/digits
 //! cargo run --release --example data_parallel_training -- --svg timeline.svg
 //! ```
 //!
@@ -27,8 +26,8 @@ use doorbell::{
     HostStream, MessageConfig, ReduceOp, Reduction, Region,
 };
 
-use support::digits::{CLASSES, Digit, Digits, PIXELS, Random};
-use support::recorder::{between, busy_ms, overlap_ms};
+use support::digits::{self, CLASSES, Digit, Digits, PIXELS, Random};
+use support::recorder::{between, busy_ms, overlap_ms, overlapping};
 use support::{Bar, Recorder};
 
 /// The longest wait for a peer.
@@ -45,7 +44,7 @@ const QUEUES: &str = "CPU queues";
 
 #[derive(Parser)]
 struct Options {
-    /// The images: the file that `scripts/digits` writes
+    /// The images, which `scripts/digits` fetches if the file is not there
     #[arg(long, default_value = "target/digits.csv")]
     data: PathBuf,
     /// How gradients are summed; without it all methods run, one after the other
@@ -96,6 +95,8 @@ impl Method {
 
 fn main() -> Result<()> {
     let options = Options::parse();
+    // Once, before there are ranks.
+    digits::fetch(&options.data)?;
     support::run(options.ranks, |group| rank(group, &options))
 }
 
@@ -585,6 +586,8 @@ struct Report {
     process: Duration,
     /// Part of the time of the network's operations in which a kernel runs, too.
     overlap: f64,
+    /// The network's operations, and those of them beside which a kernel ran.
+    operations: (usize, usize),
     bars: Vec<Bar>,
 }
 
@@ -662,6 +665,10 @@ fn train(
         step: wall / count,
         thread,
         process,
+        operations: (
+            bars.iter().filter(|bar| bar.row == NETWORK).count(),
+            overlapping(&bars, [NETWORK, COMPUTE]),
+        ),
         overlap: overlap_ms(&bars, [NETWORK, COMPUTE]) / busy_ms(&bars, NETWORK),
         bars,
     })
@@ -699,20 +706,28 @@ fn print(options: &Options, reports: &[Report], ranks: usize) -> Result<()> {
     );
     writeln!(
         text,
-        "{:<18}{:>10}{:>14}{:>15}{:>10}{:>18}{:>12}",
-        "method", "step ms", "CPU thread us", "CPU process us", "overlap", "loss", "held out"
+        "{:<18}{:>10}{:>14}{:>15}{:>10}{:>16}{:>18}{:>12}",
+        "method",
+        "step ms",
+        "CPU thread us",
+        "CPU process us",
+        "overlap",
+        "beside kernels",
+        "loss",
+        "held out"
     )?;
     for report in reports {
         let us = |time: Duration| time.as_secs_f64() * 1e6;
         let of = |at: Option<&f32>| at.copied().unwrap_or(f32::NAN);
         writeln!(
             text,
-            "{:<18}{:>10.2}{:>14.0}{:>15.0}{:>9.0}%{:>18}{:>11.1}%",
+            "{:<18}{:>10.2}{:>14.0}{:>15.0}{:>9.0}%{:>16}{:>18}{:>11.1}%",
             report.method.name(),
             us(report.step) / 1e3,
             us(report.thread),
             us(report.process),
             100.0 * report.overlap.max(0.0),
+            format!("{}/{}", report.operations.1, report.operations.0),
             format!(
                 "{:.2} -> {:.4}",
                 of(report.losses.first()),

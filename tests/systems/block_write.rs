@@ -105,3 +105,19 @@ fn packet_that_changed_at_a_replica_is_found_and_sent_again() {
     assert!(text.contains("rank 0: packet 71 is sent again"), "{text}");
     check_replicas(test, &content, &[1, 2, 3]);
 }
+
+#[test]
+fn packet_that_changes_each_time_is_not_sent_for_ever() {
+    let arguments = ["--block-bytes=100000", "--packet-bytes=7000", "--rounds=1"];
+    let corrupt = ["--corrupt=2", "--corruptions=1000"];
+    let output = Launcher::Itself.example(4, "block_write", &[&arguments[..], &corrupt].concat());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{output:?}");
+    assert!(error.contains("packet 7 was refused 5 times"), "{error}");
+    let again = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(
+        again.matches("packet 7 is sent again").count(),
+        4,
+        "{again}"
+    );
+}

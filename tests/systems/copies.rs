@@ -1,8 +1,15 @@
 //! What each path brings against the file that was sent, and how often it copied each byte.
 
+use std::process::Output;
+
+#[cfg(feature = "cuda")]
+use std::process::Command;
+
 use serde_json::Value;
 
 use super::{Launcher, folder};
+#[cfg(feature = "cuda")]
+use super::{program, waived};
 
 const CHUNK: u64 = 1000;
 
@@ -14,8 +21,50 @@ fn every_path_brings_the_file_with_as_many_copies_as_it_says() {
     }
 }
 
+/// Memory of the stand-in's GPU, and that of a GPU if there is one. The copies are the same in number.
+#[cfg(feature = "cuda")]
+#[test]
+fn every_path_brings_the_file_from_one_gpu_to_another() {
+    let test = "every_path_brings_the_file_from_one_gpu_to_another";
+    let run = |names: &[&str], environment: &[(&str, &str)]| -> Output {
+        let mut command = Command::new(program("copies"));
+        command
+            .args(names)
+            .args(["--memory", "gpu", "--ranks", "2"]);
+        command.envs(environment.iter().copied()).output().unwrap()
+    };
+    // `cargo build --workspace` puts the stand-in next to the examples' folder.
+    let examples = program("copies");
+    let built = examples.ancestors().nth(2).unwrap();
+    let standin = built.join("libdoorbell_cuda_standin.so");
+    if standin.exists() {
+        let libraries = folder("copies_standin");
+        for name in ["libcuda.so", "libcuda.so.1"] {
+            std::os::unix::fs::symlink(&standin, libraries.join(name)).unwrap();
+        }
+        let environment = [
+            ("LD_LIBRARY_PATH", libraries.to_str().unwrap()),
+            ("DOORBELL_CUDA_STANDIN", "1"),
+        ];
+        check_bytes_and_copies_of("copies_standin_gpu", |names| run(names, &environment));
+    } else {
+        waived(&format!("{test} (stand-in)"), "the stand-in is not built");
+    }
+    if doorbell::CudaContext::primary(0).is_ok() {
+        check_bytes_and_copies_of("copies_gpu", |names| run(names, &[]));
+    } else {
+        waived(&format!("{test} (GPU)"), "there is no GPU");
+    }
+}
+
 fn check_bytes_and_copies(launcher: Launcher) {
-    let folder = folder("copies");
+    check_bytes_and_copies_of("copies", |arguments| {
+        launcher.example(2, "copies", arguments)
+    });
+}
+
+fn check_bytes_and_copies_of(name: &str, run: impl Fn(&[&str]) -> Output) {
+    let folder = folder(name);
     let (input, out) = (folder.join("input"), folder.join("out.json"));
     // No whole number of chunks, and more of them than slots.
     let bytes: Vec<u8> = (0..9_731_u32).map(|at| ((at * at) >> 5) as u8).collect();
@@ -33,7 +82,7 @@ fn check_bytes_and_copies(launcher: Launcher) {
         "--slots",
         "2",
     ];
-    let output = launcher.example(2, "copies", &arguments);
+    let output = run(&arguments);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {error}", output.status);
     let rows: Value = serde_json::from_slice(&std::fs::read(&out).unwrap()).unwrap();

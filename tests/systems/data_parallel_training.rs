@@ -31,6 +31,102 @@ pub fn digits(test: &str) -> Option<PathBuf> {
     }
 }
 
+/// Both training programs fetch the digits if they are not there, and say what is missing if they cannot.
+#[test]
+fn training_fetches_the_digits() {
+    let test = "training_fetches_the_digits";
+    let Some(file) = digits(test) else {
+        return;
+    };
+    let folder = crate::folder(test);
+    for (name, options) in [
+        ("data_parallel_training", &["--epochs", "1"][..]),
+        (
+            "pipeline_training",
+            &[
+                "--steps",
+                "1",
+                "--micro-batches",
+                "1",
+                "--method",
+                "pipeline",
+            ],
+        ),
+    ] {
+        let fetched = folder.join(name).join("digits.csv");
+        let run = |path: &str| {
+            let mut command = Command::new(crate::program(name));
+            command.args(["--ranks", "2", "--kernel-us", "0", "--data"]);
+            command.arg(&fetched).args(options).env("PATH", path);
+            command.output().unwrap()
+        };
+        let output = run("");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{name}");
+        assert!(error.contains("cannot fetch the images"), "{name}: {error}");
+        let output = run(&std::env::var("PATH").unwrap());
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}: {error}");
+        assert_eq!(
+            std::fs::read(&fetched).unwrap(),
+            std::fs::read(&file).unwrap()
+        );
+    }
+}
+
+/// A kernel sleeps for the rest of two milliseconds, so an exchange that is not behind the next kernel meets one on any machine. The synchronous CPU lets none begin.
+#[test]
+fn exchanges_run_beside_kernels_unless_the_cpu_waits() {
+    let test = "exchanges_run_beside_kernels_unless_the_cpu_waits";
+    let Some(file) = digits(test) else {
+        return;
+    };
+    let svg = crate::folder(test).join("timeline.svg");
+    let arguments = [
+        "--data",
+        file.to_str().unwrap(),
+        "--ranks",
+        "2",
+        "--epochs",
+        "1",
+    ];
+    let drawn = ["--svg", svg.to_str().unwrap()];
+    let output = crate::example("data_parallel_training", &[&arguments[..], &drawn].concat());
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{output:?}");
+    // 22 steps of 64 images with three layers. The server has a push and a pull for each.
+    for (method, operations) in [
+        ("all-reduce", 66),
+        ("parameter-server", 132),
+        ("synchronous", 66),
+    ] {
+        let row = text.lines().find(|line| line.starts_with(method));
+        let row = row.unwrap_or_else(|| panic!("{text}"));
+        let beside = row.split_whitespace().find_map(|word| {
+            let (beside, all) = word.split_once('/')?;
+            assert_eq!(all.parse(), Ok(operations), "{row}");
+            beside.parse::<u32>().ok()
+        });
+        match method {
+            "synchronous" => assert_eq!(beside, Some(0), "{row}"),
+            _ => assert!(beside >= Some(operations / 10), "{row}"),
+        }
+    }
+    let drawing = crate::Drawing::read(&svg);
+    drawing.has_texts(&[
+        "forward",
+        "backward",
+        "all-reduce",
+        "push of gradients",
+        "pull of weights",
+    ]);
+    drawing.has_texts(&[
+        "all-reduce: kernels",
+        "parameter-server: network",
+        "synchronous: CPU",
+    ]);
+}
+
 /// SplitMix64.
 pub struct Numbers(pub u64);
 

@@ -60,11 +60,7 @@ impl Launcher {
 
     /// Runs an example on so many ranks.
     fn example(self, ranks: usize, name: &str, arguments: &[&str]) -> Output {
-        // `cargo build --release --examples` puts the examples next to the tests.
-        let mut folder = std::env::current_exe().unwrap();
-        folder.pop();
-        folder.pop();
-        let program = folder.join("examples").join(name);
+        let program = program(name);
         let ranks = ranks.to_string();
         let mut command = match self {
             Launcher::Itself => Command::new(&program),
@@ -104,6 +100,14 @@ impl Launcher {
 /// The interpreter of the system's packages, and torch's launcher.
 const PYTHON: &str = "/usr/bin/python3";
 const TORCHRUN: &str = "torch.distributed.run";
+
+/// The program of an example: `cargo build --release --examples` puts it next to the tests.
+fn program(name: &str) -> PathBuf {
+    let mut folder = std::env::current_exe().unwrap();
+    folder.pop();
+    folder.pop();
+    folder.join("examples").join(name)
+}
 
 /// Runs an example, which starts its own ranks.
 fn example(name: &str, arguments: &[&str]) -> Output {
@@ -176,5 +180,50 @@ impl Drawing {
                 self.texts
             );
         }
+    }
+}
+
+/// The other programs' figures are read where their values are tested.
+#[test]
+fn programs_draw_what_they_did() {
+    for (name, arguments, texts) in [
+        (
+            "shuffle",
+            "--ranks 3 --splits 3 --records 300 --partitions 3 --rounds 1",
+            &[
+                "rank 0",
+                "rank 2",
+                "map",
+                "fetch by READ",
+                "sort",
+                "fetch by message",
+            ][..],
+        ),
+        (
+            "block_write",
+            "--block-bytes 100000 --rounds 1",
+            &["rank 0", "rank 3", "RDMA", "TCP"],
+        ),
+        (
+            "rendezvous",
+            "--ranks 3 --tensors 2 --elements 100 --steps 2",
+            &["rank 0", "rank 2", "READ", "message"],
+        ),
+        (
+            "copies",
+            "--bytes 1000,10000 --transfers 2",
+            &["staged", "shared", "registered", "direct"],
+        ),
+    ] {
+        let svg = folder("drawings").join("figure.svg");
+        let drawn = ["--svg", svg.to_str().unwrap()];
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        let output = example(name, &[&arguments[..], &drawn].concat());
+        assert!(output.status.success(), "{name}: {output:?}");
+        let drawing = Drawing::read(&svg);
+        drawing.has_texts(texts);
+        // What is drawn, and its place in the legend.
+        let shapes = drawing.count("polyline") + drawing.count("rect");
+        assert!(shapes >= 2 * (texts.len() - 2), "{name}");
     }
 }

@@ -366,3 +366,63 @@ fn training_goes_on_without_a_killed_rank_and_after_a_new_start() {
         "from 10 kept 4"
     );
 }
+
+/// With one micro-batch the stages run one after the other, so three of four are idle, as the formula says. With eight they meet.
+#[test]
+fn stages_are_idle_as_the_schedule_predicts() {
+    let test = "stages_are_idle_as_the_schedule_predicts";
+    let Some(file) = digits(test) else {
+        return;
+    };
+    let svg = crate::folder(test).join("pipeline.svg");
+    let arguments = [
+        "--data",
+        file.to_str().unwrap(),
+        "--method",
+        "pipeline",
+        "--ranks",
+        "4",
+    ];
+    let more = [
+        "--micro-batches",
+        "1,8",
+        "--steps",
+        "4",
+        "--kernel-us",
+        "32000",
+    ];
+    let drawn = ["--svg", svg.to_str().unwrap()];
+    let all = [&arguments[..], &more, &drawn].concat();
+    let output = crate::example("pipeline_training", &all);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{output:?}");
+    // Idle and predicted, in percent.
+    let idle = |schedule: &str, micro_batches: &str| -> [f64; 2] {
+        let mut rows = text
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let row = rows.find(|row| row[..].starts_with(&[schedule, micro_batches]));
+        let row = row.unwrap_or_else(|| panic!("{text}"));
+        let percent: Vec<f64> = (row.iter())
+            .filter_map(|word| word.strip_suffix('%')?.parse().ok())
+            .collect();
+        [percent[0], percent[1]]
+    };
+    let [one, predicted] = idle("1f1b", "1");
+    assert_eq!(predicted, 75.0, "{text}");
+    // No two stages can run at once; the rest of the time goes to messages. The time of a rank ends with its own last kernel, so four steps have 73.3 % at least.
+    assert!((73.0..100.0).contains(&one), "{text}");
+    for schedule in ["1f1b", "gpipe"] {
+        let [eight, predicted] = idle(schedule, "8");
+        assert_eq!(predicted, 27.3, "{text}");
+        assert!(eight < one, "{text}");
+    }
+    let drawing = crate::Drawing::read(&svg);
+    drawing.has_texts(&[
+        "forward",
+        "backward",
+        "1f1b 1, rank 0",
+        "1f1b 8, rank 3",
+        "gpipe 8, rank 3",
+    ]);
+}

@@ -77,6 +77,14 @@ fn check_weights_and_keys(launcher: Launcher) {
         "/task:0;/task:1;b;3: step 3 was aborted: out of memory",
         "/task:0;/task:1;a;3, sent later: step 3 was aborted: out of memory",
         "/task:0;/task:1;c;4: received",
+        "waiting when its producer ends the step: step 5 was aborted: it is over",
+        "asking when the producer has ended the step: step 5 was aborted: it is over",
+        "waiting when its consumer ends the step: step 5 was aborted: it is over",
+        "beginning behind the end of the step: step 5 was aborted: it is over",
+        "cancelled: the receive of /task:0;/task:1;x;6 was cancelled",
+        "/task:0;/task:1;x;6: received behind the cancelled receive",
+        "/task:0;/task:1;dead;6, READ: dead",
+        "/task:0;/task:1;dead;6, message: dead",
     ] {
         assert!(
             text.lines().any(|l| l == line),

@@ -81,12 +81,34 @@ fn arguments(out: &Path) -> Vec<String> {
         // Blocks of some 21,000 bytes are cut into pieces, of which few fit into the bound.
         ("read-bytes", "4000".into()),
         ("batch", "3".into()),
-        ("in-flight", "20000".into()),
+        ("in-flight", "30000".into()),
         ("rounds", "2".into()),
         ("out", out.display().to_string()),
     ]
     .map(|(name, value)| format!("--{name}={value}"))
     .into()
+}
+
+/// What the program measured of its last fetch by READ.
+fn check_fetch(text: &str) {
+    let line = text.lines().find(|line| line.starts_with("a fetch: "));
+    let line = line.unwrap_or_else(|| panic!("{text}"));
+    let words: Vec<&str> = line.split([' ', ',']).filter(|w| !w.is_empty()).collect();
+    // The number in front of, or behind, these words.
+    let before = |word: &str| {
+        let at = words.iter().position(|w| *w == word);
+        let at = at.unwrap_or_else(|| panic!("{word}: {line}"));
+        words[at - 1].parse::<usize>().unwrap()
+    };
+    let (reads, completions) = (before("READs"), before("completions"));
+    // Three pieces have one completion; the last batch from a peer may have fewer.
+    let peers = 4 * 3;
+    assert!(completions >= reads.div_ceil(3), "{line}");
+    assert!(completions <= reads / 3 + peers, "{line}");
+    let at = words.iter().position(|word| *word == "most").unwrap();
+    let in_flight: usize = words[at + 1].parse().unwrap();
+    // More than a batch of 3 pieces of 4000 bytes, and no more than the bound.
+    assert!((12_001..=30_000).contains(&in_flight), "{line}");
 }
 
 #[test]
@@ -100,6 +122,7 @@ fn output_is_the_sorted_input_by_either_method() {
         assert!(output.status.success(), "{text}\n{output:?}");
         // The program compares the bytes of the replies with those of the READs.
         assert!(text.contains("request and reply"), "{text}");
+        check_fetch(&text);
         check_output(&out);
     }
 }

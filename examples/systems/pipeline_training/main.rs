@@ -1,7 +1,6 @@
 //! Training of one network that is divided among ranks, in two ways, on handwritten digits.
 //!
 //! ```sh
-//! scripts/digits
 //! cargo run --release --example pipeline_training -- --svg timeline.svg
 //! ```
 //!
@@ -32,7 +31,7 @@ use doorbell::{Group, LaunchEnvironment};
 
 use network::Network;
 use pipeline::{Pipeline, with_checkpoints};
-use support::digits::Digits;
+use support::digits::{self, Digits};
 use support::recorder::{between, busy_ms, gather_bars};
 use support::{Bar, Ranks, Recorder};
 
@@ -47,7 +46,7 @@ const AHEAD: usize = 2;
 
 #[derive(Parser)]
 struct Options {
-    /// The images: the file that `scripts/digits` writes
+    /// The images, which `scripts/digits` fetches if the file is not there
     #[arg(long, default_value = "target/digits.csv")]
     data: PathBuf,
     /// How the network is divided; without it both ways run
@@ -116,6 +115,8 @@ enum Schedule {
 
 fn main() -> Result<()> {
     let options = Options::parse();
+    // Once, before there are ranks.
+    digits::fetch(&options.data)?;
     let is_killed = |rank: u32| options.kill.first() == Some(&(rank as usize));
     if LaunchEnvironment::from_env().is_ok() {
         return rank(Group::from_env()?, &options);

@@ -1,7 +1,7 @@
 //! The rendezvous: what was sent waits here for whoever asks for its key.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -12,11 +12,38 @@ use doorbell::{
 };
 
 use crate::DEADLINE;
-use crate::note::{Aborted, ENCODED_HEADER, Key, Method, Note};
+use crate::note::{Aborted, Cancelled, ENCODED_HEADER, Key, Method, Note};
+use crate::over::FinishedSteps;
 use crate::tensor::{Allocator, Buffer, Tensor};
 
 /// Longest message without a tensor: it is eager.
 const CONTROL_BYTES: u32 = 1024;
+
+/// The reason with which receives of a finished step fail.
+const OVER: &str = "it is over";
+
+/// What a receive brings.
+#[derive(Clone)]
+pub enum Produced {
+    Tensor(Rc<Tensor>),
+    /// The operation that would have made the tensor was not run: it is behind the branch that a conditional did not take.
+    Dead,
+}
+
+/// Why a receive failed.
+enum NoTensor {
+    Aborted(Aborted),
+    Cancelled(Cancelled),
+}
+
+impl From<NoTensor> for anyhow::Error {
+    fn from(failure: NoTensor) -> anyhow::Error {
+        match failure {
+            NoTensor::Aborted(aborted) => aborted.into(),
+            NoTensor::Cancelled(cancelled) => cancelled.into(),
+        }
+    }
+}
 
 /// A rank that has asked for a tensor before it was sent.
 struct Asker {
@@ -29,7 +56,7 @@ struct Asker {
 #[derive(Default)]
 struct Step {
     /// Sent and not asked for.
-    tensors: HashMap<Key, VecDeque<Rc<Tensor>>>,
+    tensors: HashMap<Key, VecDeque<Produced>>,
     /// Asked for and not sent.
     askers: HashMap<Key, VecDeque<Asker>>,
     aborted: Option<Aborted>,
@@ -40,8 +67,8 @@ enum Pending {
     Asked(Key),
     /// It is being read.
     Reading(Key, Tensor),
-    Done(Rc<Tensor>),
-    Failed(Aborted),
+    Done(Produced),
+    Failed(NoTensor),
 }
 
 /// What the program did with the bytes of tensors, and when it was asked for them.
@@ -70,8 +97,10 @@ pub struct Rendezvous<'a> {
     inbox: Buffer,
     peers: BTreeMap<u32, Peer>,
     steps: HashMap<u64, Step>,
-    /// Steps that are over: what comes for them is dropped.
-    over: HashSet<u64>,
+    /// What comes for them is dropped, and who asks for a tensor of them is refused.
+    pub over: FinishedSteps,
+    /// Requests of other ranks that were refused.
+    pub refused: u64,
     pending: HashMap<u64, Pending>,
     next_id: u64,
     /// Tensors that peers read, by their numbers.
@@ -111,7 +140,8 @@ impl<'a> Rendezvous<'a> {
             memory,
             peers,
             steps: HashMap::new(),
-            over: HashSet::new(),
+            over: FinishedSteps::default(),
+            refused: 0,
             pending: HashMap::new(),
             next_id: 0,
             lent: HashMap::new(),
@@ -131,11 +161,20 @@ impl<'a> Rendezvous<'a> {
     /// # Errors
     /// [`Aborted`] if its step was aborted.
     pub fn send(&mut self, key: &Key, tensor: &Rc<Tensor>) -> Result<()> {
+        self.send_produced(key, Produced::Tensor(Rc::clone(tensor)))
+    }
+
+    /// As [`Rendezvous::send`], a dead tensor: whoever receives it is not to run, either.
+    pub fn send_dead(&mut self, key: &Key) -> Result<()> {
+        self.send_produced(key, Produced::Dead)
+    }
+
+    fn send_produced(&mut self, key: &Key, produced: Produced) -> Result<()> {
         ensure!(
             key.producer == self.group.rank(),
             "{key} is sent by another rank than its producer"
         );
-        ensure!(!self.over.contains(&key.step), "the step of {key} is over");
+        ensure!(!self.over.contains(key.step), "the step of {key} is over");
         let step = self.steps.entry(key.step).or_default();
         if let Some(aborted) = &step.aborted {
             return Err(aborted.clone().into());
@@ -144,12 +183,12 @@ impl<'a> Rendezvous<'a> {
         match asker {
             None => {
                 let tensors = step.tensors.entry(key.clone()).or_default();
-                tensors.push_back(Rc::clone(tensor));
+                tensors.push_back(produced);
                 Ok(())
             }
             Some(asker) => {
                 self.count(|counts| counts.asked_before += 1);
-                self.answer(&asker, Rc::clone(tensor))
+                self.answer(&asker, produced)
             }
         }
     }
@@ -162,12 +201,9 @@ impl<'a> Rendezvous<'a> {
         );
         let id = self.next_id;
         self.next_id += 1;
-        let aborted = self
-            .steps
-            .get(&key.step)
-            .and_then(|step| step.aborted.clone());
+        let aborted = self.end_of(key.step);
         let pending = match &aborted {
-            Some(aborted) => Pending::Failed(aborted.clone()),
+            Some(aborted) => Pending::Failed(NoTensor::Aborted(aborted.clone())),
             None => Pending::Asked(key.clone()),
         };
         self.pending.insert(id, pending);
@@ -188,6 +224,41 @@ impl<'a> Rendezvous<'a> {
         Ok(id)
     }
 
+    /// What receives of a step end with that was aborted or is over.
+    fn end_of(&self, step: u64) -> Option<Aborted> {
+        if self.over.contains(step) {
+            let reason = OVER.into();
+            return Some(Aborted { step, reason });
+        }
+        self.steps.get(&step)?.aborted.clone()
+    }
+
+    /// Takes a receive back: what comes for it is dropped, and [`Rendezvous::wait`] fails with [`Cancelled`]. Returns false if it is too late, because the tensor is here or is being read.
+    pub fn cancel(&mut self, id: u64) -> Result<bool> {
+        let Some(Pending::Asked(key)) = self.pending.get(&id) else {
+            return Ok(false);
+        };
+        let (producer, key) = (key.producer, key.clone());
+        let text = key.to_string();
+        let cancelled = Cancelled { key: text.clone() };
+        let failed = Pending::Failed(NoTensor::Cancelled(cancelled));
+        self.pending.insert(id, failed);
+        if producer == self.group.rank() {
+            self.forget_asker(&key, producer, id);
+        } else {
+            let note = Note::Cancel { id, key: &text };
+            self.post(producer, &note.to_bytes())?;
+        }
+        Ok(true)
+    }
+
+    fn forget_asker(&mut self, key: &Key, rank: u32, id: u64) {
+        let step = self.steps.get_mut(&key.step);
+        if let Some(askers) = step.and_then(|step| step.askers.get_mut(key)) {
+            askers.retain(|asker| (asker.rank, asker.id) != (rank, id));
+        }
+    }
+
     fn producer_of(&self, id: u64) -> Result<u32> {
         match self.pending.get(&id) {
             Some(Pending::Asked(key) | Pending::Reading(key, _)) => Ok(key.producer),
@@ -195,19 +266,30 @@ impl<'a> Rendezvous<'a> {
         }
     }
 
+    /// Waits for a tensor that is not dead.
+    ///
+    /// # Errors
+    /// As [`Rendezvous::wait_produced`], and if it is dead.
+    pub fn wait(&mut self, id: u64) -> Result<Rc<Tensor>> {
+        match self.wait_produced(id)? {
+            Produced::Tensor(tensor) => Ok(tensor),
+            Produced::Dead => bail!("receive {id} has brought a dead tensor"),
+        }
+    }
+
     /// Waits for a tensor.
     ///
     /// # Errors
-    /// [`Aborted`] if its step was aborted; an error of the group that names the rank if one has ended.
-    pub fn wait(&mut self, id: u64) -> Result<Rc<Tensor>> {
+    /// [`Aborted`] if its step was aborted or is over; [`Cancelled`]; an error of the group that names the rank if one has ended.
+    pub fn wait_produced(&mut self, id: u64) -> Result<Produced> {
         wait_until(Some(DEADLINE), || {
             if let Some(Pending::Asked(_) | Pending::Reading(..)) = self.pending.get(&id) {
                 self.progress()?;
                 return Ok(None);
             }
             match self.pending.remove(&id) {
-                Some(Pending::Done(tensor)) => Ok(Some(tensor)),
-                Some(Pending::Failed(aborted)) => Err(aborted.into()),
+                Some(Pending::Done(produced)) => Ok(Some(produced)),
+                Some(Pending::Failed(failure)) => Err(failure.into()),
                 _ => bail!("receive {id} is unknown"),
             }
         })
@@ -224,6 +306,9 @@ impl<'a> Rendezvous<'a> {
     }
 
     fn aborted(&mut self, step: u64, reason: &str) {
+        if self.over.contains(step) {
+            return;
+        }
         let aborted = Aborted {
             step,
             reason: reason.into(),
@@ -234,18 +319,40 @@ impl<'a> Rendezvous<'a> {
             ..Step::default()
         };
         self.steps.insert(step, state);
+        self.fail_pending(&aborted);
+    }
+
+    fn fail_pending(&mut self, aborted: &Aborted) {
         for pending in self.pending.values_mut() {
             // One that is being read ends first: the device writes into its memory.
-            if matches!(pending, Pending::Asked(key) if key.step == step) {
-                *pending = Pending::Failed(aborted.clone());
+            if matches!(pending, Pending::Asked(key) if key.step == aborted.step) {
+                *pending = Pending::Failed(NoTensor::Aborted(aborted.clone()));
             }
         }
     }
 
-    /// Forgets a step whose tensors have all been received.
-    pub fn finish_step(&mut self, step: u64) {
-        self.steps.remove(&step);
+    /// Ends a step at this rank: drops tensors that nobody has asked for, and fails receives that wait, here and at other ranks for tensors of this one. TensorFlow's `Cleanup` of a step aborts
+    /// them likewise.
+    pub fn finish_step(&mut self, step: u64) -> Result<()> {
         self.over.insert(step);
+        let reason = OVER.into();
+        self.fail_pending(&Aborted { step, reason });
+        let askers = self.steps.remove(&step).map(|step| step.askers);
+        let askers = askers.into_iter().flat_map(HashMap::into_values).flatten();
+        for asker in askers {
+            self.refuse(&asker, OVER)?;
+        }
+        Ok(())
+    }
+
+    /// Tells a rank that its request fails. Those of this rank have failed with their step.
+    fn refuse(&mut self, asker: &Asker, reason: &str) -> Result<()> {
+        if asker.rank == self.group.rank() {
+            return Ok(());
+        }
+        self.refused += 1;
+        let id = asker.id;
+        self.post(asker.rank, &Note::Refused { id, reason }.to_bytes())
     }
 
     /// Whether a rank waits for this key here.
@@ -257,34 +364,32 @@ impl<'a> Rendezvous<'a> {
 
     /// Somebody asks for a key.
     fn asked(&mut self, key: Key, asker: Asker) -> Result<()> {
-        let step = self.steps.entry(key.step).or_default();
-        if let Some(Aborted { step, reason }) = step.aborted.clone() {
-            let note = Note::Abort {
-                step,
-                reason: &reason,
-            };
-            return match asker.rank == self.group.rank() {
-                true => Ok(()),
-                false => self.post(asker.rank, &note.to_bytes()),
-            };
+        // A request that comes late must not make the step anew.
+        if let Some(Aborted { reason, .. }) = self.end_of(key.step) {
+            return self.refuse(&asker, &reason);
         }
+        let step = self.steps.entry(key.step).or_default();
         match step.tensors.get_mut(&key).and_then(VecDeque::pop_front) {
             None => {
                 step.askers.entry(key).or_default().push_back(asker);
                 Ok(())
             }
-            Some(tensor) => {
+            Some(produced) => {
                 self.count(|counts| counts.asked_after += 1);
-                self.answer(&asker, tensor)
+                self.answer(&asker, produced)
             }
         }
     }
 
-    fn answer(&mut self, asker: &Asker, tensor: Rc<Tensor>) -> Result<()> {
+    fn answer(&mut self, asker: &Asker, produced: Produced) -> Result<()> {
         if asker.rank == self.group.rank() {
-            self.pending.insert(asker.id, Pending::Done(tensor));
+            self.pending.insert(asker.id, Pending::Done(produced));
             return Ok(());
         }
+        let Produced::Tensor(tensor) = produced else {
+            let note = Note::Dead { id: asker.id };
+            return self.post(asker.rank, &note.to_bytes());
+        };
         match asker.method {
             Method::Read => {
                 let number = self.next_number;
@@ -402,8 +507,8 @@ impl<'a> Rendezvous<'a> {
         let aborted = self.steps.get(&step).and_then(|step| step.aborted.clone());
         self.count(|counts| counts.received += 1);
         let pending = match aborted {
-            Some(aborted) => Pending::Failed(aborted),
-            None => Pending::Done(Rc::new(tensor)),
+            Some(aborted) => Pending::Failed(NoTensor::Aborted(aborted)),
+            None => Pending::Done(Produced::Tensor(Rc::new(tensor))),
         };
         self.pending.insert(id, pending);
     }
@@ -440,9 +545,9 @@ impl<'a> Rendezvous<'a> {
                         peer.reading.push_back(id);
                         self.pending.insert(id, Pending::Reading(key, tensor));
                     }
-                    // The step was aborted meanwhile. The producer is to have its tensor back all the same.
-                    Some(Pending::Failed(aborted)) => {
-                        self.pending.insert(id, Pending::Failed(aborted));
+                    // The step was aborted or the receive cancelled meanwhile. The producer is to have its tensor back all the same.
+                    Some(Pending::Failed(failure)) => {
+                        self.pending.insert(id, Pending::Failed(failure));
                     }
                     None => (),
                     Some(_) => bail!("rank {from} has answered twice"),
@@ -469,6 +574,27 @@ impl<'a> Rendezvous<'a> {
             }
             Note::Abort { step, reason } => {
                 self.aborted(step, reason);
+                Ok(())
+            }
+            Note::Refused { id, reason } => {
+                if let Some(pending) = self.pending.get_mut(&id)
+                    && let Pending::Asked(key) = pending
+                {
+                    let (step, reason) = (key.step, reason.into());
+                    *pending = Pending::Failed(NoTensor::Aborted(Aborted { step, reason }));
+                }
+                Ok(())
+            }
+            Note::Cancel { id, key } => {
+                self.forget_asker(&Key::parse(key)?, from, id);
+                Ok(())
+            }
+            Note::Dead { id } => {
+                if let Some(pending) = self.pending.get_mut(&id)
+                    && matches!(pending, Pending::Asked(_))
+                {
+                    *pending = Pending::Done(Produced::Dead);
+                }
                 Ok(())
             }
         }

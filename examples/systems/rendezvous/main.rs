@@ -9,6 +9,7 @@
 mod exchange;
 mod meaning;
 mod note;
+mod over;
 #[path = "../support/mod.rs"]
 mod support;
 mod tensor;
@@ -22,7 +23,7 @@ use clap::Parser;
 use doorbell::Group;
 
 use exchange::{Counts, Rendezvous};
-use meaning::check_meaning;
+use meaning::{ELEMENTS, check_meaning};
 use note::{Key, Method};
 use support::Recorder;
 use tensor::Allocator;
@@ -167,7 +168,7 @@ fn serve(
             }
             *old = Rc::new(new);
         }
-        rendezvous.finish_step(step);
+        rendezvous.finish_step(step)?;
         seconds.push(begin.elapsed().as_secs_f64());
     }
     let mut all = Vec::new();
@@ -211,14 +212,14 @@ fn work(
             rendezvous.send(&key, &Rc::new(gradient))?;
         }
         // The server had all gradients of the step before when it sent these weights.
-        rendezvous.finish_step(step.wrapping_sub(1));
+        rendezvous.finish_step(step.wrapping_sub(1))?;
         if step + 1 < end {
             ids = ask(rendezvous, step + 1)?;
         }
     }
     // The gradients of the last step have not been asked for yet.
     rendezvous.until("ask for the last gradients", |r| r.is_taken(end - 1))?;
-    rendezvous.finish_step(end - 1);
+    rendezvous.finish_step(end - 1)?;
     Ok((Vec::new(), Vec::new()))
 }
 
@@ -292,6 +293,7 @@ fn rank(options: &Options, group: Group) -> Result<()> {
     let workers = u64::from(group.size()) - 1;
     let need = 4 * all * (4 + 3 * workers) + 4 * longest as u64 + (4 << 20);
     let memory = Allocator::new(&group, need)?;
+    let longest = longest.max(ELEMENTS);
     let mut rendezvous = Rendezvous::new(&group, Rc::clone(&memory), longest)?;
     check_meaning(&mut rendezvous)?;
     let mut costs = Vec::new();
@@ -310,6 +312,12 @@ fn rank(options: &Options, group: Group) -> Result<()> {
         costs.push(cost);
         results.push(weights);
     }
+    // Those of the checks, and of the training by each method.
+    let entries = rendezvous.over.entries();
+    ensure!(
+        entries <= 3,
+        "steps that are over take {entries} entries, and not one for steps that follow each other"
+    );
     ensure!(results[0] == results[1], "the methods have other weights");
     report(options, &group, &costs)?;
     if let (SERVER, Some(file)) = (group.rank(), &options.out) {

@@ -4,23 +4,26 @@ use std::rc::Rc;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::exchange::Rendezvous;
-use crate::note::{Aborted, Key, Method};
+use crate::exchange::{Produced, Rendezvous};
+use crate::note::{Aborted, Cancelled, Key, Method};
 use crate::tensor::Tensor;
+
+/// Elements of a tensor here.
+pub const ELEMENTS: usize = 300;
 
 /// Ranks 0 and 1 send each other a few tensors, in each order of send and receive and with an abort.
 pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
     let group = rendezvous.group;
     let key = |name: &str, step: u64| Key::new(0, 1, name, step);
     let tensor = |rendezvous: &Rendezvous<'_>, first: f32| -> Result<Rc<Tensor>> {
-        let mut tensor = rendezvous.memory.tensor(300)?;
+        let mut tensor = rendezvous.memory.tensor(ELEMENTS)?;
         for (value, at) in tensor.values_mut()?.iter_mut().zip(0_u16..) {
             *value = first + f32::from(at);
         }
         Ok(Rc::new(tensor))
     };
     let check = |tensor: &Tensor, first: f32| -> Result<()> {
-        let expected = (0..300_u16).map(|at| first + f32::from(at));
+        let expected = (0..ELEMENTS as u16).map(|at| first + f32::from(at));
         ensure!(
             tensor.values()?.iter().copied().eq(expected),
             "other values"
@@ -58,7 +61,7 @@ pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
             _ => group.barrier()?,
         }
         rendezvous.drain("the check of keys")?;
-        rendezvous.finish_step(step);
+        rendezvous.finish_step(step)?;
     }
 
     let (aborted, goes_on) = (3, 4);
@@ -98,8 +101,108 @@ pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
         _ => rendezvous.until("abort", |r| r.knows(aborted))?,
     }
     rendezvous.drain("the check of aborts")?;
-    rendezvous.finish_step(goes_on);
+    rendezvous.finish_step(aborted)?;
+    rendezvous.finish_step(goes_on)?;
+    check_ends(rendezvous)?;
     let held = rendezvous.held_bytes();
     ensure!(held == 0, "{held} bytes are held when all tensors are gone");
     Ok(())
+}
+
+/// The end of a step with receives that wait, a receive that is cancelled, and dead tensors.
+fn check_ends(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
+    let group = rendezvous.group;
+    let rank = group.rank();
+    let (ended, step) = (5, 6);
+    let fails = |rendezvous: &mut Rendezvous<'_>, id: u64, when: &str| -> Result<()> {
+        let failure = rendezvous.wait(id).err();
+        let failure = failure.with_context(|| format!("a receive {when} has ended well"))?;
+        // A receive that nobody answers ends by its deadline, with another error.
+        let failure: Aborted = failure.downcast()?;
+        println!("{when}: {failure}");
+        Ok(())
+    };
+    // Rank 0 ends the step while rank 1 waits for a tensor of it, and rank 1 asks once more.
+    let never = Key::new(0, 1, "never", ended);
+    match rank {
+        0 => {
+            rendezvous.until("ask for a tensor", |r| r.is_awaited(&never))?;
+            let refused = rendezvous.refused;
+            rendezvous.finish_step(ended)?;
+            group.barrier()?;
+            rendezvous.until("ask for the tensor again", |r| r.refused == refused + 2)?;
+        }
+        1 => {
+            let id = rendezvous.start_recv(&never, Method::Read)?;
+            group.barrier()?;
+            fails(rendezvous, id, "waiting when its producer ends the step")?;
+            let id = rendezvous.start_recv(&never, Method::Read)?;
+            fails(
+                rendezvous,
+                id,
+                "asking when the producer has ended the step",
+            )?;
+            let own = Key::new(1, 1, "own", ended);
+            let id = rendezvous.start_recv(&own, Method::Read)?;
+            rendezvous.finish_step(ended)?;
+            fails(rendezvous, id, "waiting when its consumer ends the step")?;
+            let id = rendezvous.start_recv(&never, Method::Read)?;
+            fails(rendezvous, id, "beginning behind the end of the step")?;
+        }
+        _ => group.barrier()?,
+    }
+    rendezvous.drain("the check of ends")?;
+    rendezvous.finish_step(ended)?;
+    ensure!(
+        !rendezvous.knows(ended),
+        "a request has made step {ended} anew"
+    );
+
+    let (taken_back, dead) = (Key::new(0, 1, "x", step), Key::new(0, 1, "dead", step));
+    let mut cancelled = None;
+    if rank == 1 {
+        cancelled = Some(rendezvous.start_recv(&taken_back, Method::Read)?);
+    } else if rank == 0 {
+        rendezvous.until("ask for a tensor", |r| r.is_awaited(&taken_back))?;
+    }
+    group.barrier()?;
+    if let Some(id) = cancelled {
+        ensure!(
+            rendezvous.cancel(id)?,
+            "a receive that waits cannot be cancelled"
+        );
+        let failure = rendezvous.wait(id).err();
+        let failure = failure.context("a cancelled receive has ended well")?;
+        println!("cancelled: {}", failure.downcast::<Cancelled>()?);
+    } else if rank == 0 {
+        rendezvous.until("cancel a receive", |r| !r.is_awaited(&taken_back))?;
+    }
+    group.barrier()?;
+    match rank {
+        0 => {
+            rendezvous.send(&taken_back, &Rc::new(rendezvous.memory.tensor(7)?))?;
+            rendezvous.send_dead(&dead)?;
+            rendezvous.send_dead(&dead)?;
+            rendezvous.until("ask for them", |r| r.is_taken(step))?;
+        }
+        1 => {
+            let id = rendezvous.start_recv(&taken_back, Method::Read)?;
+            let tensor = rendezvous.wait(id)?;
+            ensure!(tensor.len == 7, "a tensor of {} elements", tensor.len);
+            ensure!(
+                !rendezvous.cancel(id)?,
+                "a receive that is over was cancelled"
+            );
+            println!("{taken_back}: received behind the cancelled receive");
+            for method in [Method::Read, Method::Message] {
+                let id = rendezvous.start_recv(&dead, method)?;
+                let produced = rendezvous.wait_produced(id)?;
+                ensure!(matches!(produced, Produced::Dead), "{dead} is alive");
+                println!("{dead}, {}: dead", method.name());
+            }
+        }
+        _ => {}
+    }
+    rendezvous.drain("the check of cancelled receives")?;
+    rendezvous.finish_step(step)
 }

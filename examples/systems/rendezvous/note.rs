@@ -71,6 +71,20 @@ impl fmt::Display for Aborted {
 
 impl std::error::Error for Aborted {}
 
+/// A receive was cancelled by its consumer.
+#[derive(Debug, Clone)]
+pub struct Cancelled {
+    pub key: String,
+}
+
+impl fmt::Display for Cancelled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the receive of {} was cancelled", self.key)
+    }
+}
+
+impl std::error::Error for Cancelled {}
+
 /// How a consumer gets a tensor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Method {
@@ -114,6 +128,20 @@ pub enum Note<'a> {
         step: u64,
         reason: &'a str,
     },
+    /// The producer has nothing for this request, and will not have it.
+    Refused {
+        id: u64,
+        reason: &'a str,
+    },
+    /// The consumer takes its request back.
+    Cancel {
+        id: u64,
+        key: &'a str,
+    },
+    /// The operation that would have made the tensor was not run.
+    Dead {
+        id: u64,
+    },
 }
 
 /// Bytes of an encoded tensor in front of its values.
@@ -148,6 +176,11 @@ impl<'a> Note<'a> {
             Note::Abort { step, reason } => {
                 [&[3][..], &step.to_le_bytes(), reason.as_bytes()].concat()
             }
+            Note::Refused { id, reason } => {
+                [&[4][..], &id.to_le_bytes(), reason.as_bytes()].concat()
+            }
+            Note::Cancel { id, key } => [&[5][..], &id.to_le_bytes(), key.as_bytes()].concat(),
+            Note::Dead { id } => [&[6][..], &id.to_le_bytes()].concat(),
         }
     }
 
@@ -183,6 +216,15 @@ impl<'a> Note<'a> {
                 step: first,
                 reason: std::str::from_utf8(reason)?,
             }),
+            (4, reason) => Ok(Note::Refused {
+                id: first,
+                reason: std::str::from_utf8(reason)?,
+            }),
+            (5, key) => Ok(Note::Cancel {
+                id: first,
+                key: std::str::from_utf8(key)?,
+            }),
+            (6, []) => Ok(Note::Dead { id: first }),
             _ => Err(malformed()),
         }
     }

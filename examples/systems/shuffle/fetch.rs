@@ -28,6 +28,15 @@ impl fmt::Display for FetchFailed {
 
 impl std::error::Error for FetchFailed {}
 
+/// What a fetch did, counted where it posts and polls, and not where it decides to.
+#[derive(Clone, Copy, Default)]
+pub struct Fetched {
+    pub reads: u64,
+    pub completions: u64,
+    /// The most bytes that were asked for and had not come.
+    pub most_bytes: u64,
+}
+
 impl Attempt<'_> {
     pub fn fetch_failed(&self, split: u32, rank: u32, error: Error) -> FetchFailed {
         // The endpoint only reports that it failed; the group knows which rank has ended.
@@ -58,6 +67,7 @@ impl Attempt<'_> {
         let mut flight = Flight::new(plan, self.options.in_flight);
         let batches = plan.batches.values().map(Vec::len).sum::<usize>();
         let mut posted = 0;
+        let (mut fetched_now, mut under_way) = (Fetched::default(), 0);
         while !flight.is_over() {
             while let Some((peer, batch)) = flight.next(|peer, batch| {
                 let endpoint = endpoints.get_mut(&peer);
@@ -73,6 +83,9 @@ impl Attempt<'_> {
                     endpoint
                         .post_send(&work)
                         .map_err(|error| self.fetch_failed(piece.split, peer, error))?;
+                    fetched_now.reads += 1;
+                    under_way += piece.len_bytes;
+                    fetched_now.most_bytes = fetched_now.most_bytes.max(under_way);
                 }
                 posted += 1;
             }
@@ -89,6 +102,9 @@ impl Attempt<'_> {
                         if polled.is_none() {
                             break;
                         }
+                        fetched_now.completions += 1;
+                        let batch = flight.first_of(*peer).iter();
+                        under_way -= batch.map(|piece| piece.len_bytes).sum::<u64>();
                         flight.complete(*peer);
                         come = Some(());
                     }
@@ -96,6 +112,7 @@ impl Attempt<'_> {
                 Ok(come)
             })?;
         }
+        self.fetched.set(fetched_now);
         Ok(())
     }
 

@@ -13,6 +13,7 @@ mod records;
 #[path = "../support/mod.rs"]
 mod support;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use doorbell::{Access, Error, Group, Region, RemoteRegion};
 
-use fetch::FetchFailed;
+use fetch::{FetchFailed, Fetched};
 use messages::Queues;
 use plan::{Location, Plan};
 use records::{KEY, MapOutput, Sorted, key, map, sort, sum_of};
@@ -119,6 +120,8 @@ struct Attempt<'a> {
     /// The numbers that the ranks had at the start.
     names: &'a [u32],
     recorder: &'a Recorder,
+    /// By the last fetch by READ.
+    fetched: Cell<Fetched>,
 }
 
 fn rank(options: &Options, mut group: Group) -> Result<()> {
@@ -131,6 +134,7 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
             group: &group,
             names: &names,
             recorder: &recorder,
+            fetched: Cell::default(),
         };
         let own = attempt.name(group.rank());
         let failure = match attempt.run(&mut held) {
@@ -351,12 +355,13 @@ impl Attempt<'_> {
         by_read: &[Cost],
         by_message: &[Cost],
     ) -> Result<()> {
-        let mut own = vec![plan.remote_bytes(), plan.pieces() as u64];
-        own.push(plan.batches.values().map(Vec::len).sum::<usize>() as u64);
+        let fetched = self.fetched.get();
+        let mut own = vec![plan.remote_bytes(), fetched.reads, fetched.completions];
         own.push(held.sorted.len() as u64);
         own.push(held.sorted.values().map(|sorted| sorted.records).sum());
         let sums = held.sorted.values().map(|sorted| sorted.sum);
         own.push(sums.fold(0, u64::wrapping_add));
+        own.push(fetched.most_bytes);
         for cost in by_read.iter().chain(by_message) {
             let parts = [cost.seconds, cost.fetching, cost.serving, cost.process];
             own.extend(parts.map(f64::to_bits));
@@ -388,11 +393,12 @@ impl Attempt<'_> {
         }
         let mebibytes = total(0) as f64 / f64::from(1 << 20);
         println!(
-            "a fetch: {mebibytes:.1} MiB between {} ranks, {} READs of up to {} bytes in {} batches, at most {} bytes in flight for each rank",
+            "a fetch: {mebibytes:.1} MiB between {} ranks, {} READs of up to {} bytes with {} completions, at most {} bytes in flight for a rank, of {} that may be",
             self.group.size(),
             total(1),
             options.read_bytes,
             total(2),
+            all.iter().map(|words| words[6]).max().unwrap_or_default(),
             options.in_flight
         );
         println!(
@@ -405,8 +411,8 @@ impl Attempt<'_> {
             "all CPU, ms"
         );
         for (name, at, count) in [
-            ("READ", 6, by_read.len()),
-            ("request and reply", 6 + 4 * by_read.len(), by_message.len()),
+            ("READ", 7, by_read.len()),
+            ("request and reply", 7 + 4 * by_read.len(), by_message.len()),
         ] {
             // The slowest rank's time, and the processor time of all.
             let median = |part: usize, join: fn(f64, f64) -> f64| {

@@ -42,10 +42,6 @@ impl Plan {
         let pieces = self.batches.values().flatten().flatten();
         pieces.map(|piece| piece.len_bytes).sum()
     }
-
-    pub fn pieces(&self) -> usize {
-        self.batches.values().flatten().map(Vec::len).sum()
-    }
 }
 
 impl Attempt<'_> {

@@ -1,6 +1,7 @@
 //! The handwritten digits of `scripts/digits`, and the random numbers of the training.
 
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
@@ -22,15 +23,46 @@ pub struct Digits {
     pub held_out: Vec<Digit>,
 }
 
+/// Runs `scripts/digits`, which fetches the images, if the file is not there. Processes may do this at the same time: the script renames the file into place.
+///
+/// # Errors
+/// That the file is not there and cannot be fetched: the script needs a network, python3 and pip.
+pub fn fetch(file: &Path) -> Result<()> {
+    if file.exists() {
+        return Ok(());
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/digits");
+    let missing = || {
+        format!(
+            "there is no {}, and {} cannot fetch the images; name a file that has them with --data",
+            file.display(),
+            script.display()
+        )
+    };
+    // The script has the repository as its working folder.
+    let output = Command::new(&script)
+        .arg(std::path::absolute(file)?)
+        .output();
+    let output = output.with_context(missing)?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "{}: {}: {}",
+        missing(),
+        output.status,
+        error.trim()
+    );
+    Ok(())
+}
+
 impl Digits {
-    /// Reads the file that `scripts/digits` writes.
+    /// Reads the file that `scripts/digits` writes, and fetches it before if it is not there.
+    ///
+    /// # Errors
+    /// As [`fetch`], and if the file has something else.
     pub fn read(file: &Path) -> Result<Digits> {
-        let text = std::fs::read_to_string(file).with_context(|| {
-            format!(
-                "{}: run `scripts/digits`, which fetches the images, or name the file with --data",
-                file.display()
-            )
-        })?;
+        fetch(file)?;
+        let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
         let mut digits = Digits {
             training: Vec::new(),
             held_out: Vec::new(),

@@ -138,3 +138,15 @@ pub fn overlap_ms(bars: &[Bar], rows: [usize; 2]) -> f64 {
     };
     first.map(with).sum()
 }
+
+/// How many bars of the first row last at the same time as one of the second.
+pub fn overlapping(bars: &[Bar], [first, second]: [usize; 2]) -> usize {
+    let meets = |bar: &Bar| {
+        let others = bars.iter().filter(|other| other.row == second);
+        let mut common =
+            others.map(|other| bar.to_ms.min(other.to_ms) - bar.from_ms.max(other.from_ms));
+        common.any(|common| common > 0.0)
+    };
+    let own = bars.iter().filter(|bar| bar.row == first);
+    own.filter(|bar| meets(bar)).count()
+}
