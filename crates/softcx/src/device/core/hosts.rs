@@ -86,7 +86,9 @@ impl DeviceCore {
         }
         let (mut header, payload) = match frame {
             RoceFrame::Packet(header, payload) => (header, payload),
-            RoceFrame::CongestionNotice(qpn) => return self.take_notice(qpn, arrival.from),
+            RoceFrame::CongestionNotice(qpn) => {
+                return self.take_notice(now_ns, qpn, arrival.from);
+            }
         };
         if header.service == Service::Datagram {
             let header_fields = Datagram {
@@ -127,12 +129,12 @@ impl DeviceCore {
     }
 
     /// A notice of congestion from the peer of a queue pair.
-    fn take_notice(&mut self, qpn: u32, from: [u8; 16]) {
+    fn take_notice(&mut self, now_ns: u64, qpn: u32, from: [u8; 16]) {
         let slot = self.slot_of(qpn);
         let receiver = numbered(&mut self.qps, slot, qpn);
         match receiver.filter(|qp| qp.is_connected_to(from)) {
             Some(qp) => {
-                qp.on_congestion_notice();
+                qp.on_congestion_notice(now_ns);
                 self.parts.counters.congestion_notices += 1;
             }
             None => self.parts.counters.packets_dropped += 1,

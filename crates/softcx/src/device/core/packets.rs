@@ -140,6 +140,6 @@ impl DeviceCore {
     /// Handles a packet that no device has sent, or handles a packet before others that came with it.
     #[cfg(test)]
     pub(crate) fn inject(&mut self, header: &Header, payload: &[u8]) {
-        self.dispatch(0, header, &GatherSource::Bytes(payload));
+        self.dispatch(self.parts.now_ns, header, &GatherSource::Bytes(payload));
     }
 }

@@ -3,6 +3,7 @@
 mod completions;
 mod counters;
 mod device_parts;
+mod send_rate;
 mod setup;
 mod status;
 
@@ -10,6 +11,7 @@ use std::sync::Arc;
 
 pub use self::counters::Counters;
 pub(crate) use self::device_parts::DeviceParts;
+use self::send_rate::SendRate;
 pub(crate) use self::setup::QpSetup;
 pub use self::status::QpStatus;
 use crate::device::client::{DeviceEvent, QpAttributes, Transport};
@@ -47,6 +49,8 @@ pub(crate) struct Qp {
     pub(crate) connection: u32,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
+    /// How fast it sends to another host what nothing acknowledges.
+    pub(crate) rate: SendRate,
     /// Set while the queue pair stands in the device's list of that name.
     pub(crate) ready: bool,
     pub(crate) answering: bool,
@@ -70,6 +74,7 @@ impl Qp {
             connection: 0,
             requester: Requester::default(),
             responder: Responder::default(),
+            rate: SendRate::default(),
             ready: false,
             answering: false,
             timed: false,
@@ -99,6 +104,7 @@ impl Qp {
     pub(crate) fn reset(&mut self) {
         self.requester = Requester::default();
         self.responder = Responder::default();
+        self.rate = SendRate::default();
         self.remote = None;
         self.connection = 0;
         self.lost = false;

@@ -144,8 +144,9 @@ impl Qp {
     }
 
     /// The network tells that packets of this queue pair come through congestion.
-    pub(crate) fn on_congestion_notice(&mut self) {
+    pub(crate) fn on_congestion_notice(&mut self, now_ns: u64) {
         self.requester.window.shrink();
+        self.rate.lower(now_ns);
     }
 
     /// Sets the cursor to the oldest packet without acknowledgement.
@@ -173,13 +174,15 @@ impl Qp {
 
     /// When it wants to be called again though nothing arrived.
     pub(crate) fn next_timer_ns(&self) -> Option<u64> {
-        let late = self.responder.late_until_ns();
-        self.requester.next_timer_ns().into_iter().chain(late).min()
+        let responder = self.responder.next_timer_ns();
+        let requester = self.requester.next_timer_ns();
+        requester.into_iter().chain(responder).min()
     }
 
     /// The timer ran out, or a wait for the receiver is over, or something late is due. Whether there is something to send.
     pub(crate) fn on_timer(&mut self, context: &mut DeviceParts) -> bool {
-        self.place_when_due(context)
+        self.resume_when_due(context.now_ns)
+            | self.place_when_due(context)
             | self.place_response_when_due(context)
             | self.on_requester_timer(context)
     }

@@ -148,6 +148,9 @@ impl Qp {
                 || (message.wants_response()
                     && requester.reads >= u32::from(self.attributes.max_reads));
             let psn = psn_add(message.first_psn, requester.packet);
+            let mtu = self.attributes.mtu_bytes;
+            let total = message.request.total_bytes.min(MAX_MESSAGE_BYTES) as u32;
+            let payload_bytes = total.saturating_sub(requester.packet * mtu).min(mtu);
             let window = match to {
                 Destination::Host(_) => requester.window.packets(),
                 _ => WINDOW,
@@ -158,6 +161,13 @@ impl Qp {
             if context.wire.congested(to) {
                 self.arm(context);
                 return TransmitStop::Congested;
+            }
+            if matches!(to, Destination::Host(_))
+                && self.parts.transport == Transport::Uc
+                && let Err(until_ns) = self.rate.take(context.now_ns, payload_bytes)
+            {
+                self.requester.wait_until_ns = until_ns;
+                return TransmitStop::Idle;
             }
             self.send_packet(context, psn);
             // Its bytes may have gone. What is behind it is flushed later, and is not sent until then.

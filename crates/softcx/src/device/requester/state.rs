@@ -59,7 +59,7 @@ pub(crate) struct Requester {
     pub(super) deadline_ns: Option<u64>,
     /// Until when the requester waits for a peer that has not read its packets.
     pub(super) unread_peer_until_ns: Option<u64>,
-    /// Not before this time, because the receiver was not ready.
+    /// Not before this time, because the receiver was not ready, or because packets of UC are paced.
     pub(super) wait_until_ns: u64,
     /// What is announced is not read before this time, if a fault says so; else 0.
     pub(super) fetch_from_ns: u64,

@@ -3,6 +3,7 @@
 use super::state::{ReadAnswer, Response};
 use crate::device::packet::{AckCode, PacketKind, PacketPayload, flag, psn_add};
 use crate::device::qp::{DeviceParts, Qp};
+use crate::device::wire::Destination;
 
 /// Response packets that one queue pair sends before others have their turn.
 const BURST: usize = 32;
@@ -20,6 +21,9 @@ impl Qp {
     /// Whether an answer or an acknowledgement is to be sent.
     #[inline]
     pub(crate) fn has_pending_responses(&self) -> bool {
+        if self.responder.paced_until_ns.is_some() {
+            return false;
+        }
         (self.responder.owes_ack && self.responder.late.is_none())
             || !self.responder.answers.is_empty()
     }
@@ -55,7 +59,21 @@ impl Qp {
                         header.set_msn(msn);
                     });
                 }
-                Response::Read(read) => self.send_read_packet(context, read),
+                Response::Read(read) => {
+                    let paced = match remote.to {
+                        Destination::Host(_) => {
+                            let len_bytes = self.response_bytes(&read);
+                            self.rate.take(context.now_ns, len_bytes)
+                        }
+                        _ => Ok(()),
+                    };
+                    if let Err(until_ns) = paced {
+                        self.responder.answers.push_front(answer);
+                        self.responder.paced_until_ns = Some(until_ns);
+                        return false;
+                    }
+                    self.send_read_packet(context, read);
+                }
             }
         }
         if self.responder.late.is_none() && std::mem::take(&mut self.responder.owes_ack) {
@@ -73,6 +91,19 @@ impl Qp {
         false
     }
 
+    /// Ends a pause of paced responses if it is over. Returns whether it did.
+    pub(crate) fn resume_when_due(&mut self, now_ns: u64) -> bool {
+        let paced_until_ns = &mut self.responder.paced_until_ns;
+        paced_until_ns
+            .take_if(|until_ns| *until_ns <= now_ns)
+            .is_some()
+    }
+
+    /// The payload of the next packet of an answer.
+    fn response_bytes(&self, read: &ReadAnswer) -> u32 {
+        (read.total - read.done_bytes).min(self.attributes.mtu_bytes)
+    }
+
     fn send_read_packet(&mut self, context: &mut DeviceParts, read: ReadAnswer) {
         let ReadAnswer {
             psn,
@@ -82,7 +113,7 @@ impl Qp {
             done_bytes,
             ..
         } = read;
-        let payload_bytes = (total - done_bytes).min(self.attributes.mtu_bytes);
+        let payload_bytes = self.response_bytes(&read);
         let at = addr.wrapping_add(done_bytes.into());
         let Ok(payload) = self.remote_payload(context, rkey, at, payload_bytes) else {
             // The region went away in the middle of a read; what would have come behind it has no meaning any more.

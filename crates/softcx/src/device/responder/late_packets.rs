@@ -143,9 +143,10 @@ impl Qp {
 }
 
 impl super::Responder {
-    /// When something late is due.
-    pub(crate) fn late_until_ns(&self) -> Option<u64> {
-        self.late.as_ref().map(|late| late.until_ns)
+    /// When something late is due, or responses that are paced.
+    pub(crate) fn next_timer_ns(&self) -> Option<u64> {
+        let late = self.late.as_ref().map(|late| late.until_ns);
+        late.into_iter().chain(self.paced_until_ns).min()
     }
 
     /// The receive of a message that has arrived in part, or that is not placed. It will not complete.

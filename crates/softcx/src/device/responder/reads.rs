@@ -10,7 +10,9 @@ use crate::device::qp::{DeviceParts, Qp};
 /// most that a requester may have on their way.
 const MAX_ANSWERS: usize = 16;
 /// Answers that may be queued: the peer's requests, and repetitions of them that crossed with a first answer.
-const QUEUED_ANSWERS: usize = 4 * MAX_ANSWERS;
+pub(super) const QUEUED_ANSWERS: usize = 4 * MAX_ANSWERS;
+/// Response packets of a read that is no burst.
+const FEW_RESPONSES: u32 = 16;
 
 impl Qp {
     /// A request that was carried out before: only its answer is given again.
@@ -22,12 +24,17 @@ impl Qp {
                     self.responder.expected_psn,
                     psn_add(header.psn, self.response_packets(header.total_bytes)),
                 ) >= 0;
-                if !known || self.responder.answers.len() >= QUEUED_ANSWERS / 2 {
+                if !known {
                     return;
                 }
                 if self.readable(context, header) {
-                    let again = ReadAnswer::new(header, true);
-                    self.responder.answers.push_back(Response::Read(again));
+                    // A requester that asks for little at a time has a window of its own, and slows down by itself.
+                    let is_long = self.response_packets(header.total_bytes) > FEW_RESPONSES;
+                    if is_long && self.responder.was_sent(header.psn) {
+                        // A response was lost, or this is a copy of the request.
+                        self.rate.lower(context.now_ns);
+                    }
+                    self.responder.read_again(header, self.attributes.mtu_bytes);
                 } else {
                     // The region went away since. It may have done so because the read is long complete and this is a
                     // late copy of the request: then the answer is ignored, so it must not end the connection here.

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use crate::device::packet::{AckCode, Header};
+use super::reads::QUEUED_ANSWERS;
+use crate::device::packet::{AckCode, Header, psn_add, psn_distance};
 use doorbell_wire::mlx5::CqeOpcode;
 
 /// The state of one receive queue and of the peer's requests in the device.
@@ -20,6 +21,8 @@ pub(crate) struct Responder {
     pub(super) taken: u32,
     pub(super) posted: u16,
     pub(super) answers: VecDeque<Response>,
+    /// The responses that are next wait until then, because they are paced.
+    pub(super) paced_until_ns: Option<u64>,
     /// Reads and atomics of the peer that are served at once.
     pub(crate) depth: u8,
     /// Results of atomics, by PSN, oldest first.
@@ -42,6 +45,34 @@ pub(crate) struct Responder {
 impl Responder {
     pub(crate) fn connect(&mut self, psn: u32) {
         self.expected_psn = psn;
+    }
+
+    /// Whether the response with this PSN has left: answers leave in the order of their numbers, but for those that repeat.
+    pub(super) fn was_sent(&self, psn: u32) -> bool {
+        let next = self
+            .answers
+            .front()
+            .map_or(self.expected_psn, Response::psn);
+        psn_distance(psn, next) < 0
+    }
+
+    /// Answers a read once more. If the rest of its answer is still to be sent, that begins anew from the response that is asked for: the peer
+    /// takes none behind a gap.
+    pub(super) fn read_again(&mut self, header: &Header, mtu_bytes: u32) {
+        let again = ReadAnswer::new(header, true);
+        let end = again.end_psn(mtu_bytes);
+        for answer in &mut self.answers {
+            if let Response::Read(read) = answer
+                && read.end_psn(mtu_bytes) == end
+            {
+                let repeats = read.repeats;
+                *read = ReadAnswer { repeats, ..again };
+                return;
+            }
+        }
+        if self.answers.len() < QUEUED_ANSWERS / 2 {
+            self.answers.push_back(Response::Read(again));
+        }
     }
 
     /// The result of the last atomic with this PSN. The numbers wrap: with few atomics between other requests, an older one may have the same.
@@ -111,6 +142,12 @@ pub(super) struct ReadAnswer {
 }
 
 impl ReadAnswer {
+    /// The PSN behind its last packet.
+    fn end_psn(&self, mtu_bytes: u32) -> u32 {
+        let missing = self.total - self.done_bytes;
+        psn_add(self.psn, missing.div_ceil(mtu_bytes).max(1))
+    }
+
     pub(super) fn new(header: &Header, repeats: bool) -> ReadAnswer {
         ReadAnswer {
             psn: header.psn,

@@ -14,6 +14,7 @@ mod hosts;
 mod injected;
 mod late_packets;
 mod operations;
+mod paced;
 mod pair;
 mod path_mtu;
 mod shared;

@@ -46,6 +46,8 @@ pub(crate) struct Driver {
     pub(crate) page: u64,
     /// The node to which queue pairs are connected.
     pub(crate) dlid: u16,
+    /// The address to which they are connected by UDP.
+    pub(crate) dgid: [u8; 16],
     /// Their `ibv_mtu`.
     pub(crate) mtu: u8,
     /// Reads and atomics on their way at once, and those of the peer that are served at once.
@@ -135,6 +137,7 @@ impl Driver {
             uar,
             page,
             dlid: 1,
+            dgid: [0; 16],
             mtu: 3,
             depths: [4, 4],
             next_index: 0x100,
@@ -399,6 +402,7 @@ impl Driver {
             min_rnr_timer: 1,
             path: AddressVector {
                 dlid: self.dlid,
+                dgid: self.dgid,
                 port: 1,
                 ..AddressVector::default()
             },
