@@ -11,8 +11,8 @@ use crate::device::gather::GatherSource;
 use crate::device::keys::Keys;
 use crate::device::packet::{Header, MAX_PAYLOAD_BYTES, Packet, PacketKind, Service};
 use crate::device::roce::{
-    MAX_HEADER_BYTES, RoceFrame, RoutedFields, UdpFlow, notice_bytes, partition_of, read_frame,
-    seal_frame, write_headers,
+    CongestionNotice, MAX_HEADER_BYTES, RoceFrame, RoutedFields, UdpFlow, notice_bytes,
+    partition_of, read_frame, seal_frame, write_headers,
 };
 use crate::device::udp::{UdpArrival, UdpWire};
 use doorbell_wire::mlx5::Datagram;
@@ -23,16 +23,6 @@ const ROUNDS: usize = 4;
 const CONGESTION: u8 = 3;
 /// A peer is told of it so often at most.
 const NOTICE_NS: u64 = 50_000;
-
-/// A notice of congestion that is to be sent to a queue pair of another host.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct CongestionNotice {
-    /// The address of its host, as a GID.
-    to: [u8; 16],
-    qpn: u32,
-    /// The partition key of the packet that came through congestion.
-    partition: u16,
-}
 
 impl DeviceCore {
     /// Takes packets that have arrived by UDP.

@@ -28,7 +28,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::client_objects::ClientRegistry;
-pub(crate) use self::hosts::CongestionNotice;
 use self::management::Management;
 pub(crate) use self::needs::Need;
 pub(crate) use self::peer_links::PeerLinks;

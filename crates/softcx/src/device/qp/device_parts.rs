@@ -3,13 +3,14 @@
 use super::Counters;
 use crate::device::capture::FrameCapture;
 use crate::device::copies::Copies;
-use crate::device::core::{CongestionNotice, PeerLinks};
+use crate::device::core::PeerLinks;
 use crate::device::cq::Cq;
 use crate::device::datagram_paths::DatagramPaths;
 use crate::device::fabric::{Fabric, gid_of};
 use crate::device::gather::Gather;
 use crate::device::keys::Keys;
 use crate::device::packet::MAX_PAYLOAD_BYTES;
+use crate::device::roce::CongestionNotice;
 use crate::device::srq::Srq;
 use crate::device::trace::Trace;
 use crate::device::udp::UdpWire;

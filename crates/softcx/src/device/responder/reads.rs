@@ -1,16 +1,11 @@
 //! Reads and atomics: requests whose answer is data, and what is given again when they are repeated.
 
 use super::memory::apply_atomic;
-use super::state::{ReadAnswer, Response};
+use super::state::{MAX_ANSWERS, QUEUED_ANSWERS, ReadAnswer, Response};
 use crate::device::keys::Access;
 use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance};
 use crate::device::qp::{DeviceParts, Qp};
 
-/// Reads and atomics of the peer that may wait for their answer, and atomics whose answer is kept for a repetition: the
-/// most that a requester may have on their way.
-const MAX_ANSWERS: usize = 16;
-/// Answers that may be queued: the peer's requests, and repetitions of them that crossed with a first answer.
-pub(super) const QUEUED_ANSWERS: usize = 4 * MAX_ANSWERS;
 /// Response packets of a read that is no burst.
 const FEW_RESPONSES: u32 = 16;
 

@@ -2,9 +2,14 @@
 
 use std::collections::VecDeque;
 
-use super::reads::QUEUED_ANSWERS;
 use crate::device::packet::{AckCode, Header, psn_add, psn_distance};
 use doorbell_wire::mlx5::CqeOpcode;
+
+/// Reads and atomics of the peer that may wait for their answer, and atomics whose answer is kept for a repetition: the
+/// most that a requester may have on their way.
+pub(super) const MAX_ANSWERS: usize = 16;
+/// Answers that may be queued: the peer's requests, and repetitions of them that crossed with a first answer.
+pub(super) const QUEUED_ANSWERS: usize = 4 * MAX_ANSWERS;
 
 /// The state of one receive queue and of the peer's requests in the device.
 #[derive(Debug, Default)]

@@ -19,8 +19,8 @@ mod transport;
 pub(crate) use self::frame::{RoutedFields, UdpFlow, frame_header, gid_of_address, is_ipv4};
 pub use self::transport::{BadFrame, RoceFrame};
 pub(crate) use self::transport::{
-    MAX_FRAME_BYTES, MAX_HEADER_BYTES, notice_bytes, partition_of, read_frame, renumber_frame,
-    seal_frame, write_headers,
+    CongestionNotice, MAX_FRAME_BYTES, MAX_HEADER_BYTES, notice_bytes, partition_of, read_frame,
+    renumber_frame, seal_frame, write_headers,
 };
 
 /// The UDP port of RoCE v2.

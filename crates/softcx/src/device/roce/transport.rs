@@ -281,6 +281,16 @@ pub(crate) fn partition_of(frame: &[u8]) -> u16 {
     }
 }
 
+/// A notice of congestion that is to be sent to a queue pair of another host.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CongestionNotice {
+    /// The address of its host, as a GID.
+    pub(crate) to: [u8; 16],
+    pub(crate) qpn: u32,
+    /// The partition key of the packet that came through congestion.
+    pub(crate) partition: u16,
+}
+
 /// A congestion notification for a queue pair, without padding and CRC (annex A17.9.3). `partition` is that of the packet which was marked. The bit
 /// "migrated" is not set.
 pub(crate) fn notice_bytes(dst_qpn: u32, partition: u16) -> [u8; BASE_BYTES + NOTICE_BYTES] {
