@@ -45,7 +45,7 @@ struct Options {
     slots: u64,
     /// Where the memory of the applications is
     #[arg(long, value_enum, default_value = "host")]
-    memory: Place,
+    memory: MemoryPlace,
     /// Sends the bytes of this file, in place of random ones of each length
     #[arg(long)]
     input: Option<PathBuf>,
@@ -58,7 +58,7 @@ struct Options {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Place {
+enum MemoryPlace {
     Host,
     /// The first GPU
     #[cfg(feature = "cuda")]
@@ -66,48 +66,48 @@ enum Place {
 }
 
 /// The memory of an application.
-enum Memory {
+enum ApplicationMemory {
     Host(Vec<u8>),
     #[cfg(feature = "cuda")]
     Gpu(DeviceBuffer),
 }
 
-impl Memory {
-    fn new(place: Place, bytes: u64) -> Result<Memory> {
+impl ApplicationMemory {
+    fn new(place: MemoryPlace, bytes: u64) -> Result<ApplicationMemory> {
         Ok(match place {
-            Place::Host => Memory::Host(vec![0; bytes as usize]),
+            MemoryPlace::Host => ApplicationMemory::Host(vec![0; bytes as usize]),
             #[cfg(feature = "cuda")]
-            Place::Gpu => Memory::Gpu(CudaContext::primary(0)?.alloc(bytes)?),
+            MemoryPlace::Gpu => ApplicationMemory::Gpu(CudaContext::primary(0)?.alloc(bytes)?),
         })
     }
 
     fn len_bytes(&self) -> u64 {
         match self {
-            Memory::Host(memory) => memory.len() as u64,
+            ApplicationMemory::Host(memory) => memory.len() as u64,
             #[cfg(feature = "cuda")]
-            Memory::Gpu(memory) => memory.len_bytes(),
+            ApplicationMemory::Gpu(memory) => memory.len_bytes(),
         }
     }
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> doorbell::Result<()> {
         match self {
-            Memory::Host(memory) => {
+            ApplicationMemory::Host(memory) => {
                 memory[at as usize..][..bytes.len()].copy_from_slice(bytes);
                 Ok(())
             }
             #[cfg(feature = "cuda")]
-            Memory::Gpu(memory) => memory.copy_from_host(at, bytes),
+            ApplicationMemory::Gpu(memory) => memory.copy_from_host(at, bytes),
         }
     }
 
     fn read(&self, at: u64, bytes: &mut [u8]) -> doorbell::Result<()> {
         match self {
-            Memory::Host(memory) => {
+            ApplicationMemory::Host(memory) => {
                 bytes.copy_from_slice(&memory[at as usize..][..bytes.len()]);
                 Ok(())
             }
             #[cfg(feature = "cuda")]
-            Memory::Gpu(memory) => memory.copy_to_host(at, bytes),
+            ApplicationMemory::Gpu(memory) => memory.copy_to_host(at, bytes),
         }
     }
 
@@ -121,9 +121,9 @@ impl Memory {
     #[allow(unsafe_code)] // the GPU copies to where the buffer lies
     fn copy_into(&self, at: u64, buffer: &Region, to: u64, len: usize) -> doorbell::Result<()> {
         match self {
-            Memory::Host(memory) => buffer.write(to, &memory[at as usize..][..len]),
+            ApplicationMemory::Host(memory) => buffer.write(to, &memory[at as usize..][..len]),
             #[cfg(feature = "cuda")]
-            Memory::Gpu(memory) => {
+            ApplicationMemory::Gpu(memory) => {
                 // SAFETY: this slot of the buffer is free: no transfer reads it, and nothing else has a reference to it.
                 memory.copy_to_host(at, unsafe { buffer.values_mut(to, len)? })
             }
@@ -140,9 +140,9 @@ impl Memory {
         len: usize,
     ) -> doorbell::Result<()> {
         match self {
-            Memory::Host(memory) => buffer.read(from, &mut memory[at as usize..][..len]),
+            ApplicationMemory::Host(memory) => buffer.read(from, &mut memory[at as usize..][..len]),
             #[cfg(feature = "cuda")]
-            Memory::Gpu(memory) => {
+            ApplicationMemory::Gpu(memory) => {
                 // SAFETY: the chunk has come, and the sender writes this slot again when it hears that it is free.
                 memory.copy_from_host(at, unsafe { buffer.values(from, len)? })
             }
@@ -153,9 +153,9 @@ impl Memory {
     #[allow(unsafe_code)] // memory that this library does not own
     fn register(&mut self, domain: &ProtectionDomain) -> Result<Region> {
         let memory = match self {
-            Memory::Host(memory) => memory,
+            ApplicationMemory::Host(memory) => memory,
             #[cfg(feature = "cuda")]
-            Memory::Gpu(memory) => {
+            ApplicationMemory::Gpu(memory) => {
                 return Ok(Region::register_device(domain, memory, Access::ALL)?);
             }
         };
@@ -296,7 +296,12 @@ impl<'a> Side<'a> {
     }
 
     /// Sends the memory. `registered` is its registration, if the path needs one.
-    fn send_all(&mut self, path: Path, from: &Memory, registered: Option<&Region>) -> Result<()> {
+    fn send_all(
+        &mut self,
+        path: Path,
+        from: &ApplicationMemory,
+        registered: Option<&Region>,
+    ) -> Result<()> {
         let message = self.receive()?;
         let remote = RemoteRegion::from_bytes(message[..RemoteRegion::BYTES].try_into()?);
         let bytes = from.len_bytes();
@@ -327,7 +332,13 @@ impl<'a> Side<'a> {
         self.collect()
     }
 
-    fn copy_in(&mut self, path: Path, number: u64, from: &Memory, len: usize) -> Result<()> {
+    fn copy_in(
+        &mut self,
+        path: Path,
+        number: u64,
+        from: &ApplicationMemory,
+        len: usize,
+    ) -> Result<()> {
         let (slot, at) = (self.slot(number), number * self.chunk_bytes);
         let buffer = &self.buffer;
         if path == Path::Shared {
@@ -341,7 +352,11 @@ impl<'a> Side<'a> {
     }
 
     /// Receives into the memory. `registered` is its registration, if the path needs one.
-    fn receive_all(&mut self, to: &mut Memory, registered: Option<&Region>) -> Result<()> {
+    fn receive_all(
+        &mut self,
+        to: &mut ApplicationMemory,
+        registered: Option<&Region>,
+    ) -> Result<()> {
         let region = registered.unwrap_or(&self.buffer).remote();
         self.send(&region.to_bytes())?;
         if registered.is_some() {
@@ -394,7 +409,7 @@ fn transfers(options: &Options, group: &mut Group) -> Result<()> {
     }
     for bytes in lengths {
         // Of the application: the system may move it, no device knows it.
-        let mut memory = Memory::new(options.memory, bytes)?;
+        let mut memory = ApplicationMemory::new(options.memory, bytes)?;
         let expected = input.clone().unwrap_or_else(|| random(bytes));
         for path in Path::ALL {
             match rank {
@@ -431,7 +446,7 @@ fn measure(
     domain: &ProtectionDomain,
     rank: u32,
     path: Path,
-    memory: &mut Memory,
+    memory: &mut ApplicationMemory,
 ) -> Result<Measured> {
     let before = match path {
         Path::Direct => Some(memory.register(domain)?),

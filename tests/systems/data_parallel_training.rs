@@ -467,16 +467,19 @@ fn training_of_many_ranks_has_the_bits_of_one_process() {
     }
 }
 
+/// Without a network, too: with an empty PATH the script finds no program.
 #[test]
 fn missing_digits_name_the_script() {
-    let output = crate::example(
-        "data_parallel_training",
-        &["--data", "no/such/file", "--ranks", "2"],
-    );
+    let folder = crate::folder("missing_digits_name_the_script");
+    let file = folder.join("no/such/file");
+    let mut command = Command::new(crate::program("data_parallel_training"));
+    command.args(["--ranks", "2", "--data"]).arg(&file);
+    let output = command.env("PATH", "").output().unwrap();
     assert!(!output.status.success());
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(
-        error.contains("no/such/file: run `scripts/digits`"),
-        "{error}"
-    );
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/digits");
+    for part in [file.to_str().unwrap(), script.to_str().unwrap(), "--data"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert!(!file.exists());
 }

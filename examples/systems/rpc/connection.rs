@@ -514,7 +514,7 @@ fn word(number: u64, len: u64) -> u64 {
 
 /// What the server has done.
 #[derive(Default)]
-pub struct Served {
+pub struct AnsweredCalls {
     pub sleeps: u64,
     /// The most requests that it was reading at the same time.
     pub most_reads: u64,
@@ -526,10 +526,10 @@ pub fn serve(
     waiting: &Waiting<'_>,
     calls: u64,
     compute: impl Fn(&mut [u8]),
-) -> Result<Served> {
+) -> Result<AnsweredCalls> {
     let event = Event::new()?;
     let device = waiting.group.domain().device().clone();
-    let (mut left, mut served) = (calls, Served::default());
+    let (mut left, mut served) = (calls, AnsweredCalls::default());
     // How long nothing has come lately.
     let mut usual = Duration::ZERO;
     let mut poll = Poll::new();
