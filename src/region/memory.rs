@@ -806,7 +806,19 @@ pub struct RegionSpan<'a> {
     pub(crate) len_bytes: u64,
 }
 
-impl RegionSpan<'_> {
+impl<'a> RegionSpan<'a> {
+    /// The region that it is a part of.
+    #[must_use]
+    pub fn region(&self) -> &'a Region {
+        self.region
+    }
+
+    /// Where it begins in the region, in bytes.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
     /// Its length in bytes.
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
