@@ -104,7 +104,7 @@ fn check_event(event: CUevent) -> Result<()> {
 /// Whether the work is done that an event stands for.
 fn is_passed(context: &CudaContext, event: CUevent) -> Result<bool> {
     let _entered = context.enter_relaxed()?;
-    // SAFETY: the event lives, by the promise of who has queued the wait.
+    // SAFETY: the caller that queued the wait promised that the event lives until the wait is over.
     match unsafe { sys::cuEventQuery(event) } {
         CUresult::CUDA_ERROR_NOT_READY => Ok(false),
         result => check("cuEventQuery", result).map(|()| true),

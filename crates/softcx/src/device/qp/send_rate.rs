@@ -46,7 +46,7 @@ impl SendRate {
     /// Takes room for a packet with so much payload.
     ///
     /// # Errors
-    /// When there is none: the time at which there is room for several packets.
+    /// The time, in ns, at which the bucket has room for several packets, if it has none for this one.
     pub(crate) fn take(&mut self, now_ns: u64, payload_bytes: u32) -> Result<(), u64> {
         let elapsed_ns = now_ns.saturating_sub(self.refilled_ns).min(SECOND_NS);
         let burst = burst_bytes(self.bytes_per_s);
