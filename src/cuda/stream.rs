@@ -293,6 +293,8 @@ impl CudaStream {
             },
             |state, queue| {
                 let before = state.enter(queue)?;
+                // Before the launch: a thread that gives memory back must not find the stream idle when the kernel has begun, which may wait for this thread.
+                state.ensure_watched();
                 let launched = state
                     .context
                     .enter()

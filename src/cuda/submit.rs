@@ -389,7 +389,7 @@ mod tests {
     use std::ptr::NonNull;
     use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
     use std::sync::{Arc, Mutex};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use cudarc::driver::sys;
 
@@ -746,6 +746,38 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(bench.finished.load(Ordering::SeqCst), 2);
+    }
+
+    /// The driver frees memory when the GPU is idle, and until then other calls wait: also those of a thread that the kernel waits for.
+    #[test]
+    fn no_memory_is_given_back_while_a_kernel_is_launched() {
+        let test = "no_memory_is_given_back_while_a_kernel_is_launched";
+        if counter(test).is_none() {
+            return;
+        }
+        let context = CudaContext::primary(0).unwrap();
+        let stream = CudaStream::new(&context, "launches").unwrap();
+        let memory = context.alloc(4096).unwrap();
+        let start = memory.ptr();
+        let is_allocated = || {
+            let (mut first, mut len_bytes) = (0, 0);
+            // SAFETY: writes an address and a length.
+            let asked = unsafe { sys::cuMemGetAddressRange_v2(&mut first, &mut len_bytes, start) };
+            asked == sys::CUresult::CUDA_SUCCESS
+        };
+        let launched = stream.launch_kernel(|_, _| {
+            std::thread::spawn(move || drop(memory)).join().unwrap();
+            assert!(is_allocated());
+            Ok(())
+        });
+        launched.unwrap();
+        set_current(Some(&context));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while is_allocated() {
+            assert!(Instant::now() < deadline, "it is not given back");
+            stream.synchronize(Some(Duration::from_secs(60))).unwrap();
+        }
+        set_current(None);
     }
 
     #[test]
