@@ -1059,6 +1059,44 @@ fn pages_are_unregistered_after_a_refused_attempt() {
     }
 }
 
+/// A GPU may still access them.
+#[test]
+fn pages_that_cannot_be_unregistered_are_given_to_nobody() {
+    let _alone = alone();
+    let test = "pages_that_cannot_be_unregistered_are_given_to_nobody";
+    let _limit = Limit::new(test, BOUND);
+    let Some(context) = context(test) else {
+        return;
+    };
+    let stream = CudaStream::new(&context, test).unwrap();
+    let bench = Bench::new();
+    stream_write_value32(&stream, &bench.region, 0, 1).unwrap();
+    stream.synchronize(SOON).unwrap();
+    let start = bench.region.as_ptr().addr();
+    {
+        // CUDA_ERROR_OPERATING_SYSTEM.
+        let Some(_fault) = Fault::new(test, "cuMemHostUnregister:304") else {
+            return;
+        };
+        drop(bench);
+        // Another thread may have had the last handle; then a later call makes the attempt.
+        for _ in 0..20 {
+            stream.synchronize(SOON).unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert!(is_registered(&context, start));
+    // SAFETY: of an address where nothing is mapped it is an error.
+    let is_mapped = unsafe { libc::msync(start as *mut _, 4096, libc::MS_ASYNC) } == 0;
+    assert!(is_mapped);
+    let others: Vec<Bench> = (0..64).map(|_| Bench::new()).collect();
+    let reuses = |bench: &Bench| {
+        let first = bench.region.as_ptr().addr();
+        (first..first + bench.region.len_bytes() as usize).contains(&start)
+    };
+    assert!(!others.iter().any(reuses));
+}
+
 #[test]
 fn capture_during_synchronize_does_not_end_it() {
     let _alone = alone();

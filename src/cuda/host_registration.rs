@@ -26,6 +26,14 @@ const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DE
 /// For registers of a device, such as a card's UAR page.
 const IO_FLAGS: u32 = FLAGS | sys::CU_MEMHOSTREGISTER_IOMEMORY;
 
+/// What calls about registered memory return if it is not registered any more.
+const NOT_REGISTERED: [CUresult; 4] = [
+    CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
+    CUresult::CUDA_ERROR_INVALID_VALUE,
+    CUresult::CUDA_ERROR_INVALID_CONTEXT,
+    CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+];
+
 /// Consecutive pages that one call has registered.
 #[derive(Debug)]
 struct PinnedRun {
@@ -314,12 +322,7 @@ impl PinnedRun {
                 sys::cuMemHostGetDevicePointer_v2(&mut device, self.pages.start as *mut _, 0)
             })
         });
-        let gone = [
-            CUresult::CUDA_ERROR_INVALID_VALUE,
-            CUresult::CUDA_ERROR_INVALID_CONTEXT,
-            CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
-        ];
-        asked.is_err_and(|error| gone.iter().any(|code| is(&error, *code)))
+        asked.is_err_and(|error| NOT_REGISTERED.iter().any(|code| is(&error, *code)))
     }
 
     /// Lets the memory go that was held for it.
@@ -330,16 +333,25 @@ impl PinnedRun {
     }
 
     fn unregister(&self) {
+        let mut result = Ok(());
         // A destroyed context has ended its registrations.
         if let Some(_entered) = self.context.enter_to_give_back() {
-            let _ = unless_short_of_memory(|| {
+            result = unless_short_of_memory(|| {
                 // SAFETY: registered by `register`, and its last handle was dropped.
                 check("cuMemHostUnregister", unsafe {
                     sys::cuMemHostUnregister(self.pages.start as *mut _)
                 })
             });
         }
-        self.release();
+        match result {
+            Err(error) if !NOT_REGISTERED.iter().any(|code| is(&error, *code)) => {
+                // GPUs may still access the pages.
+                if matches!(self.keeper, MappingKeeper::Held) {
+                    Pages::give_up(self.pages.start);
+                }
+            }
+            _ => self.release(),
+        }
     }
 }
 
