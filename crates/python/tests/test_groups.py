@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -78,6 +79,20 @@ def test_the_gradients_of_the_example_are_those_of_torch() -> None:
     assert [status for status, _, _ in ranks] == [0] * 4, ranks
     for rank, (_, said, _) in enumerate(ranks):
         assert said.splitlines()[-1].startswith(f"rank {rank} of 4: 5 steps, 1539 gradients, as torch's"), said
+
+
+def test_digits_are_learned_with_the_bits_of_one_process() -> None:
+    pytest.importorskip("torch", reason="torch is not installed: apt-get install python3-torch on Debian")
+    file = EXAMPLES.parent / "target" / "digits.csv"
+    fetched = subprocess.run([EXAMPLES.parent / "scripts" / "digits", file], capture_output=True, text=True)
+    if fetched.returncode != 0:
+        pytest.skip(f"the digits cannot be fetched: {fetched.stderr}")
+    ranks = outputs(start(3, [str(EXAMPLES / "train_digits.py"), str(file)]))
+    assert [status for status, _, _ in ranks] == [0] * 3, ranks
+    said = ranks[0][1]
+    found = re.fullmatch(r"3 ranks, 17226 weights, 184 steps with the bits of one process; (\d+) of 552 sums .* loss 2\.\d+ -> (0\.\d+); ([\d.]+)% of 360 digits\n", said)
+    assert found, said
+    assert int(found[1]) > 0 and float(found[2]) < 0.2 and float(found[3]) > 95, said
 
 
 MEMBER = """
