@@ -2,7 +2,7 @@
 //! ConnectX that lives in its own process. `doorbell softcx run --door preload -- PROGRAM` does that.
 //!
 //! It puts itself before the functions of the C library by which libibverbs finds and talks to a device: those that take paths,
-//! `fstat`, `ioctl` and `socket`. Nothing happens, and no thread starts, before the program looks for RDMA devices.
+//! `fstat`, `ioctl` and `socket`; and before those of UCX by which a program waits. Nothing happens, and no thread starts, before the program looks for RDMA devices.
 //!
 //! Variadic functions are defined here with their last argument in place: on the machines that this is built for (x86-64,
 //! aarch64) a variadic call passes it in the same register.
@@ -15,5 +15,6 @@ mod attributes;
 mod calls;
 mod opens;
 mod paths;
+mod progress;
 mod state;
 mod verbs;

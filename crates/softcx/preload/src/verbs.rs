@@ -8,7 +8,7 @@
 //! does not report it; that thread notices when it next wakes up by itself.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use crate::calls::fail;
 use crate::state;
@@ -44,6 +44,8 @@ static REQ_NOTIFY: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static POST: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static CREATE_CQ: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static CREATE_QP: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// Whether calls of this process do work of the device: it has opened a context of ours, and nobody has forbidden it.
+static IN_CALLS: AtomicBool = AtomicBool::new(false);
 
 /// As libibverbs'.
 ///
@@ -97,6 +99,7 @@ unsafe fn take_over(context: *mut u8) {
     if !ours || state::option("IN_CALLS").is_some_and(|value| value == "0") {
         return;
     }
+    IN_CALLS.store(true, Ordering::Release);
     // SAFETY: fields of the structure; no other code has the context yet. The fields before it exist if its size says so.
     unsafe {
         replace(context.add(POLL_CQ), &POLL, poll_cq as *mut c_void);
@@ -144,15 +147,28 @@ unsafe extern "C" fn poll_cq(cq: *mut c_void, entries: c_int, to: *mut c_void) -
     // SAFETY: stored before this function was put anywhere, and of this type.
     let real = unsafe { std::mem::transmute::<*mut c_void, PollCq>(POLL.load(Ordering::Relaxed)) };
     // SAFETY: as the caller's.
-    let mut found = unsafe { real(cq, entries, to) };
-    if found == 0 && polled_on() {
-        // SAFETY: as the caller's.
-        found = unsafe { real(cq, entries, to) };
+    poll_with(|| unsafe { real(cq, entries, to) }, 0, |found| found > 0)
+}
+
+/// Polls, and if that gives `empty`, has the device work and polls again if there was something to do.
+pub fn poll_with(
+    mut poll: impl FnMut() -> c_int,
+    empty: c_int,
+    has_found: impl Fn(c_int) -> bool,
+) -> c_int {
+    let mut result = poll();
+    if result == empty && polled_on() {
+        result = poll();
     }
-    if found > 0 {
+    if has_found(result) {
         stops_polling();
     }
-    found
+    result
+}
+
+/// Whether calls of this process do work of the device.
+pub fn works_in_calls() -> bool {
+    IN_CALLS.load(Ordering::Acquire)
 }
 
 /// Empty polls behind an arming until the program counts as one that polls: one that sleeps makes a last poll, or a few.
@@ -199,11 +215,16 @@ unsafe extern "C" fn req_notify_cq(cq: *mut c_void, solicited_only: c_int) -> c_
         real(cq, solicited_only)
     };
     // Behind the arming, so that what comes from here on raises the event.
+    armed();
+    done
+}
+
+/// The program has armed a CQ, and is about to sleep.
+pub fn armed() {
     if let Some(local) = state::started() {
         SLEEPS_AFTER.store(LAST_POLLS, Ordering::Relaxed);
         local.stops_polling();
     }
-    done
 }
 
 /// # Safety
@@ -284,17 +305,8 @@ before_each!(wr_complete: WrComplete = complete, 0 1 2 3);
 /// As `ibv_start_poll`.
 unsafe extern "C" fn start<const KIND: usize>(cq: *mut c_void, attributes: *mut c_void) -> c_int {
     // SAFETY: the arguments are the caller's.
-    unsafe {
-        let real = start_poll::real(KIND);
-        let mut found = real(cq, attributes);
-        if found == libc::ENOENT && polled_on() {
-            found = real(cq, attributes);
-        }
-        if found == 0 {
-            stops_polling();
-        }
-        found
-    }
+    let poll = || unsafe { start_poll::real(KIND)(cq, attributes) };
+    poll_with(poll, libc::ENOENT, |result| result == 0)
 }
 
 /// # Safety
