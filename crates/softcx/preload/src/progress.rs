@@ -79,19 +79,22 @@ unsafe extern "C" fn arm(worker: *mut c_void, caller: usize) -> c_int {
     done
 }
 
-/// How many places of calls are remembered. More are looked up each time.
-const PLACES: usize = 16;
+/// How many places of calls are remembered: MPI libraries have the call in dozens of places.
+const PLACES: usize = 256;
+/// Where a place can be, from the one that its address gives. If all of them are taken, the function is looked up each time.
+const PROBES: usize = 16;
+/// A place that is being filled in.
+const RESERVED: usize = 1;
 
 /// The functions of a name, by the places where they are called.
 struct Behind {
     name: &'static CStr,
     ours: *const (),
-    used: AtomicUsize,
     places: [Place; PLACES],
 }
 
 struct Place {
-    /// 0: not filled in.
+    /// 0: free.
     caller: AtomicUsize,
     function: AtomicPtr<c_void>,
 }
@@ -104,7 +107,6 @@ impl Behind {
         Behind {
             name,
             ours,
-            used: AtomicUsize::new(0),
             places: [const {
                 Place {
                     caller: AtomicUsize::new(0),
@@ -115,23 +117,25 @@ impl Behind {
     }
 
     fn of(&self, caller: usize) -> Option<*mut c_void> {
-        let known = self
-            .places
-            .iter()
-            .find(|place| place.caller.load(Ordering::Acquire) == caller);
-        if let Some(place) = known {
-            return Some(place.function.load(Ordering::Relaxed));
-        }
-        let found = self.look_up(caller);
-        if let Some(function) = found {
-            // Two threads may remember the same place twice.
-            let slot = self.used.fetch_add(1, Ordering::Relaxed);
-            if let Some(place) = self.places.get(slot) {
-                place.function.store(function, Ordering::Relaxed);
-                place.caller.store(caller, Ordering::Release);
+        let probes = || (0..PROBES).map(|probe| &self.places[(caller / 4 + probe) % PLACES]);
+        for place in probes() {
+            match place.caller.load(Ordering::Acquire) {
+                0 => break,
+                known if known == caller => return Some(place.function.load(Ordering::Relaxed)),
+                _ => {}
             }
         }
-        found
+        let function = self.look_up(caller)?;
+        // Two threads may remember the same place twice.
+        let reserve = |place: &&Place| {
+            let (order, free) = (Ordering::Relaxed, 0);
+            (place.caller.compare_exchange(free, RESERVED, order, order)).is_ok()
+        };
+        if let Some(place) = probes().find(reserve) {
+            place.function.store(function, Ordering::Relaxed);
+            place.caller.store(caller, Ordering::Release);
+        }
+        Some(function)
     }
 
     /// The function that the caller would have called without this library.
