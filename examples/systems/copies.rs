@@ -152,16 +152,17 @@ impl ApplicationMemory {
     /// A registration of the memory, which outlives it.
     #[allow(unsafe_code)] // memory that this library does not own
     fn register(&mut self, domain: &ProtectionDomain) -> Result<Region> {
-        let memory = match self {
-            ApplicationMemory::Host(memory) => memory,
+        match self {
+            ApplicationMemory::Host(memory) => {
+                let start = NonNull::from(&mut memory[..]).cast();
+                // SAFETY: the caller drops the region before the memory, and does not use this while a transfer does.
+                Ok(unsafe { Region::register(domain, start, memory.len() as u64, Access::ALL)? })
+            }
             #[cfg(feature = "cuda")]
             ApplicationMemory::Gpu(memory) => {
-                return Ok(Region::register_device(domain, memory, Access::ALL)?);
+                Ok(Region::register_device(domain, memory, Access::ALL)?)
             }
-        };
-        let (start, len_bytes) = (NonNull::from(&mut memory[..]).cast(), memory.len() as u64);
-        // SAFETY: the caller drops the region before the memory, and does not use this while a transfer does.
-        Ok(unsafe { Region::register(domain, start, len_bytes, Access::ALL)? })
+        }
     }
 }
 
