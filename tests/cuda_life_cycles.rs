@@ -21,8 +21,9 @@ use rig::gpu::{alone, context};
 use rig::{Limit, Pair, SOON, Stream, device, from_env, stream};
 use standin::waits_here;
 
-/// Longer than a call of the library takes on a loaded machine, and far shorter than the waits.
-const BLOCKED: Duration = Duration::from_secs(5);
+/// Longer than a call of the library takes on a loaded machine: 21 s were seen with twenty threads on two cores. A call that blocks does so as long as the
+/// waits, which have no end while calls are timed; and the stand-in counts the calls that wait for streams.
+const BLOCKED: Duration = Duration::from_secs(50);
 
 /// The goal, which a loaded machine misses now and then.
 const GOAL: Duration = Duration::from_millis(10);
