@@ -708,6 +708,26 @@ fn without_a_name_a_process_takes_the_wire_of_the_other() {
     }
 }
 
+/// Until both connections of `bench --connect` to that address are established, of which the second one comes when the first has been answered.
+fn until_connected(address: &str) {
+    let port: u16 = address.rsplit_once(':').unwrap().1.parse().unwrap();
+    // Local and remote address, and the state; 01 is an established connection.
+    let local = format!("0100007F:{port:04X}");
+    let start = Instant::now();
+    loop {
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let is_connection = |line: &&str| {
+            let mut words = line.split_whitespace().skip(1);
+            words.next() == Some(&local) && words.nth(1) == Some("01")
+        };
+        if table.lines().filter(is_connection).count() >= 2 {
+            return;
+        }
+        assert!(start.elapsed() < LIMIT, "nobody connects to {address}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn a_peer_that_is_killed_ends_the_other_process() {
     for (test, options) in [
@@ -726,7 +746,9 @@ fn a_peer_that_is_killed_ends_the_other_process() {
                 bench(test)
             );
             let measuring = Running::start(&line);
-            // In the middle of the row: connecting takes milliseconds. If it has not connected by then, the end is detected too.
+            // The process that listens waits for its peer without a limit, so the end of one that has not come yet is none.
+            until_connected(&address);
+            // In the middle of the row.
             std::thread::sleep(Duration::from_millis(400));
             let (mut killed, left) = if kill_listener {
                 (other, measuring)
@@ -738,7 +760,6 @@ fn a_peer_that_is_killed_ends_the_other_process() {
             let (code, _, err) = left.end();
             assert_eq!(code, Some(1), "`{line}`: {err}");
             assert_eq!(err.lines().count(), 1, "`{line}`: {err}");
-            // A process that had not connected by then waits for its peer for half a minute.
             assert!(
                 start.elapsed() < Duration::from_secs(60),
                 "`{line}` noticed after {:?}",
