@@ -39,10 +39,10 @@ impl LaunchEnvironment {
     /// | launcher | rank and size | address of rank 0 |
     /// |---|---|---|
     /// | by hand | `DOORBELL_RANK`, `DOORBELL_SIZE` | |
-    /// | torchrun | `RANK`, `WORLD_SIZE` | the store of torchrun's agent, where rank 0 writes it; without such a store (`TORCHELASTIC_USE_AGENT_STORE` is not `True`) `MASTER_ADDR`, and the port *after* `MASTER_PORT`, which itself is that of torch's own store |
+    /// | torchrun | `RANK`, `WORLD_SIZE` | the store of torchrun's agent, where rank 0 writes it; without such a store (`TORCHELASTIC_USE_AGENT_STORE` is not `True`) `MASTER_ADDR`, and the first free one of the eight ports *after* `MASTER_PORT`, which itself is that of torch's own store |
     /// | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | on one host, a file in the job's own folder, where rank 0 writes it with a random token; on several, the job's PMIx server |
     /// | MPICH and others with PMI | `PMI_RANK`, `PMI_SIZE` | |
-    /// | Slurm (`srun`) | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | with `--mpi=pmix` and `libpmix.so.2`, as PMIx; otherwise 127.0.0.1 on one node, or the first host of `SLURM_STEP_NODELIST`, and a port made of the job's number |
+    /// | Slurm (`srun`) | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | with `--mpi=pmix` and `libpmix.so.2`, as PMIx; otherwise 127.0.0.1 on one node, or the first host of `SLURM_STEP_NODELIST`, and the first free one of eight ports made of the job's number |
     /// | PMIx | `PMIX_RANK`, and `PMIX_SIZE` or `DOORBELL_SIZE` | the job's PMIx server, to which rank 0 gives it with a random token |
     ///
     /// `DOORBELL_MASTER_ADDR` and `DOORBELL_MASTER_PORT` go before all of that, each by itself. Where there is neither they have to be given: no launcher but those
@@ -323,6 +323,12 @@ impl Launched {
                 format!("{host}:{port}")
             }
         };
+        let near = |host: &str, first: u32| {
+            let last = first.saturating_add(PORTS_TRIED - 1).min(u16::MAX.into());
+            (first..=last)
+                .map(|port| address(host, port))
+                .collect::<Vec<_>>()
+        };
         if let (Some(folder), None, None) = (&self.folder, &given, port) {
             return Ok(Rendezvous::File(
                 folder.join(format!("doorbell-{}", self.job)),
@@ -333,12 +339,10 @@ impl Launched {
                 LauncherStore::Torch(store) => Rendezvous::Torch(store.clone()),
                 LauncherStore::Pmix => Rendezvous::Pmix {
                     key: "doorbell.rendezvous".into(),
-                    address: self
-                        .host
-                        .as_ref()
-                        .ok()
-                        .zip(self.port)
-                        .map(|(host, port)| address(host, port)),
+                    addresses: match (&self.host, self.port) {
+                        (Ok(host), Some(port)) => near(host, port),
+                        _ => Vec::new(),
+                    },
                 },
             });
         }
@@ -349,6 +353,7 @@ impl Launched {
                 .clone()
                 .map_err(|why| missing("DOORBELL_MASTER_ADDR", why))?,
         };
+        let is_given = port.is_some();
         let port = port.or(self.port).ok_or_else(|| {
             missing(
                 "DOORBELL_MASTER_PORT",
@@ -364,9 +369,15 @@ impl Launched {
                 min: 1,
                 max: u16::MAX.into(),
             })?;
-        Rendezvous::address(address(&host, port.into()))
+        match is_given {
+            true => Rendezvous::address(address(&host, port.into())),
+            false => Ok(Rendezvous::AnyOf(near(&host, port.into()))),
+        }
     }
 }
+
+/// How many ports rank 0 tries from the one that follows from what the launcher says: nobody keeps that free.
+const PORTS_TRIED: u32 = 8;
 
 /// A port for a job: FNV-1a of its name.
 fn port_of(job: &str) -> u32 {
@@ -419,13 +430,33 @@ mod tests {
         })
     }
 
+    /// The first of addresses that differ in their ports.
+    fn one_of(addresses: &[String]) -> String {
+        let first = addresses.first().cloned().unwrap_or_default();
+        let port = |address: &String| {
+            let (host, port) = address.rsplit_once(':').unwrap();
+            assert!(first.starts_with(host));
+            port.parse::<usize>().unwrap()
+        };
+        let ports = addresses.iter().map(port).collect::<Vec<_>>();
+        assert!(
+            ports
+                .iter()
+                .enumerate()
+                .all(|(at, port)| *port == ports[0] + at)
+        );
+        assert!(matches!(ports.len(), 0 | 8));
+        first
+    }
+
     fn found(vars: &[(&str, &str)]) -> (u32, u32, String) {
         let environment = environment(vars).unwrap();
         let at = match environment.rendezvous {
             Rendezvous::Address(address) => address,
+            Rendezvous::AnyOf(addresses) => one_of(&addresses),
             Rendezvous::File(path) => path.display().to_string(),
             Rendezvous::Torch(store) => format!("{}:{}/{}", store.host, store.port, store.key),
-            Rendezvous::Pmix { key, address } => key + &address.unwrap_or_default(),
+            Rendezvous::Pmix { key, addresses } => key + &one_of(&addresses),
         };
         (environment.rank, environment.size, at)
     }

@@ -21,15 +21,14 @@ const FILE_BYTES_MAX: u64 = 256;
 pub(super) enum Rendezvous {
     /// It listens there.
     Address(String),
+    /// It listens at the first of these that is free. They follow from what a launcher says, which need not have kept them free.
+    AnyOf(Vec<String>),
     /// It is on this host, and writes there where it listens, and a secret. The folder is the user's own.
     File(PathBuf),
     /// It writes there where it listens.
     Torch(TorchStore),
-    /// It gives where it listens, and a secret, to the PMIx server of the job, under that key. Without a PMIx library it listens at the address, if there is one.
-    Pmix {
-        key: String,
-        address: Option<String>,
-    },
+    /// It gives where it listens, and a secret, to the PMIx server of the job, under that key. Without a PMIx library it listens at one of the addresses, if there are any.
+    Pmix { key: String, addresses: Vec<String> },
 }
 
 impl Rendezvous {
@@ -55,18 +54,19 @@ impl Rendezvous {
         static JOINS: AtomicU32 = AtomicU32::new(0);
         let number = || JOINS.fetch_add(1, Ordering::Relaxed);
         match self {
-            Rendezvous::Address(_) | Rendezvous::File(_) => self.clone(),
+            Rendezvous::Address(_) | Rendezvous::AnyOf(_) | Rendezvous::File(_) => self.clone(),
             Rendezvous::Torch(store) => Rendezvous::Torch(TorchStore {
                 key: format!("{}/{}", store.key, number()),
                 ..store.clone()
             }),
-            Rendezvous::Pmix {
-                address: Some(address),
-                ..
-            } if !pmix::is_available() => Rendezvous::Address(address.clone()),
-            Rendezvous::Pmix { key, address } => Rendezvous::Pmix {
+            Rendezvous::Pmix { addresses, .. }
+                if !addresses.is_empty() && !pmix::is_available() =>
+            {
+                Rendezvous::AnyOf(addresses.clone())
+            }
+            Rendezvous::Pmix { key, addresses } => Rendezvous::Pmix {
                 key: format!("{key}.{}", number()),
-                address: address.clone(),
+                addresses: addresses.clone(),
             },
         }
     }
@@ -81,17 +81,23 @@ impl Rendezvous {
     ) -> Result<(TcpListener, Token, Option<Announcement>)> {
         match self {
             Rendezvous::Address(address) => {
-                let bound = match address.parse::<SocketAddr>() {
-                    Ok(address) => TcpListener::bind(address),
-                    Err(_) => bind_all(address),
-                };
-                let listener =
-                    bound.map_err(|error| system("bind for the group's store", &error))?;
+                let listener = bind(address)?;
                 Ok((listener, token.clone(), None))
+            }
+            Rendezvous::AnyOf(addresses) => {
+                let mut bound = Err(system(BIND, &ErrorKind::InvalidInput.into()));
+                for address in addresses {
+                    bound = bind(address);
+                    if !matches!(&bound, Err(Error::System { errno, .. }) if *errno == libc::EADDRINUSE)
+                    {
+                        break;
+                    }
+                }
+                Ok((bound?, token_at(addresses, token), None))
             }
             Rendezvous::File(path) => {
                 let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-                    .map_err(|error| system("bind for the group's store", &error))?;
+                    .map_err(|error| system(BIND, &error))?;
                 let address = listener
                     .local_addr()
                     .map_err(|error| system("getsockname", &error))?;
@@ -123,17 +129,13 @@ impl Rendezvous {
     /// [`Error::State`] if the name cannot be resolved, at least not yet; [`Error::Malformed`]; [`Error::System`].
     pub(super) fn find(&self, token: &Token) -> Result<(Vec<SocketAddr>, Token)> {
         match self {
-            Rendezvous::Address(address) => {
-                let found = address.to_socket_addrs().map_err(|error| {
-                    Error::state(
-                        StateKind::Environment,
-                        "search for rank 0",
-                        format!(
-                            "`{address}`: {error}; `DOORBELL_MASTER_ADDR` may name it otherwise"
-                        ),
-                    )
-                })?;
-                Ok((found.collect(), token.clone()))
+            Rendezvous::Address(address) => Ok((resolve(address)?, token.clone())),
+            Rendezvous::AnyOf(addresses) => {
+                let mut found = Vec::new();
+                for address in addresses {
+                    found.append(&mut resolve(address)?);
+                }
+                Ok((found, token_at(addresses, token)))
             }
             Rendezvous::File(path) => Ok(match RendezvousFile::read(path)? {
                 Some((address, token)) => (vec![address], token),
@@ -144,15 +146,47 @@ impl Rendezvous {
         }
     }
 
-    /// Whether what is found may be of an earlier group, whose rank 0 was killed.
+    /// Whether what is found may be of an earlier group, whose rank 0 was killed, or of another program.
     pub(super) fn may_be_stale(&self) -> bool {
         !matches!(self, Rendezvous::Address(_))
     }
 }
 
+const BIND: &str = "bind for the group's store";
+
+/// A socket there: at that address if the host is a number, at all of this host if it is a name.
+fn bind(address: &str) -> Result<TcpListener> {
+    let bound = match address.parse::<SocketAddr>() {
+        Ok(address) => TcpListener::bind(address),
+        Err(_) => bind_all(address),
+    };
+    bound.map_err(|error| system(BIND, &error))
+}
+
+fn resolve(address: &str) -> Result<Vec<SocketAddr>> {
+    let found = address.to_socket_addrs().map_err(|error| {
+        Error::state(
+            StateKind::Environment,
+            "search for rank 0",
+            format!("`{address}`: {error}; `DOORBELL_MASTER_ADDR` may name it otherwise"),
+        )
+    })?;
+    Ok(found.collect())
+}
+
+/// The token of a group at one of these addresses: with the first port, because jobs next to each other may have the same secret, or none, and some of the ports in
+/// common. Without the host, which ranks may know by different names.
+fn token_at(addresses: &[String], token: &Token) -> Token {
+    let first = addresses.first().and_then(|first| first.rsplit_once(':'));
+    let mut secret = token.secret().to_vec();
+    secret.push(b':');
+    secret.extend_from_slice(first.map_or("", |(_, port)| port).as_bytes());
+    Token::new(secret)
+}
+
 /// A socket at every address of this host, and these addresses, with commas between them.
 fn listen_everywhere() -> Result<(TcpListener, String)> {
-    let listener = bind_all(":0").map_err(|error| system("bind for the group's store", &error))?;
+    let listener = bind_all(":0").map_err(|error| system(BIND, &error))?;
     let bound = listener.local_addr();
     let bound = bound.map_err(|error| system("getsockname", &error))?;
     let addresses: Vec<String> = own_addresses()
@@ -343,6 +377,27 @@ mod tests {
             Err(Error::State { .. })
         ));
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn rank_0_takes_the_first_free_port_and_the_others_look_at_all() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addresses = [&taken, &free].map(|listener| listener.local_addr().unwrap());
+        drop(free);
+        let rendezvous = Rendezvous::AnyOf(addresses.map(|address| address.to_string()).to_vec());
+        let token = Token::new("job");
+        let (listener, of_rank_0, _) = rendezvous.listen(&token).unwrap();
+        assert_eq!(listener.local_addr().unwrap(), addresses[1]);
+        let (found, of_others) = rendezvous.find(&token).unwrap();
+        assert_eq!(found, addresses);
+        assert_eq!(of_rank_0, of_others);
+        // Another job with the same secret, which begins at the next port.
+        let next = Rendezvous::AnyOf(vec![addresses[1].to_string()]);
+        assert_ne!(next.find(&token).unwrap().1, of_others);
+        let refused = next.listen(&token).unwrap_err();
+        let in_use = libc::EADDRINUSE;
+        assert!(matches!(refused, Error::System { errno, .. } if errno == in_use));
     }
 
     #[test]
