@@ -111,6 +111,7 @@ const PRELOAD: Package = Package {
         ("attributes", &["paths", "state"]),
         ("opens", &["calls", "paths", "state"]),
         ("verbs", &["calls", "state"]),
+        ("progress", &["verbs"]),
     ],
 };
 

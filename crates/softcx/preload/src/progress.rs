@@ -90,10 +90,10 @@ const RESERVED: usize = 1;
 struct Behind {
     name: &'static CStr,
     ours: *const (),
-    places: [Place; PLACES],
+    places: [CallPlace; PLACES],
 }
 
-struct Place {
+struct CallPlace {
     /// 0: free.
     caller: AtomicUsize,
     function: AtomicPtr<c_void>,
@@ -108,7 +108,7 @@ impl Behind {
             name,
             ours,
             places: [const {
-                Place {
+                CallPlace {
                     caller: AtomicUsize::new(0),
                     function: AtomicPtr::new(std::ptr::null_mut()),
                 }
@@ -127,7 +127,7 @@ impl Behind {
         }
         let function = self.look_up(caller)?;
         // Two threads may remember the same place twice.
-        let reserve = |place: &&Place| {
+        let reserve = |place: &&CallPlace| {
             let (order, free) = (Ordering::Relaxed, 0);
             (place.caller.compare_exchange(free, RESERVED, order, order)).is_ok()
         };
