@@ -746,7 +746,7 @@ fn a_peer_that_is_killed_ends_the_other_process() {
                 bench(test)
             );
             let measuring = Running::start(&line);
-            // The process that listens waits for its peer without a limit, so the end of one that has not come yet is none.
+            // `--listen` waits for a peer without a limit, so it does not notice the end of a process that has not connected yet.
             until_connected(&address);
             // In the middle of the row.
             std::thread::sleep(Duration::from_millis(400));
