@@ -346,7 +346,10 @@ fn check_folder(path: &Path) -> Result<()> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use std::time::Duration;
+
     use super::*;
+    use crate::group::{LaunchEnvironment, Store};
 
     #[test]
     fn a_note_tells_where_the_store_is_and_goes_with_it() {
@@ -398,6 +401,26 @@ mod tests {
         let refused = next.listen(&token).unwrap_err();
         let in_use = libc::EADDRINUSE;
         assert!(matches!(refused, Error::System { errno, .. } if errno == in_use));
+    }
+
+    #[test]
+    fn ranks_meet_beside_a_program_that_never_answers() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let master = silent.local_addr().unwrap().port() - 1;
+        let join = move |rank: &'static str| {
+            let environment = LaunchEnvironment::from_vars(&|name| match name {
+                "RANK" => Some(rank.into()),
+                "WORLD_SIZE" => Some("2".into()),
+                "MASTER_ADDR" => Some("127.0.0.1".into()),
+                "MASTER_PORT" => Some(master.to_string()),
+                _ => None,
+            });
+            Store::join(&environment.unwrap(), Duration::from_secs(60)).unwrap()
+        };
+        // Rank 0 has the store, which must not end before the other rank has come.
+        let first = std::thread::spawn(move || join("0"));
+        assert_eq!(join("1").rank(), 1);
+        assert_eq!(first.join().unwrap().rank(), 0);
     }
 
     #[test]
