@@ -67,8 +67,9 @@ impl Endpoint {
             let queued = replay.queue(stream, &operation, &cell, None);
             if let Err(error) = queued {
                 if ticket.is_some() {
-                    // Requests of this work are queued already. They must not transmit a part of it.
+                    // Requests of this work are queued already. They must not transmit a part of it, also if the graph is launched at once.
                     self.fail(Cause::Discarded);
+                    self.await_stop();
                 }
                 return Err(error);
             }
