@@ -26,8 +26,9 @@ use crate::stream::is_library_thread;
 /// a thread that gives back, one sees the other.
 static BUSY: AtomicUsize = AtomicUsize::new(0);
 static STREAMS: Mutex<Vec<Weak<dyn StreamWork>>> = Mutex::new(Vec::new());
-/// How long a thread that gives something back waits until streams that have no work are found to have none: a few turns of the thread that watches them.
-const PATIENCE: Duration = Duration::from_millis(5);
+/// How long a thread that gives something back waits until streams that have no work are found to have none: the next turn of the thread that watches
+/// them, which may wait for a processor.
+const PATIENCE: Duration = Duration::from_millis(100);
 /// How long a call that has waited for a stream waits for the threads that drop what the stream's work has kept. An application's destructor may take longer.
 const SETTLED: Duration = Duration::from_millis(100);
 static GIVING: AtomicBool = AtomicBool::new(false);
