@@ -9,7 +9,7 @@ use super::kernel_words::{KernelWords, LONG_WORDS, TRIGGER_WORDS};
 use super::memops::{CALL_MAX, MemOp, flush_remote_writes};
 use super::memory::DeviceBuffer;
 use super::memory_work::MemoryCall;
-use super::pending::PendingEntry;
+use super::pending::{PendingEntry, PendingWork};
 use crate::stream::{Owner, Progress};
 use crate::{Error, Result};
 
@@ -38,6 +38,8 @@ pub(super) struct CallQueue {
     /// The calls are for nodes of a graph: memory operations, whatever the stream prefers, but for what only a kernel can do.
     pub(super) of_graph: bool,
     pub(super) entering: Vec<PendingEntry>,
+    /// Kernels that the driver has without a count behind them. The next count says that they are done.
+    pub(super) uncounted: Vec<PendingWork>,
     /// The owners whose waits are among them.
     pub(super) waited: Vec<Arc<dyn Owner>>,
     /// The stream whose failure these entries have asked to hear of.
@@ -199,6 +201,15 @@ impl CallQueue {
         if !self.for_kernels {
             self.clear();
         }
+    }
+
+    /// Takes the kernels that the driver has from entries which it has refused, and returns the others.
+    pub(super) fn keep_uncounted(&mut self, refused: Vec<PendingEntry>) -> Vec<PendingEntry> {
+        let has_driver = |entry: &PendingEntry| matches!(&entry.what, PendingWork::Kernel(kernel) if kernel.is_uncounted);
+        let (kernels, others) = refused.into_iter().partition::<Vec<_>, _>(has_driver);
+        self.uncounted
+            .extend(kernels.into_iter().map(|entry| entry.what));
+        others
     }
 
     /// Undoes a step that was not queued. Returns the last gate before it; the caller removes those after that.

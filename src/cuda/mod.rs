@@ -51,6 +51,7 @@ mod owner_readers;
 mod pending;
 mod pending_queue;
 mod probe;
+mod queued_kernel;
 mod replay;
 mod settle;
 mod state;

@@ -8,6 +8,7 @@ use std::thread::ThreadId;
 
 use super::decoded::Decoded;
 use super::instantiated_graph::InstantiatedGraph;
+use super::queued_kernel::QueuedKernel;
 use super::stream_progress::Count;
 use super::stream_words::{STATUS_WORK, Stop, StreamWords};
 use crate::Error;
@@ -15,7 +16,7 @@ use crate::bytecode::{At, ProgramOp, Role};
 use crate::proxy::drop_elsewhere;
 use crate::stream::{
     DeferredDrop, EndingDevice, Event, FailureListener, Fault, Outcome, Owner, Progress, Record,
-    StreamFailure, StreamPosition, Substitute, await_told, told_devices,
+    ReplayEnd, StreamFailure, StreamPosition, Substitute, await_told, told_devices,
 };
 
 /// Drops these in a thread that no other thread waits for: an object of the application's may have a slow destructor, and the caller may be a thread that ends
@@ -96,6 +97,8 @@ pub(super) enum PendingWork {
     Record(Record),
     /// A count that a thread waits for, or that keeps the stream alive.
     Count,
+    /// A kernel that executes an operation, and what it uses.
+    Kernel(Box<QueuedKernel>),
     /// A wait for another stream. The mark keeps that stream's words.
     Event {
         mark: StreamPosition,
@@ -444,6 +447,7 @@ impl PendingEntry {
             PendingWork::Event { .. }
             | PendingWork::Record(_)
             | PendingWork::Count
+            | PendingWork::Kernel(_)
             | PendingWork::Launched { .. } => return None,
         };
         let release_by = release_by.as_mut()?;
@@ -548,7 +552,10 @@ impl PendingEntry {
                     event.wake();
                 }
             }
-            PendingWork::Event { .. } | PendingWork::Count | PendingWork::Launched { .. } => {}
+            PendingWork::Event { .. }
+            | PendingWork::Count
+            | PendingWork::Kernel(_)
+            | PendingWork::Launched { .. } => {}
         }
     }
 
@@ -581,7 +588,11 @@ impl PendingEntry {
                 owner.finished(*cookie, outcome);
             }
             PendingWork::Record(record) => record.fire(Some(reason.clone())),
-            PendingWork::Event { .. } | PendingWork::Count | PendingWork::Launched { .. } => {}
+            PendingWork::Kernel(kernel) if was_at_it => kernel.cell.end(ReplayEnd::Lost),
+            PendingWork::Event { .. }
+            | PendingWork::Count
+            | PendingWork::Kernel(_)
+            | PendingWork::Launched { .. } => {}
         }
     }
 
@@ -632,6 +643,7 @@ impl PendingEntry {
             PendingWork::Record(_)
             | PendingWork::Event { .. }
             | PendingWork::Count
+            | PendingWork::Kernel(_)
             | PendingWork::Launched { .. } => None,
         }
     }

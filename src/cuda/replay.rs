@@ -16,14 +16,15 @@ use super::gpu_mapping::registers_error;
 use super::host_registration::HostRegistration;
 use super::kernel_address::kernel_address;
 use super::memory::DeviceBuffer;
+use super::pending::PendingWork;
+use super::queued_kernel::{KeptByGraph, QueuedKernel};
 use super::state::replay_failure;
 use super::stream::CudaStream;
-use super::stream_progress::Count;
 use crate::bytecode::{Program, Role, TargetId, Targets};
 use crate::proxy::drop_elsewhere;
 use crate::stream::{
-    Attachments, Executor, KernelMemory, Outcome, Owner, ReplayCell, ReplayCells, ReplayKeeper,
-    ReplayMemory, ReplayPart, ReplayStream, ReplayWords, StreamFailure,
+    Attachments, Executor, KernelMemory, Outcome, Owner, ReplayCell, ReplayCells, ReplayEnd,
+    ReplayKeeper, ReplayMemory, ReplayPart, ReplayStream, ReplayWords, StreamFailure,
 };
 use crate::{Error, Result, StateKind};
 
@@ -45,24 +46,6 @@ impl ReplayMemory for GpuReplayMemory {
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.memory.copy_from_host(offset, bytes)
-    }
-}
-
-/// What a graph keeps: also the word of the stream that has captured it, and the context with the kernels.
-pub(super) struct KeptByGraph {
-    _keeper: Option<ReplayKeeper>,
-    _words: Arc<Count>,
-    _context: CudaContext,
-}
-
-impl KeptByGraph {
-    /// What every kernel of this stream needs.
-    pub(super) fn of(stream: &CudaStream) -> KeptByGraph {
-        KeptByGraph {
-            _keeper: None,
-            _words: Arc::clone(&stream.state().count),
-            _context: stream.context().clone(),
-        }
     }
 }
 
@@ -123,6 +106,7 @@ impl ReplayStream for CudaStream {
         words: &ReplayWords,
         cell: &Arc<ReplayCell>,
         keeper: ReplayKeeper,
+        endpoint: Option<Arc<dyn Owner>>,
     ) -> Result<()> {
         let state = self.state();
         state.check()?;
@@ -131,22 +115,25 @@ impl ReplayStream for CudaStream {
         let entered = state.context.enter_relaxed()?;
         // SAFETY: the parameter of the kernel; what it names stays as long as what is kept here, which is longer than any launch.
         let launch = || unsafe { module.replay(words).queue(self.raw_inside()) };
-        let kept = KeptByGraph {
-            _keeper: Some(keeper),
-            ..KeptByGraph::of(self)
-        };
+        let kept = KeptByGraph::new(Some(keeper), &state.count, &state.context);
         if let Some((_, graph)) = find_capture(self)? {
             retain(graph, kept)?;
             return launch();
         }
         drop(entered);
-        let (gate, program) = ReplayGate::new(cell, kept)?;
-        self.launch_kernel(|_, _| launch())?;
-        let guarded = self.submit_program(&program, Arc::clone(&gate) as Arc<dyn Owner>, 0);
+        let (gate, program) = ReplayGate::new(cell, endpoint)?;
+        let kernel = QueuedKernel {
+            kept,
+            cell: Arc::clone(cell),
+            is_uncounted: false,
+        };
+        cell.begin();
+        self.launch_counted(PendingWork::Kernel(Box::new(kernel)), |_, _| launch())?;
+        let guarded = self.submit_program(&program, gate, 0);
         if let Err(error) = guarded {
             // The kernel is queued, so the operation is, and may be executed after any time. No operation may come behind it, because nothing would give that
             // up if the kernel fails.
-            std::mem::forget(gate);
+            cell.end(ReplayEnd::Passed);
             state.fault.fail(error.to_string());
         }
         Ok(())
@@ -154,19 +141,23 @@ impl ReplayStream for CudaStream {
 }
 
 /// A wait behind a kernel that is no node of a graph, until the kernel has executed its operation. It is there for the operations behind it: if the kernel has
-/// not, they are given up before the stream comes to them, as behind any wait that fails. It keeps what the kernel uses.
+/// not, they are given up before the stream comes to them, as behind any wait that fails. What gives the gate up gives the operation up, and with it its endpoint.
 struct ReplayGate {
     /// Before the memory.
     attachments: Attachments,
     targets: Targets,
     passed: TargetId,
     is_given_up: AtomicBool,
-    _kept: KeptByGraph,
+    endpoint: Option<Arc<dyn Owner>>,
+    generation: u32,
     cell: Arc<ReplayCell>,
 }
 
 impl ReplayGate {
-    fn new(cell: &Arc<ReplayCell>, kept: KeptByGraph) -> Result<(Arc<ReplayGate>, Program)> {
+    fn new(
+        cell: &Arc<ReplayCell>,
+        endpoint: Option<Arc<dyn Owner>>,
+    ) -> Result<(Arc<ReplayGate>, Program)> {
         let mut targets = Targets::new();
         let word = targets.register("an operation of a kernel", Role::Memory, 4);
         let passed = word.id();
@@ -178,7 +169,8 @@ impl ReplayGate {
             targets,
             passed,
             is_given_up: AtomicBool::new(false),
-            _kept: kept,
+            generation: endpoint.as_ref().map_or(0, |owner| owner.generation()),
+            endpoint,
             cell: Arc::clone(cell),
         };
         Ok((Arc::new(gate), program))
@@ -206,7 +198,25 @@ unsafe impl Owner for ReplayGate {
         })
     }
 
-    fn give_up(&self, _generation: u32) {
+    fn finished(&self, _cookie: u64, outcome: Outcome) {
+        self.cell.end(match outcome {
+            Outcome::Done | Outcome::Released => ReplayEnd::Passed,
+            Outcome::Discarded => ReplayEnd::Discarded,
+            Outcome::Lost => ReplayEnd::Lost,
+        });
+        if matches!(outcome, Outcome::Discarded | Outcome::Lost) {
+            self.give_up(self.generation);
+        }
+    }
+
+    fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    fn give_up(&self, generation: u32) {
+        if let Some(endpoint) = &self.endpoint {
+            endpoint.give_up(generation);
+        }
         self.is_given_up.store(true, Ordering::Release);
     }
 

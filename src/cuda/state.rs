@@ -325,6 +325,8 @@ impl Drop for StreamState {
         for _ in 0..*self.busy.get_mut() {
             deferred_free::stream_is_idle(&self.count);
         }
+        // The driver may execute these kernels at any time.
+        std::mem::forget(std::mem::take(&mut self.queue.lock().uncounted));
         if !self.owned {
             return;
         }

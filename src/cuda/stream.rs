@@ -17,7 +17,8 @@ use super::host_call;
 use super::instantiated_graph::InstantiatedGraph;
 use super::module::KernelModule;
 use super::pending::PendingWork;
-use super::replay::{KeptByGraph, find_capture, retain};
+use super::queued_kernel::KeptByGraph;
+use super::replay::{find_capture, retain};
 use super::state::StreamState;
 use super::trigger::Trigger;
 use super::watch::release_elsewhere;
@@ -274,13 +275,26 @@ impl CudaStream {
         &self,
         launch: impl FnOnce(&KernelModule, CUstream) -> Result<()>,
     ) -> Result<()> {
+        self.launch_counted(PendingWork::Count, launch)
+    }
+
+    /// The same, with what is pending until the kernel is done. An error says that the driver does not have the kernel.
+    pub(super) fn launch_counted(
+        &self,
+        what: PendingWork,
+        launch: impl FnOnce(&KernelModule, CUstream) -> Result<()>,
+    ) -> Result<()> {
         let state = self.state();
         state.check()?;
         let module = state.context.module()?;
         let entered = state.context.enter()?;
         if let Some((_, graph)) = find_capture(self)? {
             // A count in the graph would repeat, so the graph keeps the kernel's module.
-            retain(graph, KeptByGraph::of(self))?;
+            let kept = match what {
+                PendingWork::Kernel(kernel) => kernel.kept,
+                _ => KeptByGraph::new(None, &state.count, &state.context),
+            };
+            retain(graph, kept)?;
             return launch(module, state.raw);
         }
         drop(entered);
@@ -288,7 +302,7 @@ impl CudaStream {
             |state, queue| {
                 // The count keeps the stream, its context and with that the kernel's module until the kernel is done.
                 let after = queue.issued;
-                state.count_for(queue, after, PendingWork::Count);
+                state.count_for(queue, after, what);
                 Ok(())
             },
             |state, queue| {
@@ -300,7 +314,10 @@ impl CudaStream {
                     .enter()
                     .and_then(|_entered| launch(module, state.raw));
                 launched.inspect_err(|_| state.pending.take_back(before, &mut queue.entering))?;
-                state.issue(queue, before)
+                if let Err(error) = state.issue(queue, before) {
+                    state.lose_count(queue, before, &error);
+                }
+                Ok(())
             },
         )
     }

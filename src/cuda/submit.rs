@@ -208,6 +208,14 @@ impl StreamState {
     /// A failure that was found meanwhile. Nothing is entered then.
     pub(super) fn enter(&self, queue: &mut CallQueue) -> Result<u64> {
         let before = self.count.given.load(Ordering::Relaxed);
+        let done = queue.issued;
+        let uncounted = queue.uncounted.drain(..).map(|what| PendingEntry {
+            after: before,
+            done,
+            calls: 0,
+            what,
+        });
+        queue.entering.extend(uncounted);
         self.announce(queue);
         self.check()
             .and_then(|()| may_wait(&queue.waited))
@@ -240,8 +248,9 @@ impl StreamState {
             }
         }
         // Dropped without the lock: an owner may be dropped with an entry that was refused.
-        let refused = std::mem::take(&mut queue.entering);
+        let mut refused = std::mem::take(&mut queue.entering);
         if result.is_err() {
+            refused = queue.keep_uncounted(refused);
             let gate = queue.restore(&before);
             if let Some(followed) = queue.followed.take() {
                 let stream: Weak<StreamState> = self.weak.clone();
@@ -310,6 +319,22 @@ impl StreamState {
         Ok(())
     }
 
+    /// The driver has a kernel, and has refused the count behind it, whose entry was taken back. The kernel may be executed at any time, so its operation is
+    /// queued; the refusal is a failure of the stream.
+    pub(super) fn lose_count(&self, queue: &mut CallQueue, before: u64, error: &Error) {
+        queue.issued = before;
+        let mut entries = std::mem::take(&mut queue.entering);
+        for entry in &mut entries {
+            if let PendingWork::Kernel(kernel) = &mut entry.what {
+                kernel.is_uncounted = true;
+            }
+        }
+        // A count alone keeps nothing.
+        queue.keep_uncounted(entries);
+        self.count.words.note(STATUS_STREAM);
+        self.fault.fail(error.to_string());
+    }
+
     /// Makes one call of the driver.
     fn give(
         &self,
@@ -348,6 +373,7 @@ impl StreamState {
         queue.issued = given;
         let mut lost = Vec::new();
         self.pending.take_back(given, &mut lost);
+        lost = queue.keep_uncounted(lost);
         self.count.words.note(STATUS_STREAM);
         self.fault.fail(error.to_string());
         self.note(error);

@@ -86,7 +86,9 @@ pub(crate) use reached::eventfd_waker;
 #[cfg(feature = "cuda")]
 pub(crate) use replay::ReplayCell;
 #[cfg(feature = "cuda")]
-pub use replay::{ReplayCells, ReplayKeeper, ReplayMemory, ReplayPart, ReplayStream, ReplayWords};
+pub use replay::{
+    ReplayCells, ReplayEnd, ReplayKeeper, ReplayMemory, ReplayPart, ReplayStream, ReplayWords,
+};
 pub(crate) use stopping::{EndingDevice, await_or_defer, stopping};
 #[cfg(feature = "cuda")]
 pub(crate) use stopping::{after_stopping, await_told, told_devices, visit};

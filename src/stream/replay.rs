@@ -4,12 +4,12 @@
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use doorbell_wire::memory::PageSlice;
 
-use super::KernelMemory;
+use super::{KernelMemory, Owner};
 use crate::Result;
 
 /// `struct dbl_replay` of `include/doorbell/detail/replay.h`: an operation of a graph, the parameter of the kernel that executes it.
@@ -74,7 +74,7 @@ pub trait ReplayStream: fmt::Debug {
     fn cells(&self) -> &ReplayCells;
 
     /// Adds a node to the graph, which keeps `keeper`; on a stream that is not captured, queues the kernel, whose words have that cell. What is queued behind
-    /// the kernel is given up if the kernel does not execute its operation.
+    /// the kernel is given up if the kernel does not execute its operation. If the operation itself is given up, so is its endpoint.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda); those of the stream.
@@ -83,6 +83,7 @@ pub trait ReplayStream: fmt::Debug {
         words: &ReplayWords,
         cell: &Arc<ReplayCell>,
         keeper: ReplayKeeper,
+        endpoint: Option<Arc<dyn Owner>>,
     ) -> Result<()>;
 }
 
@@ -125,6 +126,23 @@ pub struct ReplayCells {
 pub struct ReplayCell {
     chunk: Arc<ReplayCellChunk>,
     at: u32,
+    end: AtomicU8,
+}
+
+/// What the stream says of an operation that is no node of a graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ReplayEnd {
+    /// Nothing: the operation is a node of a graph.
+    Untold,
+    /// The stream has not come behind the operation.
+    Pending,
+    /// It has.
+    Passed,
+    /// It has ended before the operation.
+    Discarded,
+    /// It has ended when it may have been at the operation.
+    Lost,
 }
 
 impl ReplayCells {
@@ -137,7 +155,7 @@ impl ReplayCells {
         chunks.retain(|chunk| chunk.strong_count() > 0);
         let free = chunks.iter().filter_map(Weak::upgrade).find_map(|chunk| {
             let at = chunk.free().pop()?;
-            Some(ReplayCell { chunk, at })
+            Some(ReplayCell::new(chunk, at))
         });
         if let Some(cell) = free {
             cell.clear()?;
@@ -156,7 +174,7 @@ impl ReplayCells {
             free: Mutex::new((1..CHUNK).rev().collect()),
         });
         chunks.push(Arc::downgrade(&chunk));
-        Ok(ReplayCell { chunk, at: 0 })
+        Ok(ReplayCell::new(chunk, 0))
     }
 }
 
@@ -167,6 +185,40 @@ impl ReplayCellChunk {
 }
 
 impl ReplayCell {
+    fn new(chunk: Arc<ReplayCellChunk>, at: u32) -> ReplayCell {
+        ReplayCell {
+            chunk,
+            at,
+            end: AtomicU8::new(ReplayEnd::Untold as u8),
+        }
+    }
+
+    /// A stream has the operation, and will call [`ReplayCell::end`].
+    pub(crate) fn begin(&self) {
+        self.end.store(ReplayEnd::Pending as u8, Ordering::Release);
+    }
+
+    /// The stream has passed the operation, or never will. Only the first call says how.
+    pub(crate) fn end(&self, end: ReplayEnd) {
+        let pending = ReplayEnd::Pending as u8;
+        let _ =
+            (self.end).compare_exchange(pending, end as u8, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// What the stream has said.
+    pub(crate) fn ended(&self) -> ReplayEnd {
+        let ends = [
+            ReplayEnd::Untold,
+            ReplayEnd::Pending,
+            ReplayEnd::Passed,
+            ReplayEnd::Discarded,
+        ];
+        let at = self.end.load(Ordering::Acquire);
+        ends.get(usize::from(at))
+            .copied()
+            .unwrap_or(ReplayEnd::Lost)
+    }
+
     fn report(&self) -> &ReplayReport {
         &self.chunk.reports[self.at as usize]
     }

@@ -13,6 +13,7 @@ mod standin;
 mod waived;
 
 mod faults;
+mod given_up;
 mod launches;
 mod lifetimes;
 mod operations;

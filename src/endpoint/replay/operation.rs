@@ -1,10 +1,10 @@
 //! One operation of a graph, as the words of its kernel; and its ticket.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::super::outcome::Status;
 use super::super::shared::EndpointShared;
-use crate::stream::{ReplayCell, ReplayKeeper, ReplayStream, ReplayWords};
+use crate::stream::{Owner, ReplayCell, ReplayEnd, ReplayKeeper, ReplayStream, ReplayWords};
 use crate::{Cause, Error, Result, StateKind, WorkError};
 
 /// For errors.
@@ -87,14 +87,32 @@ impl ReplayOperation {
 /// The handle of an operation in a graph.
 #[derive(Clone)]
 pub(in crate::endpoint) struct ReplayTicket {
-    pub(super) shared: Option<Arc<EndpointShared>>,
-    pub(super) cell: Arc<ReplayCell>,
-    pub(super) waits_for_recv: bool,
+    shared: Option<Arc<EndpointShared>>,
+    epoch: u32,
+    cell: Arc<ReplayCell>,
+    waits_for_recv: bool,
     /// It is executed once, and over with that.
     pub(in crate::endpoint) ends: bool,
+    /// The first final status.
+    verdict: Arc<OnceLock<Status>>,
 }
 
 impl ReplayTicket {
+    pub(super) fn new(
+        shared: Option<Arc<EndpointShared>>,
+        cell: Arc<ReplayCell>,
+        (waits_for_recv, ends): (bool, bool),
+    ) -> ReplayTicket {
+        ReplayTicket {
+            epoch: shared.as_ref().map_or(0, |shared| shared.generation()),
+            shared,
+            cell,
+            waits_for_recv,
+            ends,
+            verdict: Arc::default(),
+        }
+    }
+
     pub(in crate::endpoint) fn progress(&self) -> bool {
         let shared = self.shared.as_ref();
         shared.is_some_and(|shared| shared.qp.progress())
@@ -117,20 +135,48 @@ impl ReplayTicket {
 
     /// Whether it has been executed, and the failure.
     pub(in crate::endpoint) fn status(&self) -> Status {
-        let failure = self.shared.as_ref().and_then(|shared| {
+        if let Some(verdict) = self.verdict.get() {
+            return *verdict;
+        }
+        match self.look() {
+            passing @ (Status::Prepared | Status::Queued | Status::Rung) => passing,
+            last => *self.verdict.get_or_init(|| last),
+        }
+    }
+
+    fn look(&self) -> Status {
+        let shared = self.shared.as_ref();
+        let failure = shared.and_then(|shared| {
             shared.look_for_failure();
             shared.failure()
         });
+        // Behind the failure, which is of this generation if that is not over.
+        let is_current = shared.is_none_or(|shared| shared.is_in(self.epoch));
+        let because = |cause| {
+            let qpn = shared.map_or(0, |shared| shared.qp.qpn());
+            WorkError::new(qpn, None, cause)
+        };
+        // Before the launches: the kernel has told all when the stream has passed it.
+        let end = self.cell.ended();
         let code = self.cell.code();
         if self.ends && self.launches() > 0 {
             return Status::Complete;
+        }
+        match end {
+            ReplayEnd::Discarded => return Status::Discarded,
+            ReplayEnd::Lost => return Status::Unknown(because(Cause::Discarded)),
+            // The kernel may still find the completion, or the word.
+            ReplayEnd::Pending if self.ends => return Status::Prepared,
+            ReplayEnd::Untold | ReplayEnd::Pending | ReplayEnd::Passed => {}
+        }
+        if !is_current {
+            return Status::Failed(because(Cause::Aborted));
         }
         if let Some(failure) = failure {
             return Status::Failed(failure);
         }
         if code != 0 {
-            let qpn = self.shared.as_ref().map_or(0, |shared| shared.qp.qpn());
-            return Status::Failed(WorkError::new(qpn, None, Cause::Discarded));
+            return Status::Failed(because(Cause::Discarded));
         }
         match self.launches() {
             0 => Status::Prepared,
@@ -150,7 +196,9 @@ pub(super) fn add(
     target: ReplayTarget<'_>,
     cell: &Arc<ReplayCell>,
     kept: ReplayKeeper,
+    endpoint: Option<&Arc<EndpointShared>>,
 ) -> Result<()> {
     let words: ReplayWords = operation.words(target, stream.fault_word(), cell);
-    stream.queue(&words, cell, kept)
+    let endpoint = endpoint.map(|shared| Arc::clone(shared) as Arc<dyn Owner>);
+    stream.queue(&words, cell, kept, endpoint)
 }

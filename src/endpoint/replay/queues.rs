@@ -170,7 +170,8 @@ impl ReplayQueues {
         };
         let kept: ReplayKeeper =
             Arc::new((Arc::clone(&self.parts), Arc::clone(cell), awaited.clone()));
-        add(stream, operation, target, cell, kept)
+        let endpoint = Some(self.parts.send.shared());
+        add(stream, operation, target, cell, kept, endpoint)
     }
 
     /// A signaled send was added.
@@ -204,17 +205,8 @@ impl ReplayQueues {
         at.and_then(|at| self.unwaited.remove(at));
     }
 
-    pub(super) fn ticket(
-        &self,
-        cell: Arc<ReplayCell>,
-        (waits_for_recv, ends): (bool, bool),
-    ) -> ReplayTicket {
-        ReplayTicket {
-            shared: Some(Arc::clone(self.parts.send.shared())),
-            cell,
-            waits_for_recv,
-            ends,
-        }
+    pub(super) fn ticket(&self, cell: Arc<ReplayCell>, kind: (bool, bool)) -> ReplayTicket {
+        ReplayTicket::new(Some(Arc::clone(self.parts.send.shared())), cell, kind)
     }
 
     /// Gives the queues back, unless a graph has them still.

@@ -59,13 +59,15 @@ fn queue(
     let ends = stream.capture()?.is_none();
     let cell = Arc::new(stream.cells().take(stream)?);
     let kept: ReplayKeeper = Arc::new((region.clone(), Arc::clone(&cell)));
-    add(stream, operation, ReplayTarget::default(), &cell, kept)?;
-    Ok(ReplayTicket {
-        shared: None,
-        cell,
-        waits_for_recv: false,
-        ends,
-    })
+    add(
+        stream,
+        operation,
+        ReplayTarget::default(),
+        &cell,
+        kept,
+        None,
+    )?;
+    Ok(ReplayTicket::new(None, cell, (false, ends)))
 }
 
 /// The device's address of a word.
