@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::Result;
 use crate::endpoint::config::SEGMENTS_MAX;
 use crate::endpoint::work::Data;
 use crate::endpoint::{Endpoint, Prepared, QueueKind, Work};
 use crate::mlx5::{FenceMode, Opcode};
 use crate::region::{Region, RemoteSlice, Slice};
+use crate::{Error, Result, StateKind};
 
 /// An operation of one endpoint, with all that preparing it takes. It keeps the regions that it names.
 pub(crate) enum OperationTemplate {
@@ -31,6 +31,7 @@ pub(crate) struct Request {
     solicited: bool,
     fence: FenceMode,
     imm: u32,
+    imm_unused: bool,
     remote: RemoteSlice,
     operand: u64,
     compare: u64,
@@ -51,8 +52,19 @@ struct Part {
 }
 
 impl OperationTemplate {
-    pub(crate) fn send(work: &Work<'_>) -> OperationTemplate {
-        OperationTemplate::Send(Box::new(Request {
+    /// A request to the peer of the endpoint.
+    ///
+    /// # Errors
+    /// [`Error::State`] for a request with a receiver of its own.
+    pub(crate) fn send(work: &Work<'_>) -> Result<OperationTemplate> {
+        if work.receiver.is_some() {
+            return Err(Error::state(
+                StateKind::WrongKind,
+                "add a send to a graph",
+                "the work request names its receiver; graphs are for endpoints that are connected",
+            ));
+        }
+        Ok(OperationTemplate::Send(Box::new(Request {
             payload: match work.data {
                 Data::Slices(slices) => OwnedPayload::Slices(OwnedSlices::of(slices)),
                 Data::Inline(bytes) => OwnedPayload::Inline(bytes.to_vec()),
@@ -63,10 +75,11 @@ impl OperationTemplate {
             solicited: work.solicited,
             fence: work.fence,
             imm: work.imm,
+            imm_unused: work.imm_unused,
             remote: work.remote,
             operand: work.operand,
             compare: work.compare,
-        }))
+        })))
     }
 
     pub(crate) fn recv(wr_id: u64, slices: &[Slice<'_>]) -> OperationTemplate {
@@ -110,8 +123,7 @@ impl Request {
             solicited: self.solicited,
             fence: self.fence,
             imm: self.imm,
-            // The recipe was made of a request that was checked.
-            imm_unused: false,
+            imm_unused: self.imm_unused,
             remote: self.remote,
             operand: self.operand,
             compare: self.compare,

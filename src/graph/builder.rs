@@ -110,7 +110,7 @@ impl GraphBuilder {
     /// Those of [`Endpoint::prepare_send`]; [`Error::State`] for an endpoint whose doorbells the calling thread rings
     /// ([`Control::Sync`]), and for what the device's streams lack; [`Error::Cuda`]. Nothing was recorded then.
     pub fn send(&mut self, endpoint: &mut Endpoint, work: &Work<'_>) -> Result<()> {
-        self.post(endpoint, OperationTemplate::send(work))
+        self.post(endpoint, OperationTemplate::send(work)?)
     }
 
     /// Adds a receive.

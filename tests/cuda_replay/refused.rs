@@ -5,8 +5,8 @@ use std::time::Duration;
 use cudarc::driver::sys::CUstreamCaptureMode as Mode;
 use doorbell::softcx::Faults;
 use doorbell::{
-    Cause, Condition64, Error, Executor, QueueKind, StateKind, Status, Ticket, Work,
-    stream_wait_value64,
+    Cause, Condition64, Endpoint, EndpointConfig, Error, Executor, GraphBuilder, QueueKind,
+    StateKind, Status, Ticket, Transport, Work, stream_wait_value64,
 };
 
 use crate::rig::gpu::alone;
@@ -73,6 +73,51 @@ fn what_cannot_be_replayed_is_refused_at_capture() {
     bench.a.wait();
     received.wait(SOON).unwrap();
     assert!(to.is_filled_with(0, 8, 9).unwrap());
+}
+
+/// Kernels and graphs of a builder send to the peer of the endpoint, so that a request with a receiver of its own would go to another one.
+#[test]
+fn what_a_post_refuses_is_refused_by_kernels_and_graphs() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("what_a_post_refuses", &config()) else {
+        return;
+    };
+    let mut datagrams = Endpoint::new(
+        &bench.pair.domain,
+        &EndpointConfig::default().transport(Transport::Ud),
+    )
+    .unwrap();
+    datagrams.activate().unwrap();
+    let handle = datagrams.address_handle(&datagrams.address()).unwrap();
+    drop(exchange(&mut bench, Mode::CU_STREAM_CAPTURE_MODE_GLOBAL));
+    let mut plain = Pair::new(bench.pair.domain.device(), &config());
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    let region = plain.region(64);
+    let slices = [from.slice(0, 8).unwrap()];
+    let others = [region.slice(0, 8).unwrap()];
+    let kind = |result: doorbell::Result<()>| match result {
+        Err(Error::State { kind, .. }) => Some(kind),
+        _ => None,
+    };
+    let stream = &bench.a.stream;
+    for (work, other) in [
+        (
+            Work::send(&slices).to(&handle, 1, 2),
+            Work::send(&others).to(&handle, 1, 2),
+        ),
+        (
+            Work::read(&slices, to.remote().slice(0, 8).unwrap()).imm(7),
+            Work::read(&others, region.remote().slice(8, 8).unwrap()).imm(7),
+        ),
+    ] {
+        let posted = kind(plain.a.post_send(&other).map(drop));
+        assert!(posted.is_some());
+        let queued = bench.pair.a.stream_queue_send(stream, &work);
+        assert_eq!(kind(queued.map(drop)), posted);
+        let mut builder = GraphBuilder::capture(stream).unwrap();
+        assert_eq!(kind(builder.send(&mut plain.a, &other)), posted);
+    }
+    stream.synchronize(SOON).unwrap();
 }
 
 /// The builder would not know of the node, and its ticket would be that of an operation that is executed once.

@@ -53,18 +53,7 @@ impl Endpoint {
     /// [`Endpoint::prepare_send`], with the program in the endpoint's own place.
     pub(super) fn make_send(&mut self, work: &Work<'_>) -> Result<PreparedOperation> {
         self.program.clear();
-        self.shared.check_alive()?;
-        self.check_state("prepare_send", State::ReadyToSend)?;
-        let writes_here = work.opcode.is_fetch();
-        if writes_here {
-            self.check_fetch(work)?;
-        }
-        if work.imm_unused || work.solicited {
-            check_flags(work)?;
-        }
-        if work.receiver.is_some() || self.is_datagram() {
-            self.check_datagram(work)?;
-        }
+        let writes_here = self.check_request(work)?;
         let segments;
         let (payload, held) = match work.data {
             Data::Slices(slices) => {
@@ -364,12 +353,9 @@ impl Endpoint {
         OwnedRecvQueue::new(&self.shared, first, self.config.recv_depth)
     }
 
-    /// The data segments of a work request that a kernel will post, which is checked as by [`Endpoint::prepare_send`]; none of inline bytes.
-    ///
-    /// # Errors
-    /// Those of [`Endpoint::prepare_send`] but for a full queue.
-    #[cfg(feature = "cuda")]
-    pub(in crate::endpoint) fn check_send(&self, work: &Work<'_>) -> Result<Vec<DataSegment>> {
+    /// Checks all of a work request but its memory. Returns whether it writes to memory here.
+    #[inline]
+    fn check_request(&self, work: &Work<'_>) -> Result<bool> {
         self.shared.check_alive()?;
         self.check_state("prepare_send", State::ReadyToSend)?;
         let writes_here = work.opcode.is_fetch();
@@ -379,6 +365,19 @@ impl Endpoint {
         if work.imm_unused || work.solicited {
             check_flags(work)?;
         }
+        if work.receiver.is_some() || self.is_datagram() {
+            self.check_datagram(work)?;
+        }
+        Ok(writes_here)
+    }
+
+    /// The data segments of a work request that a kernel will post, which is checked as by [`Endpoint::prepare_send`]; none of inline bytes.
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::prepare_send`] but for a full queue.
+    #[cfg(feature = "cuda")]
+    pub(in crate::endpoint) fn check_send(&self, work: &Work<'_>) -> Result<Vec<DataSegment>> {
+        let writes_here = self.check_request(work)?;
         match work.data {
             Data::Slices(slices) => {
                 check_remote(work, check_message(slices, self.shared.message_bytes)?)?;
