@@ -159,6 +159,14 @@ impl StreamState {
     /// Takes a failure that the stream's kernels have told into the fault, without reporting it.
     pub(super) fn note_replay_fault(&self) {
         let word = self.count.words.replay_fault();
+        if self.fault.continues() {
+            // Nothing is skipped because of it.
+            let code = word.swap(0, Ordering::AcqRel);
+            if code != 0 {
+                self.fault.fail(replay_failure(code));
+            }
+            return;
+        }
         let code = word.load(Ordering::Acquire);
         if code != 0 && !self.replay_fault.is_reported.swap(true, Ordering::AcqRel) {
             if word.load(Ordering::Acquire) != 0 {

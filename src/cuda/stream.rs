@@ -133,7 +133,9 @@ impl CudaStream {
     /// [`Executor::take_fault`](crate::Executor::take_fault), and nothing behind it is transmitted. On: one call reports it, and what is behind it is
     /// transmitted.
     pub fn continue_on_error(&self, continues: bool) {
-        self.state().fault.set_continues(continues);
+        let state = self.state();
+        state.fault.set_continues(continues);
+        state.count.words.set_replay_goes_on(continues);
     }
 
     /// The value of the [`CudaStream::status_word`].

@@ -85,6 +85,7 @@ struct Gate(AtomicU32);
 struct ReplayFault {
     code: AtomicI32,
     aborts: AtomicU32,
+    goes_on: AtomicU32,
 }
 
 // The header asserts the same.
@@ -101,6 +102,7 @@ const _: () = {
     assert!(size_of::<StreamControl>() == 384);
     assert!(offset_of!(ReplayFault, code) == 0);
     assert!(offset_of!(ReplayFault, aborts) == 4);
+    assert!(offset_of!(ReplayFault, goes_on) == 8);
 };
 
 /// Why kernels have stopped executing, and from which program on.
@@ -221,6 +223,14 @@ impl StreamWords {
     /// How often the stream was aborted. A kernel that waits for a word ends when it changes.
     pub(super) fn replay_aborts(&self) -> &AtomicU32 {
         &self.page.replay.aborts
+    }
+
+    /// Whether kernels execute operations behind one that has failed.
+    pub(super) fn set_replay_goes_on(&self, goes_on: bool) {
+        self.page
+            .replay
+            .goes_on
+            .store(goes_on.into(), Ordering::Release);
     }
 
     /// The address of [`StreamWords::replay_fault`] on devices.

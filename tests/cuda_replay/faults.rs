@@ -300,3 +300,40 @@ fn what_is_behind_a_late_wait_of_a_kernel_is_not_transmitted() {
         bench.pair.reset();
     }
 }
+
+/// A failure is reported by one call, and what is behind it is executed.
+#[test]
+fn a_stream_that_continues_executes_what_is_behind_a_failure() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("a_stream_that_continues", &config()) else {
+        return;
+    };
+    drop(crate::exchange(
+        &mut bench,
+        Mode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+    ));
+    let words = bench.pair.region(4096);
+    words.fill(0, 4096, 0).unwrap();
+    let (from, to) = (bench.from.clone(), bench.to.clone());
+    let slices = [from.slice(0, 8).unwrap()];
+    let work = Work::write(&slices, to.remote().slice(0, 8).unwrap());
+    let stream = &bench.a.stream;
+    let a = &mut bench.pair.a;
+    stream.continue_on_error(true);
+    for value in 1..4 {
+        from.fill(0, 8, value).unwrap();
+        let reached = Condition64::GreaterOrEqual(1);
+        let short = Some(Duration::from_millis(20));
+        let late = stream_wait_value64(stream, &words, 0, reached, short).unwrap();
+        a.stream_queue_send(stream, &work).unwrap();
+        let sent = a.stream_wait_cq(stream, QueueKind::Send).unwrap();
+        let reported = stream.synchronize(SOON).unwrap_err();
+        assert!(reported.to_string().contains("time limit"), "{reported}");
+        stream.synchronize(SOON).unwrap();
+        assert!(is_failed(&late));
+        assert_eq!(sent.status(), Status::Complete);
+        assert!(to.is_filled_with(0, 8, value).unwrap());
+    }
+    stream.continue_on_error(false);
+    stream.synchronize(SOON).unwrap();
+}

@@ -86,8 +86,9 @@ struct dbl_replay_report {
 
 /* What the operations of a stream share with the host, in its memory. */
 struct dbl_replay_fault {
-	int32_t code;	 /* of the stream's first failure; behind it nothing is executed */
+	int32_t code;	 /* of the stream's first failure; behind it nothing is executed, unless `goes_on` is set */
 	uint32_t aborts; /* by the host; a wait for a word ends when the number changes */
+	uint32_t goes_on; /* by the host: 1 if what is behind a failure is executed */
 };
 
 /* Turns of a wait for a word between two looks at the number of aborts, which may be farther away than the word. */
@@ -123,6 +124,7 @@ struct dbl_replay {
 DBL_STATIC_ASSERT(sizeof(struct dbl_replay_recv) == 512, "four lines");
 DBL_STATIC_ASSERT(sizeof(struct dbl_replay_cell) == 16, "a cell");
 DBL_STATIC_ASSERT(offsetof(struct dbl_replay_fault, aborts) == 4, "aborts");
+DBL_STATIC_ASSERT(offsetof(struct dbl_replay_fault, goes_on) == 8, "goes_on");
 DBL_STATIC_ASSERT(sizeof(struct dbl_replay_report) == 64, "a report is a cache line");
 DBL_STATIC_ASSERT(sizeof(struct dbl_replay) == 296, "37 words");
 DBL_STATIC_ASSERT(offsetof(struct dbl_replay, words) == 232, "words");
@@ -415,7 +417,8 @@ DBL_DEVICE int dbl_replay_execute(const struct dbl_replay *replay)
 {
 	struct dbl_replay_cell *cell = (struct dbl_replay_cell *)(uintptr_t)replay->cell;
 	struct dbl_replay_report *report = (struct dbl_replay_report *)(uintptr_t)replay->report;
-	int code = (int32_t)dbl_load_dword(&((const struct dbl_replay_fault *)(uintptr_t)replay->fault)->code);
+	const struct dbl_replay_fault *fault = (const struct dbl_replay_fault *)(uintptr_t)replay->fault;
+	int code = dbl_load_dword_relaxed(&fault->goes_on) ? DOORBELL_OK : (int32_t)dbl_load_dword(&fault->code);
 	const int is_skipped = code != DOORBELL_OK;
 	uint64_t launches;
 
