@@ -308,6 +308,47 @@ def test_streams_of_other_packages_are_used_as_they_are(driver: Driver, kind: An
     stream.synchronize(10)
 
 
+class OwnStream(TorchStream):
+    """One that destroys its stream at the end, as cupy's does."""
+
+    destroyed: list[int] = []
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(driver.stream())
+        self.driver = driver
+
+    def __del__(self) -> None:
+        OwnStream.destroyed.append(self.cuda_stream)
+        self.driver.call("cuStreamDestroy_v2", ctypes.c_void_p(self.cuda_stream))
+
+
+def test_the_object_of_a_stream_lives_until_the_work_is_done(driver: Driver) -> None:
+    gate = doorbell.Device().domain().alloc(4)
+    word = memoryview(gate).cast("I")
+    theirs = OwnStream(driver)
+    handle = theirs.cuda_stream
+    stream = doorbell.CudaStream(theirs)
+    stream.wait_value(gate, 0, 1, timeout=60)
+    event = stream.record()
+    del theirs, stream
+    doorbell.HostStream("turn").synchronize(10)
+    assert not event.done() and handle not in OwnStream.destroyed
+    word[0] = 1
+    event.wait(30)
+    for _ in range(1000):
+        if handle in OwnStream.destroyed:
+            break
+        doorbell.HostStream("turn").synchronize(10)
+    assert OwnStream.destroyed.count(handle) == 1
+    # Without work it goes at once, and so it does if there is no stream of it.
+    idle = OwnStream(driver)
+    handle = idle.cuda_stream
+    stream = doorbell.CudaStream(idle)
+    del idle, stream
+    doorbell.HostStream("turn").synchronize(10)
+    assert OwnStream.destroyed.count(handle) == 1
+
+
 class TorchEvent:
     """An event as torch has it, which creates it with the first record and destroys it at the end."""
 
