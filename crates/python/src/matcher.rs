@@ -1,6 +1,5 @@
 //! Messages with tags, from any peer.
 
-use std::sync::Mutex;
 use std::time::Instant;
 
 use doorbell::{
@@ -10,12 +9,12 @@ use doorbell::{
 use pyo3::prelude::*;
 
 use crate::arguments::{MatcherConfiguration, timeout};
-use crate::detached::{Detached, Room, call, lock, queue, wait};
+use crate::detached::{Detached, Room, call, queue, wait};
 use crate::device::PyDomain;
 use crate::error::{class, is_gone, work_exception};
 use crate::memory::{ArrayMemory, slices};
 use crate::message::{
-    PyMessageQueue, PyMessageTicket, PyPendingSend, PyPostedSend, is_taken, taken_pending,
+    PyMessageQueue, PyMessageTicket, PyPendingSend, PyPostedSend, make_of_queues, taken_pending,
 };
 use crate::stream::PyStream;
 use crate::ticket::{AnyTicket, any_ticket, ticket_methods};
@@ -77,7 +76,8 @@ impl PyMatcher {
 
 #[pymethods]
 impl PyMatcher {
-    /// Makes a matcher of queues, by the index of the peer, which it takes. None is this process itself.
+    /// Makes a matcher of queues, by the index of the peer, which it takes. None is this process itself. If it refuses them, it takes none; if memory, a queue or a thread
+    /// of its own cannot be had after that, the queues are closed.
     #[new]
     #[pyo3(signature = (domain, queues, config = None))]
     fn new(
@@ -93,17 +93,11 @@ impl PyMatcher {
         };
         let sends = queues.iter().map(room_of).collect();
         let domain = domain.get().inner()?;
-        let shared = queues.iter().map(|queue| {
-            let shared = queue.as_ref().map(|queue| queue.get().shared());
-            shared.transpose()
-        });
-        let shared = shared.collect::<PyResult<Vec<_>>>()?;
-        let take = |queue: &Mutex<Option<MessageQueue>>| lock(queue).take().ok_or_else(is_taken);
-        let made = call(py, || {
-            let taken = shared
-                .iter()
-                .map(|queue| queue.map(|queue| take(queue)).transpose());
-            Matcher::new(domain, taken.collect::<doorbell::Result<_>>()?, &config)
+        let check = |queues: &mut [Option<&mut MessageQueue>]| {
+            Matcher::check_queues(domain, queues, &config)
+        };
+        let made = make_of_queues(py, &queues, check, |queues| {
+            Matcher::new(domain, queues, &config)
         })?;
         Ok(PyMatcher::of(made, sends, receives))
     }
