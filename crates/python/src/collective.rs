@@ -13,7 +13,7 @@ use crate::arguments::{NamedAlgorithm, NamedOp, NamedType, timeout};
 use crate::detached::{Detached, Room, call, lock, queue, wait, wait_whole};
 use crate::device::PyDomain;
 use crate::error::{is_gone, work_exception};
-use crate::memory::ArrayMemory;
+use crate::memory::{ArrayMemory, MemoryUse};
 use crate::message::{PyMessageQueue, make_of_queues};
 use crate::stream::PyStream;
 use crate::ticket::ticket_methods;
@@ -75,13 +75,23 @@ impl PyCommunicator {
 
     /// Memory that is sent: longer messages are read.
     fn sent(&self, memory: &Bound<'_, PyAny>) -> PyResult<ArrayMemory> {
-        ArrayMemory::of(self.protection_domain()?, memory, Access::REMOTE_READ)
+        ArrayMemory::of(
+            self.protection_domain()?,
+            memory,
+            Access::REMOTE_READ,
+            MemoryUse::OnStream,
+        )
     }
 
     /// Memory that is received into, and sent: matched messages are written by peers.
     fn received(&self, memory: &Bound<'_, PyAny>) -> PyResult<ArrayMemory> {
         let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        ArrayMemory::of(self.protection_domain()?, memory, rights)
+        ArrayMemory::of(
+            self.protection_domain()?,
+            memory,
+            rights,
+            MemoryUse::OnStream,
+        )
     }
 
     /// The lengths of the ranks' blocks in bytes: of counts of items, or of equal parts of all items.

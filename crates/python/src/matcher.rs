@@ -12,7 +12,7 @@ use crate::arguments::{MatcherConfiguration, timeout};
 use crate::detached::{Detached, Room, call, queue, wait};
 use crate::device::PyDomain;
 use crate::error::{class, is_gone, work_exception};
-use crate::memory::{ArrayMemory, slices};
+use crate::memory::{ArrayMemory, MemoryUse, slices};
 use crate::message::{
     PyMessageQueue, PyMessageTicket, PyPendingSend, PyPostedSend, make_of_queues, taken_pending,
 };
@@ -68,9 +68,14 @@ impl PyMatcher {
         })
     }
 
-    fn memory(&self, memory: &Bound<'_, PyAny>, rights: Access) -> PyResult<Vec<ArrayMemory>> {
+    fn memory(
+        &self,
+        memory: &Bound<'_, PyAny>,
+        rights: Access,
+        used: MemoryUse,
+    ) -> PyResult<Vec<ArrayMemory>> {
         let domain = self.domain.get().ok_or_else(is_gone)?;
-        ArrayMemory::several(domain, memory, rights)
+        ArrayMemory::several(domain, memory, rights, used)
     }
 }
 
@@ -123,7 +128,7 @@ impl PyMatcher {
         peer: usize,
         tag: u32,
     ) -> PyResult<PyMessageTicket> {
-        let memory = self.memory(memory, Access::REMOTE_READ)?;
+        let memory = self.memory(memory, Access::REMOTE_READ, MemoryUse::OnStream)?;
         let ticket = self.queue(stream, self.room(peer), |matcher, executor| {
             matcher.send(executor, peer, tag, &slices(&memory)?)
         })?;
@@ -139,7 +144,7 @@ impl PyMatcher {
         peer: usize,
         tag: u32,
     ) -> PyResult<PyPendingSend> {
-        let memory = self.memory(memory, Access::REMOTE_READ)?;
+        let memory = self.memory(memory, Access::REMOTE_READ, MemoryUse::OnStream)?;
         let pending = self.queue(stream, self.room(peer), |matcher, executor| {
             matcher.start_send(executor, peer, tag, &slices(&memory)?)
         })?;
@@ -184,7 +189,7 @@ impl PyMatcher {
         timeout: Option<f64>,
     ) -> PyResult<PyPostedSend> {
         let py = memory.py();
-        let memory = self.memory(memory, Access::REMOTE_READ)?;
+        let memory = self.memory(memory, Access::REMOTE_READ, MemoryUse::Now)?;
         let matcher = self.inner()?;
         let posted = wait(py, self::timeout(timeout)?, |slice| {
             matcher.start_send_now(peer, tag, &slices(&memory)?, slice)
@@ -212,7 +217,7 @@ impl PyMatcher {
         tag: Option<u32>,
         ignored: u32,
     ) -> PyResult<PyMatchTicket> {
-        let memory = self.memory(memory, Access::LOCAL_WRITE)?;
+        let memory = self.memory(memory, Access::LOCAL_WRITE, MemoryUse::OnStream)?;
         let ticket = self.queue(stream, self.receives, |matcher, executor| {
             let slices = slices(&memory)?;
             matcher.recv(executor, source(peer), tags(tag, ignored), &slices)
@@ -232,7 +237,7 @@ impl PyMatcher {
     ) -> PyResult<PyEnvelope> {
         let py = memory.py();
         let timeout = self::timeout(timeout)?;
-        let memory = self.memory(memory, Access::LOCAL_WRITE)?;
+        let memory = self.memory(memory, Access::LOCAL_WRITE, MemoryUse::Now)?;
         let matcher = self.inner()?;
         let ticket = call(py, || {
             let slices = slices(&memory)?;

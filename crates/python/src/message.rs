@@ -14,7 +14,7 @@ use pyo3::types::PyBytes;
 use crate::arguments::timeout;
 use crate::detached::{Detached, Room, call, lock, queue, wait};
 use crate::error::{is_gone, work_exception};
-use crate::memory::{ArrayMemory, slices};
+use crate::memory::{ArrayMemory, MemoryUse, slices};
 use crate::stream::PyStream;
 use crate::ticket::ticket_methods;
 
@@ -149,12 +149,12 @@ impl PyMessageQueue {
         })
     }
 
-    fn sent(&self, memory: &Bound<'_, PyAny>) -> PyResult<Vec<ArrayMemory>> {
-        ArrayMemory::several(self.domain()?, memory, SENT)
+    fn sent(&self, memory: &Bound<'_, PyAny>, used: MemoryUse) -> PyResult<Vec<ArrayMemory>> {
+        ArrayMemory::several(self.domain()?, memory, SENT, used)
     }
 
-    fn received(&self, memory: &Bound<'_, PyAny>) -> PyResult<Vec<ArrayMemory>> {
-        ArrayMemory::several(self.domain()?, memory, Access::LOCAL_WRITE)
+    fn received(&self, memory: &Bound<'_, PyAny>, used: MemoryUse) -> PyResult<Vec<ArrayMemory>> {
+        ArrayMemory::several(self.domain()?, memory, Access::LOCAL_WRITE, used)
     }
 }
 
@@ -195,7 +195,7 @@ impl PyMessageQueue {
         stream: &Bound<'_, PyStream>,
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<PyMessageTicket> {
-        let memory = self.sent(memory)?;
+        let memory = self.sent(memory, MemoryUse::OnStream)?;
         let ticket = self.queue(stream, |queue, executor| {
             queue.send(executor, &slices(&memory)?)
         })?;
@@ -208,7 +208,7 @@ impl PyMessageQueue {
         stream: &Bound<'_, PyStream>,
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<PyPendingSend> {
-        let memory = self.sent(memory)?;
+        let memory = self.sent(memory, MemoryUse::OnStream)?;
         let pending = self.queue(stream, |queue, executor| {
             queue.start_send(executor, &slices(&memory)?)
         })?;
@@ -234,7 +234,7 @@ impl PyMessageQueue {
         stream: &Bound<'_, PyStream>,
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<PyMessageTicket> {
-        let memory = self.received(memory)?;
+        let memory = self.received(memory, MemoryUse::OnStream)?;
         let ticket = self.queue(stream, |queue, executor| {
             queue.recv(executor, &slices(&memory)?)
         })?;
@@ -258,7 +258,7 @@ impl PyMessageQueue {
         timeout: Option<f64>,
     ) -> PyResult<PyPostedSend> {
         let py = memory.py();
-        let memory = self.sent(memory)?;
+        let memory = self.sent(memory, MemoryUse::Now)?;
         let posted = self.wait(py, timeout, |queue, slice| {
             queue.start_send_now(&slices(&memory)?, slice)
         })?;
@@ -279,7 +279,7 @@ impl PyMessageQueue {
     #[pyo3(signature = (memory, timeout = None))]
     fn recv_now(&self, memory: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<u64> {
         let py = memory.py();
-        let memory = self.received(memory)?;
+        let memory = self.received(memory, MemoryUse::Now)?;
         self.wait(py, timeout, |queue, slice| {
             queue.recv_now(&slices(&memory)?, slice)
         })
@@ -297,7 +297,7 @@ impl PyMessageQueue {
         let Some(first) = queues.first() else {
             return Err(PyValueError::new_err("there are no queues"));
         };
-        let memory = first.get().received(memory)?;
+        let memory = first.get().received(memory, MemoryUse::Now)?;
         let shared = queues.iter().map(|queue| queue.get().shared());
         let shared = shared.collect::<PyResult<Vec<&PySharedQueue>>>()?;
         let order = lock_order(&shared)?;

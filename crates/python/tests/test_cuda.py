@@ -272,6 +272,52 @@ def test_the_kind_of_device_is_that_of_dlpack(driver: Driver) -> None:
         doorbell.Device().domain().register(OnRocm(driver, bytes(64)))
 
 
+@pytest.mark.parametrize("kind", ["own", "legacy"])
+def test_a_call_of_this_thread_waits_for_the_stream_that_an_array_names(driver: Driver, kind: str) -> None:
+    domain = doorbell.Device().domain()
+    gate = domain.alloc(4)
+    word = memoryview(gate).cast("I")
+    handle = driver.stream() if kind == "own" else 1
+    holder = doorbell.CudaStream(handle)
+    array = CudaArray(driver, b"0123456789abcdef")
+    described = array.__cuda_array_interface__
+
+    def open_later() -> threading.Timer:
+        word[0] = 0
+        holder.wait_value(gate, 0, 1, timeout=60)
+        timer = threading.Timer(0.2, word.__setitem__, (0, 1))
+        timer.start()
+        return timer
+
+    a, b = domain.message_queue(), domain.message_queue()
+    a.connect(b.address)
+    b.connect(a.address)
+    calls: list[Callable[[], object]] = [lambda: domain.register(array), lambda: a.send_now(array, 30)]
+    for call in calls:
+        described["stream"] = handle
+        timer = open_later()
+        call()
+        assert holder.done()
+        timer.join()
+    # Nobody else's work counts, and calls on a stream are in its order.
+    timer = open_later()
+    described["stream"] = None
+    domain.register(array)
+    if kind == "own":
+        # The driver orders the thread's default stream with the legacy one.
+        described["stream"] = 2
+        domain.register(array)
+    described["stream"] = handle
+    queued = a.start_send(doorbell.HostStream(), array)
+    assert not holder.done() and word[0] == 0
+    timer.join()
+    holder.synchronize(30)
+    a.wait_send(doorbell.HostStream(), queued).wait(30)
+    described["stream"] = 0
+    with pytest.raises(BufferError, match="stream"):
+        domain.register(array)
+
+
 def test_a_region_keeps_the_array_of_a_gpu(driver: Driver) -> None:
     domain = doorbell.Device().domain()
     array = CudaArray(driver, bytes(64))
