@@ -292,7 +292,17 @@ def test_a_call_of_this_thread_waits_for_the_stream_that_an_array_names(driver: 
     a, b = domain.message_queue(), domain.message_queue()
     a.connect(b.address)
     b.connect(a.address)
-    calls: list[Callable[[], object]] = [lambda: domain.register(array), lambda: a.send_now(array, 30)]
+    pair = Pair()
+    remote = pair.domain.alloc(16, doorbell.Access.ALL)
+    bounce = doorbell.BounceBuffer(pair.domain, gpu=0)
+    calls: list[Callable[[], object]] = [
+        lambda: domain.register(array),
+        lambda: a.send_now(array, 30),
+        lambda: bounce.write(pair.a, array, remote.remote, 30),
+    ]
+    if kind == "legacy":
+        # The stream that DLPack means if the consumer names none.
+        calls.append(lambda: domain.register(DlpackArray(array)))
     for call in calls:
         described["stream"] = handle
         timer = open_later()
