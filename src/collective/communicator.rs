@@ -193,9 +193,34 @@ impl Communicator {
     /// rank has for this one, and none for this rank. All are of one protection domain.
     ///
     /// # Errors
-    /// [`Error::Range`] for the rank; [`Error::State`] if a queue is missing or too many; [`Error::Foreign`] for queues of several domains.
+    /// [`Error::Range`] for the rank; [`Error::State`] if a queue is missing or too many; [`Error::Foreign`] for queues of several domains. The queues are then
+    /// dropped; [`Communicator::check_queues`] fails in the same cases, and leaves them.
     pub fn new(rank: u32, queues: Vec<Option<MessageQueue>>) -> Result<Communicator> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        let given: Vec<Option<&MessageQueue>> = queues.iter().map(Option::as_ref).collect();
+        let domain = Self::domain_of(rank, &given)?;
+        Ok(Communicator {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            ranks: Ranks {
+                rank,
+                count: queues.len() as u32,
+            },
+            queues,
+            domain,
+            costs: CollectiveCosts::default(),
+        })
+    }
+
+    /// Fails if [`Communicator::new`] would fail with these queues, which stay the caller's.
+    ///
+    /// # Errors
+    /// As [`Communicator::new`].
+    pub fn check_queues(rank: u32, queues: &[Option<&MessageQueue>]) -> Result<()> {
+        Self::domain_of(rank, queues).map(drop)
+    }
+
+    /// The domain of the queues, if a communicator can be made of them.
+    fn domain_of(rank: u32, queues: &[Option<&MessageQueue>]) -> Result<ProtectionDomain> {
         let count = queues.len() as u32;
         if rank >= count {
             return Err(Error::Range {
@@ -205,7 +230,7 @@ impl Communicator {
                 max: u64::from(count.max(1)) - 1,
             });
         }
-        let is_wrong = |(peer, queue): &(usize, &Option<MessageQueue>)| {
+        let is_wrong = |(peer, queue): &(usize, &Option<&MessageQueue>)| {
             queue.is_some() == (*peer == rank as usize)
         };
         if let Some((peer, _)) = queues.iter().enumerate().find(is_wrong) {
@@ -234,13 +259,7 @@ impl Communicator {
         for queue in queues.iter().flatten() {
             domain.check_same(queue.domain(), "queues")?;
         }
-        Ok(Communicator {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-            ranks: Ranks { rank, count },
-            queues,
-            domain,
-            costs: CollectiveCosts::default(),
-        })
+        Ok(domain)
     }
 
     /// A communicator of one rank.

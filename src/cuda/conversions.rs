@@ -87,7 +87,9 @@ impl CudaStream {
         name: impl Into<String>,
     ) -> Result<CudaStream> {
         let context = CudaContext::from_cudarc(stream.context())?;
-        CudaStream::borrowed(&context, stream, name.into())
+        let owner = Box::new(Arc::clone(stream));
+        // SAFETY: the object keeps the stream.
+        unsafe { CudaStream::from_owner(&context, stream.cu_stream(), name, owner) }
     }
 
     /// The stream as an object of `cudarc`'s, which does not destroy it.

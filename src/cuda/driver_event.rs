@@ -5,12 +5,14 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use cudarc::driver::sys::{self, CUevent, CUresult};
+use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
 
+use super::capture::is_captured;
 use super::context::CudaContext;
 use super::driver::check;
 use super::host_call::in_host_function;
 use super::stream::CudaStream;
+use super::timing::TimingEvent;
 use crate::stream::{
     Event, Executor, ExternalProgress, HostStream, Lock, Progress, StreamFailure, StreamPosition,
     next_id,
@@ -72,22 +74,60 @@ impl HostStream {
         check_event(event)?;
         // A fault of the stream is reported even if there is nothing to wait for.
         self.wait_event(&Event::new())?;
-        let progress = Arc::new_cyclic(|progress: &Weak<Progress>| {
-            let wait = DriverEventWait {
-                context: context.clone(),
-                event,
-                is_over: AtomicBool::new(false),
-                kept: Lock::new(Some(Box::new(kept))),
-                progress: progress.clone(),
-            };
-            Progress::external(next_id(), Box::new(wait))
-        });
+        let progress = driver_event_wait(context, event, Box::new(kept));
         if is_passed(context, event)? {
             return Ok(());
         }
         let position = PASSED;
         self.wait_event(&Event::at(StreamPosition { progress, position }))
     }
+}
+
+impl CudaContext {
+    /// An event that has passed when a stream of other code has executed what it was given before this call. `raw` is a `CUstream`, which is a `cudaStream_t`; it may
+    /// also be a default stream, of which `CU_STREAM_PER_THREAD` is the calling thread's. Nothing of the stream is used after the call.
+    ///
+    /// The event has passed at once if the stream is being captured: a graph that is being made executes nothing.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`], such as that for the legacy default stream while a stream that it is ordered with is being captured.
+    ///
+    /// # Safety
+    /// `raw` is a stream of this context, and is not destroyed during the call.
+    pub unsafe fn record_event(&self, raw: CUstream) -> Result<Event> {
+        let entered = self.enter_relaxed()?;
+        if is_captured(raw)? {
+            return Ok(Event::new());
+        }
+        let recorded = TimingEvent::new(self)?;
+        // SAFETY: an event that lives, and a stream by the caller's promise.
+        check("cuEventRecord", unsafe {
+            sys::cuEventRecord(recorded.raw(), raw)
+        })?;
+        drop(entered);
+        let event = recorded.raw();
+        let progress = driver_event_wait(self, event, Box::new(recorded));
+        let position = PASSED;
+        Ok(Event::at(StreamPosition { progress, position }))
+    }
+}
+
+/// The progress of an event of the driver, which is used until it has passed. `kept` is dropped then.
+fn driver_event_wait(
+    context: &CudaContext,
+    event: CUevent,
+    kept: Box<dyn Any + Send>,
+) -> Arc<Progress> {
+    Arc::new_cyclic(|progress: &Weak<Progress>| {
+        let wait = DriverEventWait {
+            context: context.clone(),
+            event,
+            is_over: AtomicBool::new(false),
+            kept: Lock::new(Some(kept)),
+            progress: progress.clone(),
+        };
+        Progress::external(next_id(), Box::new(wait))
+    })
 }
 
 fn check_event(event: CUevent) -> Result<()> {

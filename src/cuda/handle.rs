@@ -11,7 +11,7 @@ use super::contexts::check_stream;
 use super::deferred_free::free_parked;
 use super::driver::create_stream;
 use super::pending::defer_drops;
-use super::state::StreamState;
+use super::state::{StreamOwner, StreamState};
 use super::watch::{release, start};
 use crate::Result;
 
@@ -27,27 +27,28 @@ impl CudaStreamHandle {
         let entered = context.enter()?;
         let raw = create_stream()?;
         drop(entered);
-        Self::over(context, raw, true, name)
+        Self::over(context, raw, StreamOwner::Library, name)
     }
 
-    /// A stream that the application has created, and destroys.
+    /// A stream that this library has not created.
     pub(super) fn borrowed(
         context: &CudaContext,
         raw: CUstream,
+        owner: StreamOwner,
         name: String,
     ) -> Result<CudaStreamHandle> {
         start()?;
         check_stream(raw)?;
-        Self::over(context, raw, false, name)
+        Self::over(context, raw, owner, name)
     }
 
     fn over(
         context: &CudaContext,
         raw: CUstream,
-        owned: bool,
+        owner: StreamOwner,
         name: String,
     ) -> Result<CudaStreamHandle> {
-        let state = ManuallyDrop::new(StreamState::new(context, raw, owned, name)?);
+        let state = ManuallyDrop::new(StreamState::new(context, raw, owner, name)?);
         Ok(CudaStreamHandle { state })
     }
 

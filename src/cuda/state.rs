@@ -1,9 +1,10 @@
 //! The state of a CUDA stream: what its handles, the threads that watch it and its queued work share.
 #![allow(unsafe_code)] // calls the driver
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys::{self, CUstream};
 
@@ -33,19 +34,26 @@ pub(super) struct HostEventWait {
     pub(super) is_failing: bool,
 }
 
+/// Who destroys the driver's stream.
+pub(super) enum StreamOwner {
+    /// This library, with the state: it has created the stream.
+    Library,
+    /// The application, which keeps it until its work is done.
+    Application,
+    /// This object, which is dropped with the state.
+    Object { _owner: Box<dyn Any + Send + Sync> },
+}
+
 pub(super) struct StreamState {
     pub(super) id: u64,
     pub(super) name: String,
     pub(super) context: CudaContext,
     pub(super) raw: CUstream,
-    /// The library has created the stream, and destroys it.
-    owned: bool,
+    owner: StreamOwner,
     /// The application has the driver's handle, and may capture the stream.
     is_exposed: AtomicBool,
     /// A graph builder captures the stream.
     is_captured: AtomicBool,
-    /// The `cudarc` object that owns the stream, if there is one.
-    pub(super) cudarc_owner: OnceLock<Arc<cudarc::driver::CudaStream>>,
     pub(super) progress: Arc<Progress>,
     pub(super) count: Arc<Count>,
     /// The one lock of the hot path. It is held over the driver call, which may block while the driver's queue is full.
@@ -90,19 +98,20 @@ unsafe impl Send for StreamState {}
 unsafe impl Sync for StreamState {}
 
 impl StreamState {
-    /// The state of a stream of the driver. An `owned` stream is destroyed with it, and if this fails.
+    /// The state of a stream of the driver. A stream of the library's own is destroyed with it, and if this fails.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda): the stream's words cannot be registered.
     pub(super) fn new(
         context: &CudaContext,
         raw: CUstream,
-        owned: bool,
+        owner: StreamOwner,
         name: String,
     ) -> Result<Arc<StreamState>> {
         let id = next_id();
+        let is_own = matches!(owner, StreamOwner::Library);
         let words = StreamWords::new(context).inspect_err(|_| {
-            if owned && let Some(_entered) = context.enter_to_give_back() {
+            if is_own && let Some(_entered) = context.enter_to_give_back() {
                 // SAFETY: the caller has just made it, and has not given it away.
                 let _ = unsafe { sys::cuStreamDestroy_v2(raw) };
             }
@@ -115,10 +124,9 @@ impl StreamState {
                 name,
                 context: context.clone(),
                 raw,
-                owned,
-                is_exposed: AtomicBool::new(!owned),
+                owner,
+                is_exposed: AtomicBool::new(!is_own),
                 is_captured: AtomicBool::new(false),
-                cudarc_owner: OnceLock::new(),
                 queue: Lock::default(),
                 pending: PendingQueue::new(),
                 owner_readers: OwnerReaders::default(),
@@ -335,7 +343,7 @@ impl Drop for StreamState {
         }
         // The driver may execute these kernels at any time.
         std::mem::forget(std::mem::take(&mut self.queue.lock().uncounted));
-        if !self.owned {
+        if !matches!(self.owner, StreamOwner::Library) {
             return;
         }
         if let Some(_entered) = self.context.enter_to_give_back() {

@@ -1,6 +1,7 @@
 //! Streams of a GPU.
 #![allow(unsafe_code)] // calls the driver, and implements an unsafe trait
 
+use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use super::module::KernelModule;
 use super::pending::PendingWork;
 use super::queued_kernel::KeptByGraph;
 use super::replay::{find_capture, retain};
-use super::state::StreamState;
+use super::state::{StreamOwner, StreamState};
 use super::trigger::Trigger;
 use super::watch::release_elsewhere;
 use crate::stream::{
@@ -77,18 +78,38 @@ impl CudaStream {
         raw: CUstream,
         name: impl Into<String>,
     ) -> Result<CudaStream> {
-        let handle = Arc::new(CudaStreamHandle::borrowed(context, raw, name.into())?);
-        Ok(CudaStream { handle })
+        Self::borrowed(context, raw, StreamOwner::Application, name.into())
     }
 
-    /// A stream of `cudarc`'s, whose object is kept as long as this stream.
-    pub(super) fn borrowed(
+    /// As [`CudaStream::from_raw`], for a stream that dropping `owner` destroys. `owner` is dropped when the last handle is dropped and the work that was
+    /// queued by this library is done. A thread of this library may drop it, but none in which the driver must not be called.
+    ///
+    /// # Errors
+    /// As [`CudaStream::from_raw`]. `owner` is then dropped.
+    ///
+    /// # Safety
+    /// `raw` is a stream of `context`, and is valid as long as `owner`.
+    pub unsafe fn from_owner(
         context: &CudaContext,
-        stream: &Arc<cudarc::driver::CudaStream>,
+        raw: CUstream,
+        name: impl Into<String>,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<CudaStream> {
+        Self::borrowed(
+            context,
+            raw,
+            StreamOwner::Object { _owner: owner },
+            name.into(),
+        )
+    }
+
+    fn borrowed(
+        context: &CudaContext,
+        raw: CUstream,
+        owner: StreamOwner,
         name: String,
     ) -> Result<CudaStream> {
-        let handle = CudaStreamHandle::borrowed(context, stream.cu_stream(), name)?;
-        let _ = handle.state().cudarc_owner.set(Arc::clone(stream));
+        let handle = CudaStreamHandle::borrowed(context, raw, owner, name)?;
         let handle = Arc::new(handle);
         Ok(CudaStream { handle })
     }

@@ -38,6 +38,11 @@ impl TimingEvent {
         Ok(TimingEvent { context, raw })
     }
 
+    /// The driver's handle.
+    pub(super) fn raw(&self) -> CUevent {
+        self.raw
+    }
+
     /// Has the stream take the timestamp after the work that is queued now. A later call replaces it.
     ///
     /// # Errors

@@ -101,6 +101,11 @@ pub struct Matcher {
     config: MatcherConfig,
 }
 
+/// The configuration of the queues for copies, over which no message goes.
+fn copies_config(config: &MatcherConfig) -> MessageConfig {
+    config.messages.slots(1).eager_bytes(0)
+}
+
 impl Matcher {
     /// Makes a matcher of connected queues, by the index of the peer. One of them may be `None`: that is this process, to which the matcher makes queues of its own.
     /// No message may have been received from the queues, or be about to be received.
@@ -108,38 +113,23 @@ impl Matcher {
     /// # Errors
     /// [`Error::Range`] for the configuration, or without a queue; [`Error::State`] for a queue that is not connected, for one of which a stream is to receive, and for `None` twice; [`Error::Foreign`] for a queue of another
     /// protection domain; [`Error::Work`] for a queue that has failed; those of [`MessageQueue::new`]; [`Error::System`] if the thread cannot be started.
+    /// The queues are then dropped. [`Matcher::check_queues`] leaves them; what it cannot foresee is that memory, a queue or a thread cannot be had.
     pub fn new(
         domain: &ProtectionDomain,
         queues: Vec<Option<MessageQueue>>,
         config: &MatcherConfig,
     ) -> Result<Matcher> {
-        config.check()?;
-        if queues.is_empty() || u32::try_from(queues.len()).is_err() {
-            return Err(Error::Range {
-                argument: "queues.len()",
-                value: queues.len() as u64,
-                min: 1,
-                max: u32::MAX.into(),
-            });
-        }
-        if queues.iter().filter(|queue| queue.is_none()).count() > 1 {
-            return Err(Error::state(
-                StateKind::WrongKind,
-                "make a matcher",
-                "more than one of its queues is the one to this process",
-            ));
-        }
+        let mut queues = queues;
+        let mut given: Vec<Option<&mut MessageQueue>> =
+            queues.iter_mut().map(Option::as_mut).collect();
+        Self::check_queues(domain, &mut given, config)?;
         let thread = matcher_thread()?;
         let mut limits: Option<TargetLimits> = None;
         let (mut sending, mut receiving) = (Vec::new(), Vec::new());
         for queue in queues {
             // Messages to oneself are sent by one queue and received from another one.
             let (queue, inward) = match queue {
-                Some(mut queue) => {
-                    domain.check_same(queue.domain(), "queues")?;
-                    queue.check_matchable()?;
-                    (queue, None)
-                }
+                Some(queue) => (queue, None),
                 None => {
                     let [outward, mut inward] = loopback(domain, &config.messages)?;
                     inward.refuse_when_full();
@@ -161,8 +151,7 @@ impl Matcher {
             sending.push(peer);
         }
         // A pair of its own, for copies: a failure of the messages to oneself ends no copy. No message goes over it.
-        let copies = config.messages.slots(1).eager_bytes(0);
-        let copies = loopback(domain, &copies)?.map(|mut queue| {
+        let copies = loopback(domain, &copies_config(config))?.map(|mut queue| {
             queue.refuse_when_full();
             queue
         });
@@ -183,6 +172,43 @@ impl Matcher {
             places,
             config: *config,
         })
+    }
+
+    /// Fails if [`Matcher::new`] would refuse these queues or the configuration. The queues stay the caller's. What it then may still lack are resources.
+    ///
+    /// # Errors
+    /// As [`Matcher::new`].
+    pub fn check_queues(
+        domain: &ProtectionDomain,
+        queues: &mut [Option<&mut MessageQueue>],
+        config: &MatcherConfig,
+    ) -> Result<()> {
+        config.check()?;
+        if queues.is_empty() || u32::try_from(queues.len()).is_err() {
+            return Err(Error::Range {
+                argument: "queues.len()",
+                value: queues.len() as u64,
+                min: 1,
+                max: u32::MAX.into(),
+            });
+        }
+        let own_count = queues.iter().filter(|queue| queue.is_none()).count();
+        if own_count > 1 {
+            return Err(Error::state(
+                StateKind::WrongKind,
+                "make a matcher",
+                "more than one of its queues is the one to this process",
+            ));
+        }
+        if own_count > 0 {
+            config.messages.check()?;
+        }
+        copies_config(config).check()?;
+        for queue in queues.iter_mut().flatten() {
+            domain.check_same(queue.domain(), "queues")?;
+            queue.check_matchable()?;
+        }
+        Ok(())
     }
 
     /// Queues a receive on a stream. The stream waits for a message that matches, which is stored into the slices, one after the other. Memory behind the end of the

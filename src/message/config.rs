@@ -49,7 +49,7 @@ impl Default for MessageConfig {
 }
 
 impl MessageConfig {
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let range = |argument, value: u32, min: u32, max: u32| {
             if (min..=max).contains(&value) {
                 Ok(())

@@ -4,12 +4,16 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
+#[cfg(feature = "cuda")]
+use doorbell::CudaContext;
 use doorbell::{DataType, StateKind};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyMemoryView};
 
+#[cfg(feature = "cuda")]
+use crate::detached::{call, wait};
 use crate::error::state_exception;
 
 /// Memory of an array.
@@ -22,6 +26,8 @@ pub struct Array {
     pub is_readonly: bool,
     /// The GPU whose memory it is; `Some(None)`: one that the array does not name.
     pub gpu: Option<Option<u32>>,
+    /// The `cudaStream_t` whose work may still use the memory.
+    stream: Option<usize>,
     /// What keeps the memory.
     pub owner: Py<PyAny>,
 }
@@ -46,6 +52,11 @@ const CPU: i32 = 1;
 const CUDA: i32 = 2;
 const CUDA_HOST: i32 = 3;
 const CUDA_MANAGED: i32 = 13;
+
+/// The default streams as both interfaces number them, and the driver: `CU_STREAM_LEGACY`, `CU_STREAM_PER_THREAD`.
+const LEGACY: usize = 1;
+#[cfg(feature = "cuda")]
+const PER_THREAD: usize = 2;
 
 /// The name of a capsule that nobody has consumed.
 const FRESH: &std::ffi::CStr = c"dltensor";
@@ -90,6 +101,7 @@ impl Array {
             element: element_of_format(buffer.format().to_bytes(), buffer.item_size()),
             is_readonly: buffer.readonly(),
             gpu: None,
+            stream: None,
             owner: view.clone().into_any().unbind(),
         })
     }
@@ -123,6 +135,16 @@ impl Array {
             Some(device) => gpu_of(object.py(), device.call0()?.extract()?)?,
             None => Some(None),
         };
+        let stream = match given("stream")? {
+            Some(stream) => Some(stream.extract::<usize>()?),
+            None => None,
+        };
+        if stream == Some(0) {
+            // The interface forbids it: it could mean either default stream.
+            return Err(PyBufferError::new_err(
+                "0 is no stream of `__cuda_array_interface__`",
+            ));
+        }
         let element = match name.chars().nth(1) {
             // Bytes of no type, which torch calls a bfloat16. What DLPack does not export has no type that is known here.
             Some('V') => (dlpack(object).ok())
@@ -139,6 +161,7 @@ impl Array {
             element,
             is_readonly,
             gpu,
+            stream,
             owner: object.clone().unbind(),
         })
     }
@@ -159,15 +182,56 @@ impl Array {
         let strides = (!tensor.strides.is_null() && dimensions > 0)
             .then(|| unsafe { std::slice::from_raw_parts(tensor.strides, dimensions) });
         let itemsize = tensor.itemsize()?;
+        let gpu = gpu_of(object.py(), (tensor.device_type, tensor.device_id))?;
         Ok(Array {
             start: tensor.start(),
             len_bytes: contiguous_bytes(shape, strides, 1, itemsize)?,
             itemsize,
             element: tensor.element(),
             is_readonly: false,
-            gpu: gpu_of(object.py(), (tensor.device_type, tensor.device_id))?,
+            gpu,
+            // `__dlpack__` without a stream is for a consumer that uses this one.
+            stream: gpu.is_some().then_some(LEGACY),
             owner: capsule.into_any().unbind(),
         })
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Array {
+    /// The context of the GPU whose memory it is.
+    pub fn context(gpu: Option<u32>) -> doorbell::Result<CudaContext> {
+        match gpu {
+            Some(ordinal) => CudaContext::primary(ordinal),
+            None => CudaContext::current().or_else(|_| CudaContext::primary(0)),
+        }
+    }
+
+    /// Waits until the stream that the array names has executed what it was given so far. For calls that use the memory from this thread, not on a stream.
+    pub fn settle(&self, py: Python<'_>) -> PyResult<()> {
+        let (Some(gpu), Some(handle)) = (self.gpu, self.stream) else {
+            return Ok(());
+        };
+        let event = call(py, move || {
+            let raw = std::ptr::with_exposed_provenance_mut(handle);
+            let context = match handle {
+                LEGACY | PER_THREAD => Array::context(gpu),
+                // SAFETY: a stream, by the interface; the array, which the caller has, keeps it.
+                _ => unsafe { CudaContext::of_stream(raw) },
+            }?;
+            // SAFETY: as above.
+            unsafe { context.record_event(raw) }
+        })?;
+        wait(py, None, |slice| event.synchronize(slice))
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+impl Array {
+    /// Memory of a GPU is refused later.
+    pub fn settle(&self, _py: Python<'_>) -> PyResult<()> {
+        let _ = self.stream;
+        Ok(())
     }
 }
 

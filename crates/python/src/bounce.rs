@@ -115,6 +115,7 @@ impl PyBounceBuffer {
         if found.is_readonly && transfer.writes_array() {
             return refuse(StateKind::NoAccess, "the array is read-only");
         }
+        found.settle(py)?;
         match (found.gpu, self.gpu) {
             (Some(Some(of_array)), Some(own)) if of_array != own => {
                 return refuse(StateKind::Memory, "the array is another GPU's");

@@ -13,8 +13,8 @@ use crate::arguments::{NamedAlgorithm, NamedOp, NamedType, timeout};
 use crate::detached::{Detached, Room, call, lock, queue, wait, wait_whole};
 use crate::device::PyDomain;
 use crate::error::{is_gone, work_exception};
-use crate::memory::ArrayMemory;
-use crate::message::{PyMessageQueue, is_taken};
+use crate::memory::{ArrayMemory, MemoryUse};
+use crate::message::{PyMessageQueue, make_of_queues};
 use crate::stream::PyStream;
 use crate::ticket::ticket_methods;
 
@@ -75,13 +75,23 @@ impl PyCommunicator {
 
     /// Memory that is sent: longer messages are read.
     fn sent(&self, memory: &Bound<'_, PyAny>) -> PyResult<ArrayMemory> {
-        ArrayMemory::of(self.protection_domain()?, memory, Access::REMOTE_READ)
+        ArrayMemory::of(
+            self.protection_domain()?,
+            memory,
+            Access::REMOTE_READ,
+            MemoryUse::OnStream,
+        )
     }
 
     /// Memory that is received into, and sent: matched messages are written by peers.
     fn received(&self, memory: &Bound<'_, PyAny>) -> PyResult<ArrayMemory> {
         let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        ArrayMemory::of(self.protection_domain()?, memory, rights)
+        ArrayMemory::of(
+            self.protection_domain()?,
+            memory,
+            rights,
+            MemoryUse::OnStream,
+        )
     }
 
     /// The lengths of the ranks' blocks in bytes: of counts of items, or of equal parts of all items.
@@ -134,26 +144,20 @@ fn reduction(
 
 #[pymethods]
 impl PyCommunicator {
-    /// Makes a communicator of as many ranks as there are queues. It takes them: one to each other rank, connected with that rank's queue, and None for this rank.
+    /// Makes a communicator of as many ranks as there are queues. It takes them: one to each other rank, connected with that rank's queue, and None for this rank. If it fails, it takes none.
     #[new]
     fn new(
         py: Python<'_>,
         rank: u32,
         queues: Vec<Option<Bound<'_, PyMessageQueue>>>,
     ) -> PyResult<PyCommunicator> {
-        let shared = queues.iter().map(|queue| {
-            let shared = queue.as_ref().map(|queue| queue.get().shared());
-            shared.transpose()
-        });
-        let shared = shared.collect::<PyResult<Vec<_>>>()?;
         let rooms = queues.iter().flatten().map(|queue| queue.get().room());
         let room = rooms.fold(Room::NONE, Room::longer);
-        let made = call(py, || {
-            let taken = shared
-                .iter()
-                .map(|queue| queue.map(|queue| take(queue)).transpose());
-            Communicator::new(rank, taken.collect::<doorbell::Result<_>>()?)
-        })?;
+        let check = |queues: &mut [Option<&mut MessageQueue>]| {
+            let queues: Vec<Option<&MessageQueue>> = queues.iter().map(Option::as_deref).collect();
+            Communicator::check_queues(rank, &queues)
+        };
+        let made = make_of_queues(py, &queues, check, |queues| Communicator::new(rank, queues))?;
         Ok(PyCommunicator::of(made, room))
     }
 
@@ -450,10 +454,6 @@ impl PyCommunicator {
         py.detach(|| aborts.iter().for_each(AbortHandle::abort));
         Ok(())
     }
-}
-
-fn take(queue: &Mutex<Option<MessageQueue>>) -> doorbell::Result<MessageQueue> {
-    lock(queue).take().ok_or_else(is_taken)
 }
 
 fn listed(list: &[(u32, ArrayMemory)]) -> doorbell::Result<Vec<(u32, Slice<'_>)>> {

@@ -7,7 +7,7 @@ use crate::arguments::{Configuration, MessageConfiguration, access};
 use crate::detached::{Detached, Room, call};
 use crate::endpoint::PyEndpoint;
 use crate::error::is_gone;
-use crate::memory::register;
+use crate::memory::{MemoryUse, register};
 use crate::message::PyMessageQueue;
 use crate::region::{Items, PyRegion};
 
@@ -81,7 +81,7 @@ impl PyDomain {
     /// Registers the memory of an array where it is. The region keeps the array.
     #[pyo3(signature = (array, access = None))]
     fn register(&self, array: &Bound<'_, PyAny>, access: Option<u32>) -> PyResult<PyRegion> {
-        register(self.inner()?, array, access)
+        register(self.inner()?, array, access, MemoryUse::Now)
     }
 
     /// A new endpoint, which is to be connected.

@@ -17,6 +17,62 @@ use crate::error::{is_gone, state_exception};
 use crate::matcher::PyMatcher;
 use crate::message::PyMessageQueue;
 
+/// The endpoint to another rank.
+enum PeerEndpointState {
+    /// The group has it.
+    InGroup,
+    /// A thread of the package has taken it out of the group, and no caller has it yet.
+    Taken(PyEndpoint),
+    Handed(Py<PyEndpoint>),
+}
+
+/// Where the endpoint to another rank goes. A thread of the package waits for it; a caller that is interrupted does not wait for that thread, and the next one finds the
+/// endpoint here.
+struct PeerEndpoint {
+    /// Locked while a thread takes the endpoint out of the group, without the interpreter's lock: the group gives it only once.
+    taking: Mutex<()>,
+    /// Locked for a moment, by threads with and without the interpreter's lock.
+    state: Mutex<PeerEndpointState>,
+}
+
+impl Default for PeerEndpoint {
+    fn default() -> PeerEndpoint {
+        PeerEndpoint {
+            taking: Mutex::default(),
+            state: Mutex::new(PeerEndpointState::InGroup),
+        }
+    }
+}
+
+impl PeerEndpoint {
+    /// Takes the endpoint out of the group, unless another thread has done so.
+    fn take(&self, group: &Group, peer: u32, room: Room) -> doorbell::Result<()> {
+        let _taking = lock(&self.taking);
+        if matches!(*lock(&self.state), PeerEndpointState::InGroup) {
+            let endpoint = PyEndpoint::new(group.take_endpoint(peer)?, room);
+            *lock(&self.state) = PeerEndpointState::Taken(endpoint);
+        }
+        Ok(())
+    }
+
+    /// The endpoint, once it was taken out of the group.
+    fn handed(&self, py: Python<'_>) -> PyResult<Option<Py<PyEndpoint>>> {
+        let mut state = lock(&self.state);
+        match std::mem::replace(&mut *state, PeerEndpointState::InGroup) {
+            PeerEndpointState::InGroup => Ok(None),
+            PeerEndpointState::Taken(endpoint) => {
+                let endpoint = Py::new(py, endpoint)?;
+                *state = PeerEndpointState::Handed(endpoint.clone_ref(py));
+                Ok(Some(endpoint))
+            }
+            PeerEndpointState::Handed(endpoint) => {
+                *state = PeerEndpointState::Handed(endpoint.clone_ref(py));
+                Ok(Some(endpoint))
+            }
+        }
+    }
+}
+
 /// What is there until the rank leaves.
 type Member = Mutex<Option<Arc<Group>>>;
 
@@ -24,7 +80,7 @@ type Member = Mutex<Option<Arc<Group>>>;
 #[pyclass(frozen, module = "doorbell", name = "Group")]
 pub struct PyGroup {
     inner: Detached<Member>,
-    endpoints: Mutex<BTreeMap<u32, Py<PyEndpoint>>>,
+    endpoints: Mutex<BTreeMap<u32, Arc<PeerEndpoint>>>,
     rank: u32,
     size: u32,
     timeout: Duration,
@@ -122,29 +178,19 @@ impl PyGroup {
         Ok(PyDomain::new(self.group(py)?.domain().clone()))
     }
 
-    /// The endpoint that is connected with another rank. The first call for a rank waits until it is connected.
+    /// The endpoint that is connected with another rank. The first call for a rank waits until it is connected. An interrupted call can be repeated.
     fn endpoint(&self, py: Python<'_>, peer: u32) -> PyResult<Py<PyEndpoint>> {
-        let known = || {
-            lock(&self.endpoints)
-                .get(&peer)
-                .map(|endpoint| endpoint.clone_ref(py))
-        };
-        if let Some(endpoint) = known() {
+        let place = Arc::clone(lock(&self.endpoints).entry(peer).or_default());
+        if let Some(endpoint) = place.handed(py)? {
             return Ok(endpoint);
         }
-        match self.wait(py, move |group| group.take_endpoint(peer)) {
-            Ok(endpoint) => {
-                let endpoint = Py::new(py, PyEndpoint::new(endpoint, self.room))?;
-                lock(&self.endpoints).insert(peer, endpoint.clone_ref(py));
-                Ok(endpoint)
-            }
-            // Another thread has taken it meanwhile.
-            Err(error) => known().ok_or(error),
-        }
+        let (apart, room) = (Arc::clone(&place), self.room);
+        self.wait(py, move |group| apart.take(group, peer, room))?;
+        place.handed(py)?.ok_or_else(is_gone)
     }
 
     /// Further endpoints between ranks, by peer and tag, each of which makes its side with the same tag. One to this rank itself receives what it sends. Waits until they
-    /// are connected.
+    /// are connected. An interrupted call has used the tags: the endpoints are made, if the peers make theirs, and dropped.
     #[pyo3(signature = (peers, config = None))]
     fn endpoints(
         &self,

@@ -1,6 +1,5 @@
 //! Messages with tags, from any peer.
 
-use std::sync::Mutex;
 use std::time::Instant;
 
 use doorbell::{
@@ -10,12 +9,12 @@ use doorbell::{
 use pyo3::prelude::*;
 
 use crate::arguments::{MatcherConfiguration, timeout};
-use crate::detached::{Detached, Room, call, lock, queue, wait};
+use crate::detached::{Detached, Room, call, queue, wait};
 use crate::device::PyDomain;
 use crate::error::{class, is_gone, work_exception};
-use crate::memory::{ArrayMemory, slices};
+use crate::memory::{ArrayMemory, MemoryUse, slices};
 use crate::message::{
-    PyMessageQueue, PyMessageTicket, PyPendingSend, PyPostedSend, is_taken, taken_pending,
+    PyMessageQueue, PyMessageTicket, PyPendingSend, PyPostedSend, make_of_queues, taken_pending,
 };
 use crate::stream::PyStream;
 use crate::ticket::{AnyTicket, any_ticket, ticket_methods};
@@ -69,15 +68,21 @@ impl PyMatcher {
         })
     }
 
-    fn memory(&self, memory: &Bound<'_, PyAny>, rights: Access) -> PyResult<Vec<ArrayMemory>> {
+    fn memory(
+        &self,
+        memory: &Bound<'_, PyAny>,
+        rights: Access,
+        used: MemoryUse,
+    ) -> PyResult<Vec<ArrayMemory>> {
         let domain = self.domain.get().ok_or_else(is_gone)?;
-        ArrayMemory::several(domain, memory, rights)
+        ArrayMemory::several(domain, memory, rights, used)
     }
 }
 
 #[pymethods]
 impl PyMatcher {
-    /// Makes a matcher of queues, by the index of the peer, which it takes. None is this process itself.
+    /// Makes a matcher of queues, by the index of the peer, which it takes. None is this process itself. If it refuses them, it takes none; if memory, a queue or a thread
+    /// of its own cannot be had after that, the queues are closed.
     #[new]
     #[pyo3(signature = (domain, queues, config = None))]
     fn new(
@@ -93,17 +98,11 @@ impl PyMatcher {
         };
         let sends = queues.iter().map(room_of).collect();
         let domain = domain.get().inner()?;
-        let shared = queues.iter().map(|queue| {
-            let shared = queue.as_ref().map(|queue| queue.get().shared());
-            shared.transpose()
-        });
-        let shared = shared.collect::<PyResult<Vec<_>>>()?;
-        let take = |queue: &Mutex<Option<MessageQueue>>| lock(queue).take().ok_or_else(is_taken);
-        let made = call(py, || {
-            let taken = shared
-                .iter()
-                .map(|queue| queue.map(|queue| take(queue)).transpose());
-            Matcher::new(domain, taken.collect::<doorbell::Result<_>>()?, &config)
+        let check = |queues: &mut [Option<&mut MessageQueue>]| {
+            Matcher::check_queues(domain, queues, &config)
+        };
+        let made = make_of_queues(py, &queues, check, |queues| {
+            Matcher::new(domain, queues, &config)
         })?;
         Ok(PyMatcher::of(made, sends, receives))
     }
@@ -129,7 +128,7 @@ impl PyMatcher {
         peer: usize,
         tag: u32,
     ) -> PyResult<PyMessageTicket> {
-        let memory = self.memory(memory, Access::REMOTE_READ)?;
+        let memory = self.memory(memory, Access::REMOTE_READ, MemoryUse::OnStream)?;
         let ticket = self.queue(stream, self.room(peer), |matcher, executor| {
             matcher.send(executor, peer, tag, &slices(&memory)?)
         })?;
@@ -145,7 +144,7 @@ impl PyMatcher {
         peer: usize,
         tag: u32,
     ) -> PyResult<PyPendingSend> {
-        let memory = self.memory(memory, Access::REMOTE_READ)?;
+        let memory = self.memory(memory, Access::REMOTE_READ, MemoryUse::OnStream)?;
         let pending = self.queue(stream, self.room(peer), |matcher, executor| {
             matcher.start_send(executor, peer, tag, &slices(&memory)?)
         })?;
@@ -190,7 +189,7 @@ impl PyMatcher {
         timeout: Option<f64>,
     ) -> PyResult<PyPostedSend> {
         let py = memory.py();
-        let memory = self.memory(memory, Access::REMOTE_READ)?;
+        let memory = self.memory(memory, Access::REMOTE_READ, MemoryUse::Now)?;
         let matcher = self.inner()?;
         let posted = wait(py, self::timeout(timeout)?, |slice| {
             matcher.start_send_now(peer, tag, &slices(&memory)?, slice)
@@ -218,7 +217,7 @@ impl PyMatcher {
         tag: Option<u32>,
         ignored: u32,
     ) -> PyResult<PyMatchTicket> {
-        let memory = self.memory(memory, Access::LOCAL_WRITE)?;
+        let memory = self.memory(memory, Access::LOCAL_WRITE, MemoryUse::OnStream)?;
         let ticket = self.queue(stream, self.receives, |matcher, executor| {
             let slices = slices(&memory)?;
             matcher.recv(executor, source(peer), tags(tag, ignored), &slices)
@@ -238,7 +237,7 @@ impl PyMatcher {
     ) -> PyResult<PyEnvelope> {
         let py = memory.py();
         let timeout = self::timeout(timeout)?;
-        let memory = self.memory(memory, Access::LOCAL_WRITE)?;
+        let memory = self.memory(memory, Access::LOCAL_WRITE, MemoryUse::Now)?;
         let matcher = self.inner()?;
         let ticket = call(py, || {
             let slices = slices(&memory)?;

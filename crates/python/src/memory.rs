@@ -31,16 +31,29 @@ pub fn check_writable(py: Python<'_>, array: &Array, rights: Access) -> PyResult
     Err(state_exception(py, StateKind::NoAccess, "register", reason))
 }
 
+/// When a call uses the memory of an array.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum MemoryUse {
+    /// As soon as the call is made, in the order of no stream. So the call waits for the stream that the array names.
+    Now,
+    /// In the order of a stream of the caller's, who orders it with the array's.
+    OnStream,
+}
+
 /// Registers the memory of an array where it is. The region keeps the array.
 pub fn register(
     domain: &ProtectionDomain,
     array: &Bound<'_, PyAny>,
     access: Option<u32>,
+    used: MemoryUse,
 ) -> PyResult<PyRegion> {
     let py = array.py();
     let found = Array::of(array)?;
     let rights = self::access(access, default_access(&found))?;
     check_writable(py, &found, rights)?;
+    if used == MemoryUse::Now {
+        found.settle(py)?;
+    }
     let Array {
         start,
         len_bytes,
@@ -49,6 +62,7 @@ pub fn register(
         is_readonly,
         gpu,
         owner,
+        ..
     } = found;
     let region = match gpu {
         Some(gpu) => register_device(py, domain, (start, len_bytes), gpu, rights, owner)?,
@@ -77,13 +91,10 @@ fn register_device(
     access: Access,
     owner: Py<PyAny>,
 ) -> PyResult<Region> {
-    use doorbell::{CudaContext, DeviceBuffer};
+    use doorbell::DeviceBuffer;
 
     call(py, move || {
-        let context = match gpu {
-            Some(ordinal) => CudaContext::primary(ordinal),
-            None => CudaContext::current().or_else(|_| CudaContext::primary(0)),
-        }?;
+        let context = Array::context(gpu)?;
         // SAFETY: the owner keeps the memory.
         let buffer =
             unsafe { DeviceBuffer::from_owner(&context, start, len_bytes, Box::new(owner)) }?;
@@ -120,6 +131,7 @@ impl ArrayMemory {
         domain: &ProtectionDomain,
         object: &Bound<'_, PyAny>,
         rights: Access,
+        used: MemoryUse,
     ) -> PyResult<ArrayMemory> {
         if let Ok(slice) = object.cast::<PySlice>() {
             let slice = slice.get();
@@ -131,7 +143,7 @@ impl ArrayMemory {
         if let Ok(region) = object.cast::<PyRegion>() {
             return ArrayMemory::whole(region.get());
         }
-        ArrayMemory::whole(&register(domain, object, Some(rights.bits()))?)
+        ArrayMemory::whole(&register(domain, object, Some(rights.bits()), used)?)
     }
 
     fn whole(region: &PyRegion) -> PyResult<ArrayMemory> {
@@ -146,16 +158,17 @@ impl ArrayMemory {
         domain: &ProtectionDomain,
         object: &Bound<'_, PyAny>,
         rights: Access,
+        used: MemoryUse,
     ) -> PyResult<Vec<ArrayMemory>> {
         // Arrays can be iterated, too, so these two kinds only.
         let is_sequence = object.is_instance_of::<pyo3::types::PyList>()
             || object.is_instance_of::<pyo3::types::PyTuple>();
         if !is_sequence {
-            return Ok(vec![ArrayMemory::of(domain, object, rights)?]);
+            return Ok(vec![ArrayMemory::of(domain, object, rights, used)?]);
         }
         let items = object.try_iter()?;
         items
-            .map(|item| ArrayMemory::of(domain, &item?, rights))
+            .map(|item| ArrayMemory::of(domain, &item?, rights, used))
             .collect()
     }
 

@@ -14,7 +14,7 @@ use pyo3::types::PyBytes;
 use crate::arguments::timeout;
 use crate::detached::{Detached, Room, call, lock, queue, wait};
 use crate::error::{is_gone, work_exception};
-use crate::memory::{ArrayMemory, slices};
+use crate::memory::{ArrayMemory, MemoryUse, slices};
 use crate::stream::PyStream;
 use crate::ticket::ticket_methods;
 
@@ -34,7 +34,7 @@ pub struct PyMessageQueue {
 /// Of memory that is sent: longer messages are read.
 const SENT: Access = Access::REMOTE_READ;
 
-pub fn is_taken() -> Error {
+fn is_taken() -> Error {
     Error::state(
         StateKind::Taken,
         "use of the message queue",
@@ -44,6 +44,52 @@ pub fn is_taken() -> Error {
 
 pub fn taken(queue: &mut Option<MessageQueue>) -> doorbell::Result<&mut MessageQueue> {
     queue.as_mut().ok_or_else(is_taken)
+}
+
+/// The order in which a call locks several queues, so that no two calls wait for each other: that of their addresses.
+fn lock_order(shared: &[&PySharedQueue]) -> PyResult<Vec<usize>> {
+    let mut order: Vec<usize> = (0..shared.len()).collect();
+    order.sort_by_key(|at| shared.get(*at).map(|queue| Arc::as_ptr(queue).addr()));
+    let is_twice = |pair: &[usize]| matches!(pair, [a, b] if shared.get(*a).zip(shared.get(*b)).is_some_and(|(a, b)| Arc::ptr_eq(a, b)));
+    if order.windows(2).any(is_twice) {
+        return Err(PyValueError::new_err("a queue is there twice"));
+    }
+    Ok(order)
+}
+
+/// Makes something of queues, which it takes. `check` looks at them before: if it fails, or if a queue was taken before, all of them stay where they are.
+pub fn make_of_queues<T: Send>(
+    py: Python<'_>,
+    queues: &[Option<Bound<'_, PyMessageQueue>>],
+    check: impl FnOnce(&mut [Option<&mut MessageQueue>]) -> doorbell::Result<()> + Send,
+    make: impl FnOnce(Vec<Option<MessageQueue>>) -> doorbell::Result<T> + Send,
+) -> PyResult<T> {
+    let given = queues.iter().enumerate();
+    let given = given.filter_map(|(place, queue)| Some((place, queue.as_ref()?.get())));
+    let (places, given): (Vec<usize>, Vec<&PyMessageQueue>) = given.unzip();
+    let shared = given.into_iter().map(PyMessageQueue::shared);
+    let shared = shared.collect::<PyResult<Vec<_>>>()?;
+    let order = lock_order(&shared)?;
+    let count = queues.len();
+    call(py, || {
+        let locked = |at: &usize| Some((*places.get(*at)?, lock(shared.get(*at)?)));
+        let mut guards: Vec<_> = order.iter().filter_map(locked).collect();
+        let mut looked_at: Vec<Option<&mut MessageQueue>> = (0..count).map(|_| None).collect();
+        for (place, queue) in &mut guards {
+            if let Some(entry) = looked_at.get_mut(*place) {
+                *entry = Some(taken(queue)?);
+            }
+        }
+        check(&mut looked_at)?;
+        let mut all: Vec<Option<MessageQueue>> = (0..count).map(|_| None).collect();
+        for (place, queue) in &mut guards {
+            if let Some(entry) = all.get_mut(*place) {
+                *entry = queue.take();
+            }
+        }
+        drop(guards);
+        make(all)
+    })
 }
 
 impl PyMessageQueue {
@@ -103,12 +149,12 @@ impl PyMessageQueue {
         })
     }
 
-    fn sent(&self, memory: &Bound<'_, PyAny>) -> PyResult<Vec<ArrayMemory>> {
-        ArrayMemory::several(self.domain()?, memory, SENT)
+    fn sent(&self, memory: &Bound<'_, PyAny>, used: MemoryUse) -> PyResult<Vec<ArrayMemory>> {
+        ArrayMemory::several(self.domain()?, memory, SENT, used)
     }
 
-    fn received(&self, memory: &Bound<'_, PyAny>) -> PyResult<Vec<ArrayMemory>> {
-        ArrayMemory::several(self.domain()?, memory, Access::LOCAL_WRITE)
+    fn received(&self, memory: &Bound<'_, PyAny>, used: MemoryUse) -> PyResult<Vec<ArrayMemory>> {
+        ArrayMemory::several(self.domain()?, memory, Access::LOCAL_WRITE, used)
     }
 }
 
@@ -149,7 +195,7 @@ impl PyMessageQueue {
         stream: &Bound<'_, PyStream>,
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<PyMessageTicket> {
-        let memory = self.sent(memory)?;
+        let memory = self.sent(memory, MemoryUse::OnStream)?;
         let ticket = self.queue(stream, |queue, executor| {
             queue.send(executor, &slices(&memory)?)
         })?;
@@ -162,7 +208,7 @@ impl PyMessageQueue {
         stream: &Bound<'_, PyStream>,
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<PyPendingSend> {
-        let memory = self.sent(memory)?;
+        let memory = self.sent(memory, MemoryUse::OnStream)?;
         let pending = self.queue(stream, |queue, executor| {
             queue.start_send(executor, &slices(&memory)?)
         })?;
@@ -188,7 +234,7 @@ impl PyMessageQueue {
         stream: &Bound<'_, PyStream>,
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<PyMessageTicket> {
-        let memory = self.received(memory)?;
+        let memory = self.received(memory, MemoryUse::OnStream)?;
         let ticket = self.queue(stream, |queue, executor| {
             queue.recv(executor, &slices(&memory)?)
         })?;
@@ -212,7 +258,7 @@ impl PyMessageQueue {
         timeout: Option<f64>,
     ) -> PyResult<PyPostedSend> {
         let py = memory.py();
-        let memory = self.sent(memory)?;
+        let memory = self.sent(memory, MemoryUse::Now)?;
         let posted = self.wait(py, timeout, |queue, slice| {
             queue.start_send_now(&slices(&memory)?, slice)
         })?;
@@ -233,7 +279,7 @@ impl PyMessageQueue {
     #[pyo3(signature = (memory, timeout = None))]
     fn recv_now(&self, memory: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<u64> {
         let py = memory.py();
-        let memory = self.received(memory)?;
+        let memory = self.received(memory, MemoryUse::Now)?;
         self.wait(py, timeout, |queue, slice| {
             queue.recv_now(&slices(&memory)?, slice)
         })
@@ -251,16 +297,10 @@ impl PyMessageQueue {
         let Some(first) = queues.first() else {
             return Err(PyValueError::new_err("there are no queues"));
         };
-        let memory = first.get().received(memory)?;
+        let memory = first.get().received(memory, MemoryUse::Now)?;
         let shared = queues.iter().map(|queue| queue.get().shared());
         let shared = shared.collect::<PyResult<Vec<&PySharedQueue>>>()?;
-        // In the order of their addresses, so that no two calls wait for each other.
-        let mut order: Vec<usize> = (0..shared.len()).collect();
-        order.sort_by_key(|at| shared.get(*at).map(|queue| Arc::as_ptr(queue).addr()));
-        let is_twice = |pair: &[usize]| matches!(pair, [a, b] if shared.get(*a).zip(shared.get(*b)).is_some_and(|(a, b)| Arc::ptr_eq(a, b)));
-        if order.windows(2).any(is_twice) {
-            return Err(PyValueError::new_err("a queue is there twice"));
-        }
+        let order = lock_order(&shared)?;
         wait(py, self::timeout(timeout)?, |slice| {
             let mut guards: Vec<(usize, MutexGuard<'_, Option<MessageQueue>>)> = order
                 .iter()

@@ -404,11 +404,10 @@ impl PyHostStream {
     }
 }
 
-/// A stream of CUDA that the application has created. It keeps the object that has it.
+/// A stream of CUDA that the application has created. It keeps the object that has it, also after its own end until the work is done.
 #[pyclass(frozen, extends = PyStream, module = "doorbell", name = "CudaStream")]
 pub struct PyCudaStream {
     handle: usize,
-    _owner: Py<PyAny>,
 }
 
 /// The `cudaStream_t` of an object.
@@ -437,11 +436,8 @@ impl PyCudaStream {
     #[pyo3(signature = (stream, name = "python"))]
     fn new(stream: &Bound<'_, PyAny>, name: &str) -> PyResult<PyClassInitializer<PyCudaStream>> {
         let handle = handle_of(stream)?;
-        let inner = open(stream.py(), handle, name)?;
-        let class = PyCudaStream {
-            handle,
-            _owner: stream.clone().unbind(),
-        };
+        let inner = open(stream, handle, name)?;
+        let class = PyCudaStream { handle };
         let base = PyStream(Detached::new(inner));
         Ok(PyClassInitializer::from(base).add_subclass(class))
     }
@@ -454,23 +450,25 @@ impl PyCudaStream {
 }
 
 #[cfg(feature = "cuda")]
-fn open(py: Python<'_>, handle: usize, name: &str) -> PyResult<AnyStream> {
+fn open(object: &Bound<'_, PyAny>, handle: usize, name: &str) -> PyResult<AnyStream> {
     use doorbell::{CudaContext, CudaStream};
 
-    let stream = call(py, || {
+    // The library drops it without the interpreter's lock. pyo3 then gives up the reference when a thread next takes the lock for this package.
+    let owner = object.clone().unbind();
+    let stream = call(object.py(), move || {
         let raw = std::ptr::with_exposed_provenance_mut(handle);
-        // SAFETY: a stream that the caller names; docs/python.md has it stay until its work is done.
+        // SAFETY: a stream that the caller names, and which `owner` has; docs/python.md has one that is a number stay until its work is done.
         let context = unsafe { CudaContext::of_stream(raw) }?;
         // SAFETY: as above.
-        unsafe { CudaStream::from_raw(&context, raw, name) }
+        unsafe { CudaStream::from_owner(&context, raw, name, Box::new(owner)) }
     })?;
     Ok(AnyStream::Cuda(stream))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn open(py: Python<'_>, _handle: usize, _name: &str) -> PyResult<AnyStream> {
+fn open(object: &Bound<'_, PyAny>, _handle: usize, _name: &str) -> PyResult<AnyStream> {
     Err(state_exception(
-        py,
+        object.py(),
         StateKind::Unsupported,
         "CudaStream",
         "this package was built without the feature `cuda`",

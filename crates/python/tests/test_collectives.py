@@ -275,11 +275,21 @@ def test_one_rank_alone_and_what_is_refused() -> None:
         one.reduce_scatter(numpy.zeros(3), numpy.zeros(1))
     with pytest.raises(ValueError, match="pairwise"):
         one.all_to_all(data, data, sends=[2, 2], algorithm="bruck")
-    # A queue has one user.
+    # A queue has one user. One that is refused has none.
     a, b = domain.message_queue(), domain.message_queue()
     a.connect(b.address)
     b.connect(a.address)
-    doorbell.Communicator(0, [None, a])
+    stranger = doorbell.Device().domain().message_queue()
+    for rank, queues in ((0, [a, None]), (0, [None, a, None]), (2, [None, a]), (0, [None, a, a]), (0, [None, a, stranger])):
+        with pytest.raises((doorbell.Error, ValueError)):
+            doorbell.Communicator(rank, queues)
+    b.start_send_now(b"whole", 30)
+    assert a.recv_now(bytearray(8), 30) == 5
+    taken_before = doorbell.Communicator(0, [None, a])
+    with pytest.raises(doorbell.StateError):
+        doorbell.Communicator(0, [None, b, a])
+    b.start_send_now(b"whole", 30)
+    del taken_before
     for use in (lambda: a.send_now(b"more"), lambda: doorbell.Communicator(0, [None, a])):
         with pytest.raises(doorbell.StateError) as taken:
             use()

@@ -272,6 +272,62 @@ def test_the_kind_of_device_is_that_of_dlpack(driver: Driver) -> None:
         doorbell.Device().domain().register(OnRocm(driver, bytes(64)))
 
 
+@pytest.mark.parametrize("kind", ["own", "legacy"])
+def test_a_call_of_this_thread_waits_for_the_stream_that_an_array_names(driver: Driver, kind: str) -> None:
+    domain = doorbell.Device().domain()
+    gate = domain.alloc(4)
+    word = memoryview(gate).cast("I")
+    handle = driver.stream() if kind == "own" else 1
+    holder = doorbell.CudaStream(handle)
+    array = CudaArray(driver, b"0123456789abcdef")
+    described = array.__cuda_array_interface__
+
+    def open_later() -> threading.Timer:
+        word[0] = 0
+        holder.wait_value(gate, 0, 1, timeout=60)
+        timer = threading.Timer(0.2, word.__setitem__, (0, 1))
+        timer.start()
+        return timer
+
+    a, b = domain.message_queue(), domain.message_queue()
+    a.connect(b.address)
+    b.connect(a.address)
+    pair = Pair()
+    remote = pair.domain.alloc(16, doorbell.Access.ALL)
+    bounce = doorbell.BounceBuffer(pair.domain, gpu=0)
+    calls: list[Callable[[], object]] = [
+        lambda: domain.register(array),
+        lambda: a.send_now(array, 30),
+        lambda: bounce.write(pair.a, array, remote.remote, 30),
+    ]
+    if kind == "legacy":
+        # The stream that DLPack means if the consumer names none.
+        calls.append(lambda: domain.register(DlpackArray(array)))
+    for call in calls:
+        described["stream"] = handle
+        timer = open_later()
+        call()
+        assert holder.done()
+        timer.join()
+    # Nobody else's work counts, and calls on a stream are in its order.
+    timer = open_later()
+    described["stream"] = None
+    domain.register(array)
+    if kind == "own":
+        # The driver orders the thread's default stream with the legacy one.
+        described["stream"] = 2
+        domain.register(array)
+    described["stream"] = handle
+    queued = a.start_send(doorbell.HostStream(), array)
+    assert not holder.done() and word[0] == 0
+    timer.join()
+    holder.synchronize(30)
+    a.wait_send(doorbell.HostStream(), queued).wait(30)
+    described["stream"] = 0
+    with pytest.raises(BufferError, match="stream"):
+        domain.register(array)
+
+
 def test_a_region_keeps_the_array_of_a_gpu(driver: Driver) -> None:
     domain = doorbell.Device().domain()
     array = CudaArray(driver, bytes(64))
@@ -306,6 +362,47 @@ def test_streams_of_other_packages_are_used_as_they_are(driver: Driver, kind: An
     host.synchronize(10)
     stream.wait_event(host.record())
     stream.synchronize(10)
+
+
+class OwnStream(TorchStream):
+    """One that destroys its stream at the end, as cupy's does."""
+
+    destroyed: list[int] = []
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(driver.stream())
+        self.driver = driver
+
+    def __del__(self) -> None:
+        OwnStream.destroyed.append(self.cuda_stream)
+        self.driver.call("cuStreamDestroy_v2", ctypes.c_void_p(self.cuda_stream))
+
+
+def test_the_object_of_a_stream_lives_until_the_work_is_done(driver: Driver) -> None:
+    gate = doorbell.Device().domain().alloc(4)
+    word = memoryview(gate).cast("I")
+    theirs = OwnStream(driver)
+    handle = theirs.cuda_stream
+    stream = doorbell.CudaStream(theirs)
+    stream.wait_value(gate, 0, 1, timeout=60)
+    event = stream.record()
+    del theirs, stream
+    doorbell.HostStream("turn").synchronize(10)
+    assert not event.done() and handle not in OwnStream.destroyed
+    word[0] = 1
+    event.wait(30)
+    for _ in range(1000):
+        if handle in OwnStream.destroyed:
+            break
+        doorbell.HostStream("turn").synchronize(10)
+    assert OwnStream.destroyed.count(handle) == 1
+    # Without work it goes at once, and so it does if there is no stream of it.
+    idle = OwnStream(driver)
+    handle = idle.cuda_stream
+    stream = doorbell.CudaStream(idle)
+    del idle, stream
+    doorbell.HostStream("turn").synchronize(10)
+    assert OwnStream.destroyed.count(handle) == 1
 
 
 class TorchEvent:

@@ -266,6 +266,54 @@ def test_an_interrupt_ends_the_waits_of_a_group(wait: str) -> None:
     assert [said for _, said, _ in ranks] == ["interrupted\n", "0\n"], ranks
 
 
+RETRIES = """
+import doorbell, os, signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+group = doorbell.Group.from_environment("softcx", timeout=100.0)
+if group.rank == 0:
+    other = int(group.get("pid"))
+    while open(f"/proc/{other}/stat").read().rsplit(")", 1)[1].split()[0] != "T":
+        time.sleep(0.01)
+    try:
+        for _ in range(2):
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                group.endpoint(1)
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+    finally:
+        os.kill(other, signal.SIGCONT)
+    # Now the threads of the interrupted calls take the endpoint.
+    group.get("connected")
+    time.sleep(0.5)
+else:
+    group.set("pid", str(os.getpid()).encode())
+    # A process that is stopped does not answer; one that runs does, whatever its program does.
+    os.kill(os.getpid(), signal.SIGSTOP)
+endpoint = group.endpoint(1 - group.rank)
+assert group.endpoint(1 - group.rank) is endpoint
+if group.rank == 1:
+    group.set("connected", b"")
+region = group.domain.alloc(8)
+if group.rank == 0:
+    ticket = endpoint.post_recv(region)
+    group.barrier()
+    ticket.wait(30)
+    print(bytes(memoryview(region)))
+else:
+    memoryview(region)[:] = b"survived"
+    group.barrier()
+    endpoint.post_send(region).wait(30)
+group.barrier()
+group.leave()
+"""
+
+
+def test_an_endpoint_outlives_the_interrupt_of_its_call() -> None:
+    ranks = outputs(start(2, ["-c", RETRIES]))
+    assert [said for _, said, _ in ranks] == ["interrupted\ninterrupted\nb'survived'\n", ""], ranks
+
+
 ENDS = """
 import doorbell, os
 group = doorbell.Group.from_environment()

@@ -142,3 +142,22 @@ def test_a_peer_that_fails_is_named_and_excluded(stream: doorbell.HostStream) ->
         peers.second.exclude(2)
     with pytest.raises(doorbell.RangeError):
         doorbell.Matcher(peers.domain, [None], doorbell.MatcherConfig(receives=0))
+    # What is refused takes no queue.
+    a, b, apart = (peers.domain.message_queue() for _ in range(3))
+    a.connect(b.address)
+    b.connect(a.address)
+    no_slots = doorbell.MatcherConfig(messages=doorbell.MessageConfig(slots=0))
+    refused: list[tuple[doorbell.Domain, list[doorbell.MessageQueue | None], doorbell.MatcherConfig | None]] = [
+        (peers.domain, [a], doorbell.MatcherConfig(receives=0)),
+        (peers.domain, [a, None], no_slots),
+        (peers.domain, [a, None, None], None),
+        (peers.domain, [a, a], None),
+        (peers.domain, [a, peers.queues[0]], None),
+        (peers.domain, [a, apart], None),
+        (doorbell.Device().domain(), [a], None),
+    ]
+    for domain, queues, config in refused:
+        with pytest.raises((doorbell.Error, ValueError)):
+            doorbell.Matcher(domain, queues, config)
+        b.start_send_now(b"whole", 30)
+        assert a.recv_now(bytearray(8), 30) == 5

@@ -17,7 +17,7 @@ use crate::collective::{PyCollective, PyCollectiveTicket, PyCommunicator};
 use crate::detached::{Detached, call, lock};
 use crate::endpoint::{Options, PyEndpoint, WorkKind};
 use crate::error::{is_gone, state_exception};
-use crate::memory::{ArrayMemory, slices};
+use crate::memory::{ArrayMemory, MemoryUse, slices};
 use crate::message::{PyMessageQueue, PyMessageTicket, PySharedQueue, taken};
 use crate::operations::{TakesOperations, operation_methods};
 use crate::parts::{RegionParts, RemotePart};
@@ -263,7 +263,12 @@ impl PyGraphBuilder {
         queue: &Bound<'_, PyMessageQueue>,
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let memory = ArrayMemory::several(queue.get().domain()?, memory, Access::REMOTE_READ)?;
+        let memory = ArrayMemory::several(
+            queue.get().domain()?,
+            memory,
+            Access::REMOTE_READ,
+            MemoryUse::OnStream,
+        )?;
         self.of_queue(queue, |builder, queue| {
             builder.send_message(queue, &slices(&memory)?)
         })
@@ -275,7 +280,12 @@ impl PyGraphBuilder {
         queue: &Bound<'_, PyMessageQueue>,
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let memory = ArrayMemory::several(queue.get().domain()?, memory, Access::REMOTE_READ)?;
+        let memory = ArrayMemory::several(
+            queue.get().domain()?,
+            memory,
+            Access::REMOTE_READ,
+            MemoryUse::OnStream,
+        )?;
         self.of_queue(queue, |builder, queue| {
             builder.start_message(queue, &slices(&memory)?)
         })
@@ -292,7 +302,12 @@ impl PyGraphBuilder {
         queue: &Bound<'_, PyMessageQueue>,
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let memory = ArrayMemory::several(queue.get().domain()?, memory, Access::LOCAL_WRITE)?;
+        let memory = ArrayMemory::several(
+            queue.get().domain()?,
+            memory,
+            Access::LOCAL_WRITE,
+            MemoryUse::OnStream,
+        )?;
         self.of_queue(queue, |builder, queue| {
             builder.recv_message(queue, &slices(&memory)?)
         })
