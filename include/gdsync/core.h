@@ -270,7 +270,10 @@ int gds_unregister_mem(void *ptr, size_t size);
 enum gds_option {
 	/* Timeout of a wait in ms, or DOORBELL_NO_TIMEOUT; initially DOORBELL_DEFAULT_TIMEOUT (30 s). */
 	GDS_OPTION_WAIT_TIMEOUT_MS,
-	/* 1, initially: the pages of a word are registered when a wait or a store uses it, and are not freed before gds_unregister_mem. 0: EFAULT. */
+	/*
+	 * 1, initially: the pages of a word are registered when a wait or a store uses it, and are not freed before
+	 * gds_unregister_mem. The first gds_register_mem within them takes them over and counts as the first. 0: EFAULT.
+	 */
 	GDS_OPTION_REGISTER_ON_USE
 };
 int gds_set_option(enum gds_option option, int64_t value);
