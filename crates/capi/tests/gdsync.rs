@@ -396,6 +396,23 @@ fn gdsync_headers_compile_in_every_include_order() {
     }
 }
 
+/// Kernels' waits on a processor, with a clock that steps back.
+#[test]
+fn waits_of_kernels_end_with_the_word_or_with_their_time() {
+    let test = "waits_of_kernels_end_with_the_word_or_with_their_time";
+    if !has("g++") {
+        return waived::waived(test, "g++ is not installed");
+    }
+    if !has_libibverbs(test) {
+        return;
+    }
+    let program = scratch("gdsync_device_waits");
+    let mut command = compiler("g++", "c++17");
+    command.args(["-O1", "-o"]).arg(&program);
+    succeed(command.arg(source("device_waits.cpp")));
+    assert_eq!(run(&mut Command::new(program)), "done\n");
+}
+
 /// With CUDA's own header, and infos that a kernel executes.
 #[test]
 fn gdsync_h_compiles_in_cuda_programs() {
