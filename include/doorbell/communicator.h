@@ -314,7 +314,6 @@ int doorbell_communicator_path(const doorbell_communicator *communicator, uint32
 /*
  * Describes an operation: doorbell_collective_describe(collective, &plan, sizeof plan). No other call with the operation is
  * disturbed by it. While a doorbell_communicator_match_ahead is not over, `matched` is 0.
- * Threads: any.
  */
 int doorbell_collective_describe(const doorbell_collective *collective, doorbell_collective_plan *plan,
 				 uint32_t struct_size);
