@@ -32,6 +32,9 @@ const CLANG: &str = "clang++-19";
 /// A file of `scripts/kernels-image`, which is taken in place of a compiler.
 const FILE: &str = "DOORBELL_KERNELS_FILE";
 
+/// If it is set, there are no kernels, whatever compilers and files there are: what `--without-kernels` of scripts/install-c and scripts/wheel sets.
+const WITHOUT: &str = "DOORBELL_WITHOUT_KERNELS";
+
 /// What the kernels are made of: a file of other sources may have other parameters. Headers of the host alone are not among them.
 const SOURCES: [&str; 6] = [
     "cuda/kernels.cu",
@@ -60,10 +63,13 @@ fn kernels() {
     // Appended by nvcc itself.
     println!("cargo::rerun-if-env-changed=NVCC_APPEND_FLAGS");
     println!("cargo::rerun-if-env-changed=NVCC_PREPEND_FLAGS");
-    for name in [WANTED, OLDER, FILE] {
+    for name in [WANTED, OLDER, FILE, WITHOUT] {
         println!("cargo::rerun-if-env-changed={name}");
     }
     let folder = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    if set(WITHOUT).is_some() {
+        return leave_out(&folder, &format!("{WITHOUT} was set when this was built"));
+    }
     if let Some(file) = set(FILE).map(PathBuf::from) {
         println!("cargo::rerun-if-changed={}", file.display());
         let taken = KernelsFile::read(&file).and_then(|file| file.unpack(&folder));
@@ -104,11 +110,7 @@ fn kernels() {
     };
     let made = match compiled {
         Ok(made) => made,
-        Err(reason) => {
-            println!("cargo::rustc-env=DOORBELL_NO_KERNELS={reason}");
-            return fs::write(&image, b"doorbell was built without kernels\0")
-                .expect("cargo made the folder");
-        }
+        Err(reason) => return leave_out(&folder, &reason),
     };
     let file = KernelsFile {
         made,
@@ -118,6 +120,25 @@ fn kernels() {
     };
     file.describe("");
     fs::write(folder.join("kernels.file"), file.to_bytes()).expect("cargo made the folder");
+}
+
+/// Leaves what a build without kernels has in their place.
+fn leave_out(folder: &Path, reason: &str) {
+    println!("cargo::rustc-env=DOORBELL_NO_KERNELS={reason}");
+    for (name, bytes) in [
+        (
+            "kernels.image",
+            b"doorbell was built without kernels\0".as_slice(),
+        ),
+        ("kernels12.image", b""),
+    ] {
+        fs::write(folder.join(name), bytes).expect("cargo made the folder");
+    }
+    // An earlier build's, which scripts/kernels-image would take for this one's.
+    let file = folder.join("kernels.file");
+    if file.exists() {
+        fs::remove_file(file).expect("a build script made it");
+    }
 }
 
 /// Kernels in one file: lines of text up to an empty one, then the two images. The first line ends with the checksum of everything behind it.

@@ -311,7 +311,10 @@ int doorbell_communicator_failure(const doorbell_communicator *communicator, uin
 int doorbell_communicator_path(const doorbell_communicator *communicator, uint32_t *control, char *text,
 			       size_t capacity);
 
-/* Describes an operation: doorbell_collective_describe(collective, &plan, sizeof plan). */
+/*
+ * Describes an operation: doorbell_collective_describe(collective, &plan, sizeof plan). No other call with the operation is
+ * disturbed by it. While a doorbell_communicator_match_ahead is not over, `matched` is 0.
+ */
 int doorbell_collective_describe(const doorbell_collective *collective, doorbell_collective_plan *plan,
 				 uint32_t struct_size);
 

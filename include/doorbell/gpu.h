@@ -274,7 +274,7 @@ int doorbell_page_push_init(doorbell_page_push *push, uint32_t struct_size);
  * call on, the endpoint's queues belong to kernels, as those of an operation of a captured graph (doorbell_stream_create_cuda).
  * An entry that names no page, or more entries than the table has room for, fails the endpoint, and nothing is written.
  * Returns DOORBELL_ESTATE for another kind of stream.
- * Threads: alone with endpoint.
+ * Threads: one at a time for endpoint.
  */
 int doorbell_stream_push_pages(doorbell_stream *stream, doorbell_endpoint *endpoint, const doorbell_page_push *push,
 			       doorbell_ticket **ticket);

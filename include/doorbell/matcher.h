@@ -68,7 +68,8 @@ int doorbell_matcher_config_init(doorbell_matcher_config *config, uint32_t struc
 /*
  * Makes a matcher of `count` peers. `queues` has a connected queue to each, of that domain; one may be NULL, which is this
  * process. The queues are destroyed, whether the call succeeds or not, unless it returns DOORBELL_EINVAL, DOORBELL_EHANDLE,
- * DOORBELL_EBUSY or DOORBELL_EPANIC. If `config` is NULL, the defaults are used. Returns DOORBELL_ESTATE if a queue is not
+ * DOORBELL_EBUSY or DOORBELL_EPANIC. So they are destroyed after DOORBELL_ERANGE, too, which is returned for a value in
+ * `config`, and for a `count` of 0. If `config` is NULL, the defaults are used. Returns DOORBELL_ESTATE if a queue is not
  * connected, or if two are NULL; DOORBELL_EFOREIGN for a queue of another domain.
  * Threads: alone with queues.
  */

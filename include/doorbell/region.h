@@ -117,8 +117,9 @@ int doorbell_region_destroy(doorbell_region *region);
 /*
  * Returns the address of the first byte, or NULL on failure and for adopted memory that begins at the address 0. The memory belongs to the region; the pointer is valid as
  * long as the handle. The device, and through it a peer, may write to the memory at any time. For GPU memory the
- * result is the address on the GPU, which the CPU cannot access; doorbell_stream_wait_value32 and similar calls return
- * DOORBELL_ESTATE for such a region.
+ * result is the address on the GPU, which the CPU cannot access. Words in it are for CUDA streams that have kernels of this
+ * library and belong to that GPU (doorbell_stream_wait_value64); doorbell_stream_wait_value32 and similar calls return
+ * DOORBELL_ESTATE for other streams, and doorbell_wait_value32 and doorbell_wait_value64 always.
  */
 void *doorbell_region_pointer(const doorbell_region *region);
 

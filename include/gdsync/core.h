@@ -96,8 +96,8 @@ int gds_destroy_qp(struct gds_qp *qp);
 #endif
 
 /*
- * The type is RC or UD. Depths, slices and inline bytes of 0 are taken as 1, and at most DOORBELL_SLICES_MAX slices; the CQs and the capacities are
- * stored in qp_init_attr. `gpu_id` is ignored: a stream knows its GPU.
+ * The type is RC or UD. Depths and slices of 0 are taken as 1, and more slices than DOORBELL_SLICES_MAX as DOORBELL_SLICES_MAX. 0 inline bytes
+ * are none. The CQs and the capacities are stored in qp_init_attr. `gpu_id` is ignored: a stream knows its GPU.
  */
 struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds_qp_init_attr_t *qp_init_attr, int gpu_id, int flags)
 	DOORBELL_GDS_SYMBOL("gds_create_qp");
@@ -270,7 +270,10 @@ int gds_unregister_mem(void *ptr, size_t size);
 enum gds_option {
 	/* Timeout of a wait in ms, or DOORBELL_NO_TIMEOUT; initially DOORBELL_DEFAULT_TIMEOUT (30 s). */
 	GDS_OPTION_WAIT_TIMEOUT_MS,
-	/* 1, initially: the pages of a word are registered when a wait or a store uses it, and are not freed before gds_unregister_mem. 0: EFAULT. */
+	/*
+	 * 1, initially: the pages of a word are registered when a wait or a store uses it, and are not freed before
+	 * gds_unregister_mem. The first gds_register_mem within them takes them over and counts as the first. 0: EFAULT.
+	 */
 	GDS_OPTION_REGISTER_ON_USE
 };
 int gds_set_option(enum gds_option option, int64_t value);

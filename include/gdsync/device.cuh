@@ -83,7 +83,7 @@ template <typename S> __device__ inline int wait(S &sem, wait_cond_t cond)
 	case GDS_WAIT_COND_EQ: {
 		const uint64_t start_ns = dbl_now_ns();
 		while (dbl_load_dword(word) != sem.value)
-			if (dbl_now_ns() - start_ns >= GDSYNC_DEVICE_TIMEOUT_NS)
+			if (dbl_has_passed(dbl_now_ns(), start_ns, GDSYNC_DEVICE_TIMEOUT_NS))
 				return ERROR_TIMEOUT;
 		dbl_fence_acquire();
 		return 0;

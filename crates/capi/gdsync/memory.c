@@ -317,9 +317,12 @@ static struct doorbell_gds_memory *doorbell_gds_place_take(uint32_t *number)
 	return place;
 }
 
-/* Registers memory, or allocates it if `start` is NULL, and adds it to the table. The caller holds the lock. */
+/*
+ * Registers memory, or allocates it if `start` is NULL, and adds it to the table. `count` is how often gds_unregister_mem has to
+ * be called for it. The caller holds the lock.
+ */
 static int doorbell_gds_enter(const struct ibv_pd *pd, void *start, size_t len_bytes, uint32_t access,
-				     uint32_t kind, struct doorbell_gds_memory **entered)
+				     uint32_t kind, uint32_t count, struct doorbell_gds_memory **entered)
 {
 	struct doorbell_gds_domain *domain;
 	struct doorbell_gds_memory *place;
@@ -351,7 +354,7 @@ static int doorbell_gds_enter(const struct ibv_pd *pd, void *start, size_t len_b
 	place->kind = kind;
 	place->uses = (place->uses + 1) & 0xffff;
 	place->uses += place->uses == 0;
-	place->count = 1;
+	place->count = count;
 	place->start = (uint64_t)(uintptr_t)doorbell_region_pointer(region);
 	place->len_bytes = len_bytes;
 	place->region = region;
@@ -470,8 +473,9 @@ int doorbell_gds_words(const void *start, size_t len_bytes, const doorbell_regio
 	place = doorbell_gds_find(address, len_bytes, DOORBELL_GDS_SLICES, DOORBELL_GDS_OWN);
 	if (!place && __atomic_load_n(&doorbell_gds_state.registers_on_use, __ATOMIC_RELAXED)) {
 		const uint64_t page = address & ~(uint64_t)4095, end = (address + len_bytes + 4095) & ~(uint64_t)4095;
+		/* The first gds_register_mem of it takes it over. */
 		error = doorbell_gds_enter(NULL, (void *)(uintptr_t)page, (size_t)(end - page), DOORBELL_ACCESS_ALL,
-					   DOORBELL_GDS_WORDS, &place);
+					   DOORBELL_GDS_WORDS, 0, &place);
 	}
 	if (!place) {
 		error = error ? error : EFAULT;
@@ -501,7 +505,7 @@ struct ibv_mr *gds_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
 	}
 	if (!error) {
 		doorbell_gds_lock();
-		error = doorbell_gds_enter(pd, addr, length, rights, DOORBELL_GDS_SLICES, &place);
+		error = doorbell_gds_enter(pd, addr, length, rights, DOORBELL_GDS_SLICES, 1, &place);
 		if (!error) {
 			lkey = place->key;
 			error = doorbell_gds_errno(doorbell_region_remote(place->region, &remote));
@@ -587,7 +591,7 @@ int gds_register_mem(void *ptr, size_t size, gds_memory_type_t type, CUdeviceptr
 			if (place->kind == DOORBELL_GDS_WORDS && start < place->start + place->len_bytes && place->start < start + size)
 				error = EINVAL;
 		if (!error)
-			error = doorbell_gds_enter(NULL, ptr, size, DOORBELL_ACCESS_ALL, DOORBELL_GDS_WORDS, &place);
+			error = doorbell_gds_enter(NULL, ptr, size, DOORBELL_ACCESS_ALL, DOORBELL_GDS_WORDS, 1, &place);
 	}
 	doorbell_gds_unlock();
 	if (!error && dev_ptr)
@@ -603,7 +607,10 @@ int gds_unregister_mem(void *ptr, size_t size)
 		return EINVAL;
 	doorbell_gds_lock();
 	place = doorbell_gds_find((uint64_t)(uintptr_t)ptr, size, DOORBELL_GDS_WORDS, DOORBELL_GDS_WORDS);
-	if (place && --place->count == 0)
+	/* It is 0 if no gds_register_mem has taken over what a use has registered. */
+	if (place && place->count > 0)
+		place->count--;
+	if (place && place->count == 0)
 		left = doorbell_gds_leave(place);
 	doorbell_gds_unlock();
 	if (left.region)
@@ -624,7 +631,7 @@ int gds_alloc_mapped_memory(gds_mem_desc_t *desc, size_t size, int flags)
 	if ((flags & GDS_MEMORY_MASK) == GDS_MEMORY_GPU)
 		return EOPNOTSUPP;
 	doorbell_gds_lock();
-	error = doorbell_gds_enter(NULL, NULL, size, DOORBELL_ACCESS_ALL, DOORBELL_GDS_OWN, &place);
+	error = doorbell_gds_enter(NULL, NULL, size, DOORBELL_ACCESS_ALL, DOORBELL_GDS_OWN, 1, &place);
 	if (!error) {
 		desc->d_ptr = (CUdeviceptr)place->start;
 		desc->h_ptr = (void *)(uintptr_t)place->start;

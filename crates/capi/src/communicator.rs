@@ -3,6 +3,7 @@
 #![allow(non_camel_case_types)] // the names are the header's
 
 use std::ffi::{c_char, c_int};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use crate::argument::{
@@ -166,9 +167,28 @@ impl doorbell_communicator {
 pub struct doorbell_collective {
     /// Never waited for: calls with it are calls with its communicator, one at a time.
     inner: Mutex<Collective>,
+    /// This and what follows is used without the lock, so that a description makes no other call fail. `matched` is not set in it.
+    plan: doorbell_collective_plan,
+    is_matched: AtomicBool,
 }
 
 impl doorbell_collective {
+    fn new(collective: Collective) -> doorbell_collective {
+        let used = Some(collective.algorithm());
+        let number = ALGORITHMS.iter().find(|(_, algorithm)| *algorithm == used);
+        doorbell_collective {
+            plan: doorbell_collective_plan {
+                algorithm: number.map_or(DOORBELL_ALGORITHM_AUTO, |(number, _)| *number),
+                messages: collective.messages(),
+                sent_bytes: collective.sent_bytes(),
+                predicted_ns: collective.predicted_ns().round() as u64,
+                ..doorbell_collective_plan::defaults()
+            },
+            is_matched: AtomicBool::new(collective.is_matched()),
+            inner: Mutex::new(collective),
+        }
+    }
+
     pub(super) fn lock(&self) -> Result<MutexGuard<'_, Collective>, Failure> {
         try_lock(&self.inner, "collective")
     }
@@ -268,9 +288,8 @@ unsafe fn prepare(
         communicator = get(communicator),
         || {
             let algorithm = named(&ALGORITHMS, "algorithm", algorithm)?;
-            let inner = prepare(&*communicator.lock()?, algorithm)??;
-            let inner = Mutex::new(inner);
-            Ok(place.set(doorbell_collective { inner }))
+            let made = prepare(&*communicator.lock()?, algorithm)??;
+            Ok(place.set(doorbell_collective::new(made)))
         }
     )
 }
@@ -782,7 +801,11 @@ pub unsafe extern "C" fn doorbell_communicator_match_ahead(
         || {
             let timeout = timeout(timeout_ms)?;
             let mut communicator = communicator.lock()?;
-            communicator.match_ahead(&mut *collective.lock()?, timeout)?;
+            let mut inner = collective.lock()?;
+            communicator.match_ahead(&mut inner, timeout)?;
+            collective
+                .is_matched
+                .store(inner.is_matched(), Ordering::Release);
             Ok(0)
         }
     )
@@ -885,16 +908,9 @@ pub unsafe extern "C" fn doorbell_collective_describe(
     struct_size: u32,
 ) -> c_int {
     call!(collective = get(collective), || {
-        let operation = collective.lock()?;
-        let used = Some(operation.algorithm());
-        let number = ALGORITHMS.iter().find(|(_, algorithm)| *algorithm == used);
         let described = doorbell_collective_plan {
-            algorithm: number.map_or(DOORBELL_ALGORITHM_AUTO, |(number, _)| *number),
-            messages: operation.messages(),
-            sent_bytes: operation.sent_bytes(),
-            predicted_ns: operation.predicted_ns().round() as u64,
-            matched: operation.is_matched().into(),
-            ..doorbell_collective_plan::defaults()
+            matched: collective.is_matched.load(Ordering::Acquire).into(),
+            ..collective.plan
         };
         // SAFETY: the caller's promise about structs and their sizes.
         unsafe { write_struct(described, plan, struct_size, "plan") }

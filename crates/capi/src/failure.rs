@@ -51,6 +51,17 @@ impl Failure {
         Failure::argument(argument, "it is a null pointer")
     }
 
+    /// Whether it is one of the call itself. Calls that take handles whether they succeed or not do not take them then, as the header says of these codes.
+    pub(super) fn leaves_handles(&self) -> bool {
+        match self {
+            Failure::Argument { .. }
+            | Failure::Handle { .. }
+            | Failure::Busy { .. }
+            | Failure::Panic { .. } => true,
+            Failure::Feature { .. } | Failure::Library(_) => false,
+        }
+    }
+
     /// The code that the call returns.
     pub(super) fn code(&self) -> c_int {
         match self {

@@ -165,12 +165,15 @@ pub unsafe extern "C" fn doorbell_matcher_create(
     matcher: *mut *mut doorbell_matcher,
 ) -> c_int {
     call!(place = out_handle(matcher), domain = get(domain), || {
-        // SAFETY: the caller's promise about structs, arrays and handles.
-        let (config, queues) = unsafe {
-            let config = matcher_config(config)?;
-            (config, take_queues(queues, count)?)
+        // SAFETY: the caller's promise about structs.
+        let config = match unsafe { matcher_config(config) } {
+            Err(failure) if failure.leaves_handles() => return Err(failure),
+            config => config,
         };
-        let inner = Matcher::new(&domain.inner, queues, &config)?;
+        // The code alone tells the caller whether the queues are gone, so any other failure destroys them.
+        // SAFETY: the caller's promise about arrays and handles.
+        let queues = unsafe { take_queues(queues, count) }?;
+        let inner = Matcher::new(&domain.inner, queues, &config?)?;
         Ok(place.set(doorbell_matcher { inner }))
     })
 }

@@ -115,6 +115,9 @@ fn build(name: &str, language: &str, verbs: &str, flags: &[&str]) -> PathBuf {
     if flags.contains(&FIXED_ADDRESSES) {
         link.arg("-no-pie");
     }
+    if name == "completions" {
+        link.arg("-Wl,--wrap=doorbell_poll_cq");
+    }
     link.args(&objects).arg(library("a")).args(NATIVE_LIBS);
     succeed(link.arg("-o").arg(&program));
     program
@@ -391,6 +394,23 @@ fn gdsync_headers_compile_in_every_include_order() {
             succeed(command.arg(&path));
         }
     }
+}
+
+/// Kernels' waits on a processor, with a clock that steps back.
+#[test]
+fn waits_of_kernels_end_with_the_word_or_with_their_time() {
+    let test = "waits_of_kernels_end_with_the_word_or_with_their_time";
+    if !has("g++") {
+        return waived::waived(test, "g++ is not installed");
+    }
+    if !has_libibverbs(test) {
+        return;
+    }
+    let program = scratch("gdsync_device_waits");
+    let mut command = compiler("g++", "c++17");
+    command.args(["-O1", "-o"]).arg(&program);
+    succeed(command.arg(source("device_waits.cpp")));
+    assert_eq!(run(&mut Command::new(program)), "done\n");
 }
 
 /// With CUDA's own header, and infos that a kernel executes.

@@ -338,6 +338,8 @@ DBL_DEVICE int dbl_replay_wait_recv(const struct dbl_replay *replay, struct dbl_
 			return DOORBELL_ETIMEOUT;
 		DBL_TURN();
 	}
+	/* The loads of the completion are over before the NIC may write the next lap's there. */
+	dbl_fence_acquire();
 	dbl_store_dword((void *)(uintptr_t)replay->recv_cq_record, dbl_be32((place + 1) & 0xffffffu));
 	dbl_store_dword_release_gpu(&recv->completed, place + 1);
 	return DOORBELL_OK;

@@ -79,6 +79,51 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *start, size_t len_bytes, int 
 	return next(pd, start, len_bytes, access);
 }
 
+/*
+ * The queue pairs that this process has created last. The library makes those of a device that it uses directly by
+ * mlx5dv_create_qp, and those of plain verbs by ibv_create_qp.
+ */
+static struct ibv_qp *created[64];
+static unsigned created_count;
+
+static struct ibv_qp *note_created(struct ibv_qp *qp)
+{
+	if (qp)
+		created[__atomic_fetch_add(&created_count, 1, __ATOMIC_RELAXED) % 64] = qp;
+	return qp;
+}
+
+struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attributes)
+{
+	struct ibv_qp *(*next)(struct ibv_pd *, struct ibv_qp_init_attr *);
+
+	*(void **)&next = dlsym(RTLD_NEXT, "ibv_create_qp");
+	EXPECT(next);
+	return note_created(next(pd, attributes));
+}
+
+struct mlx5dv_qp_init_attr;
+struct ibv_qp *mlx5dv_create_qp(struct ibv_context *context, struct ibv_qp_init_attr_ex *attributes,
+				struct mlx5dv_qp_init_attr *of_mlx5);
+struct ibv_qp *mlx5dv_create_qp(struct ibv_context *context, struct ibv_qp_init_attr_ex *attributes,
+				struct mlx5dv_qp_init_attr *of_mlx5)
+{
+	struct ibv_qp *(*next)(struct ibv_context *, struct ibv_qp_init_attr_ex *, struct mlx5dv_qp_init_attr *);
+
+	*(void **)&next = dlsym(RTLD_NEXT, "mlx5dv_create_qp");
+	EXPECT(next);
+	return note_created(next(context, attributes, of_mlx5));
+}
+
+/* The queue pair of an endpoint that was made lately. Of two with that number, the older one was destroyed. */
+static struct ibv_qp *queue_pair_of(const doorbell_endpoint *endpoint, const unsigned before)
+{
+	for (unsigned at = created_count; at > before; at--)
+		if (created[(at - 1) % 64]->qp_num == (uint32_t)doorbell_endpoint_qpn(endpoint))
+			return created[(at - 1) % 64];
+	return NULL;
+}
+
 static int is_filled(const uint8_t *bytes, int value, size_t len)
 {
 	for (size_t i = 0; i < len; i++)
@@ -312,8 +357,40 @@ static void used_beside_the_program(struct rig *rig)
 	/* The library has registered nothing of it, and has not touched what other users of the context see. */
 	EXPECT(registrations == before);
 	EXPECT(fcntl(theirs.context->async_fd, F_GETFL) == event_flags);
-	/* The event of another object is ignored. The one of a queue pair that failed would be taken. */
-	WORKS(doorbell_device_report_async_event(device, IBV_EVENT_QP_FATAL, theirs.pd));
+	{
+		/* An event of another object is ignored; one of the endpoint's queue pair is the failure of the endpoint. */
+		doorbell_failure failure;
+		doorbell_address address;
+		doorbell_endpoint *fails;
+		struct ibv_qp *qp;
+		const unsigned older = created_count;
+		int polled = 0;
+
+		WORKS(doorbell_endpoint_create(domain, NULL, &fails));
+		qp = queue_pair_of(fails, older);
+		EXPECT(qp);
+		/* To itself. */
+		WORKS(doorbell_endpoint_address(fails, &address));
+		WORKS(doorbell_endpoint_connect(fails, &address));
+		WORKS(doorbell_device_report_async_event(device, IBV_EVENT_QP_FATAL, theirs.pd));
+		WORKS(doorbell_device_report_async_event(device, IBV_EVENT_COMM_EST, qp));
+		for (int ms = 0; ms < 20; ms++) {
+			EXPECT(doorbell_poll_cq(fails, DOORBELL_QUEUE_SEND, &completion) == 0);
+			usleep(1000);
+		}
+		EXPECT(doorbell_endpoint_failure(fails, &failure, NULL, 0) == 0);
+		WORKS(doorbell_device_report_async_event(device, IBV_EVENT_QP_FATAL, qp));
+		for (int ms = 0; ms < SOON_MS && !polled; ms++) {
+			polled = doorbell_poll_cq(fails, DOORBELL_QUEUE_SEND, &completion);
+			usleep(1000);
+		}
+		EXPECT(polled == DOORBELL_EWORK);
+		EXPECT(doorbell_endpoint_failure(fails, &failure, NULL, 0) > 0);
+		EXPECT(failure.cause == DOORBELL_CAUSE_QUEUE_PAIR);
+		/* The other endpoints go on. */
+		EXPECT(doorbell_endpoint_failure(endpoint, &failure, NULL, 0) == 0);
+		WORKS(doorbell_endpoint_destroy(fails));
+	}
 
 	/* Deregistering takes the region from later work of this side, and nothing from the program. */
 	GIVES(1, doorbell_region_deregister(source));

@@ -1,7 +1,10 @@
 /* Collective operations: every one between three ranks of this process, what is refused, and how ranks end. */
+#define _POSIX_C_SOURCE 200809L
+
 #include "expect.h"
 
 #include <pthread.h>
+#include <time.h>
 
 enum { RANKS = 3, WORDS = 12, BLOCK = WORDS / RANKS, BYTES = WORDS * 4 };
 
@@ -134,13 +137,24 @@ static void measure_all(struct ranks *ranks)
 		EXPECT(pthread_join(threads[i], NULL) == 0);
 }
 
-/* All ranks match what they have prepared: each waits for the others, so each has a thread. */
+/*
+ * All ranks match what they have prepared: each waits for the others, so each has a thread. An operation can be described while
+ * another call has it: the first rank waits here until the others match, too.
+ */
 static void match_all(struct ranks *ranks)
 {
+	const struct timespec moment = {0, 1000000};
+	doorbell_collective_plan plan;
 	pthread_t threads[RANKS];
 	uint32_t i;
 
-	for (i = 0; i < RANKS; i++)
+	EXPECT(pthread_create(&threads[0], NULL, match, &ranks->at[0]) == 0);
+	for (i = 0; i < 20; i++) {
+		WORKS(doorbell_collective_describe(ranks->at[0].collective, &plan, sizeof(plan)));
+		EXPECT(plan.matched == 0);
+		nanosleep(&moment, NULL);
+	}
+	for (i = 1; i < RANKS; i++)
 		EXPECT(pthread_create(&threads[i], NULL, match, &ranks->at[i]) == 0);
 	for (i = 0; i < RANKS; i++)
 		EXPECT(pthread_join(threads[i], NULL) == 0);

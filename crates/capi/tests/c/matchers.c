@@ -28,6 +28,7 @@ static void make(const struct rig *rig, struct matchers *matchers)
 	doorbell_message_config messages;
 	doorbell_endpoint_config endpoint;
 	doorbell_message_queue *list[2], *alone;
+	doorbell_message_address address;
 	doorbell_matcher *none;
 
 	WORKS(doorbell_message_config_init(&messages, sizeof messages));
@@ -46,10 +47,23 @@ static void make(const struct rig *rig, struct matchers *matchers)
 	FAILS(DOORBELL_EINVAL, "twice", doorbell_matcher_create(rig->domain, list, 2, &config, &none));
 	EXPECT(none == NULL);
 	list[0] = NULL;
+	/* The queues are the caller's after DOORBELL_EINVAL, and destroyed after any other code, whatever part is refused. */
+	WORKS(doorbell_message_queue_create(rig->domain, NULL, &alone));
+	list[1] = alone;
+	config.struct_size = 1;
+	FAILS(DOORBELL_EINVAL, "`config`", doorbell_matcher_create(rig->domain, list, 2, &config, &none));
+	config.struct_size = sizeof config;
+	EXPECT(doorbell_message_queue_address(alone, &address) == DOORBELL_OK);
 	config.reserved = 1;
 	FAILS(DOORBELL_ERANGE, "`reserved`", doorbell_matcher_create(rig->domain, list, 2, &config, &none));
 	config.reserved = 0;
-	/* What is refused behind that takes the queues. */
+	GIVES(DOORBELL_EHANDLE, doorbell_message_queue_abort(alone));
+	WORKS(doorbell_message_queue_create(rig->domain, NULL, &alone));
+	list[1] = alone;
+	config.receives = 0;
+	FAILS(DOORBELL_ERANGE, "receives", doorbell_matcher_create(rig->domain, list, 2, &config, &none));
+	config.receives = 256;
+	GIVES(DOORBELL_EHANDLE, doorbell_message_queue_abort(alone));
 	WORKS(doorbell_message_queue_create(rig->domain, NULL, &alone));
 	list[1] = alone;
 	FAILS(DOORBELL_ESTATE, "not connected", doorbell_matcher_create(rig->domain, list, 2, &config, &none));

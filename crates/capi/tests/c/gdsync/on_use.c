@@ -29,6 +29,19 @@ int main(void)
 		WORKS(gds_unregister_mem(page + 1024, 2 * 4096));
 		GIVES(EINVAL, gds_unregister_mem(page + 1024, 2 * 4096));
 	}
+	/* A registration takes the page over: the last gds_unregister_mem ends it, and what is mapped there later is registered anew. */
+	for (turn = 0; turn < 2; turn++) {
+		WORKS(gds_stream_post_poke_dword(stream, page, 1, GDS_MEMORY_HOST));
+		sync_stream(stream);
+		WORKS(gds_register_mem(page, 4096, GDS_MEMORY_HOST, NULL));
+		WORKS(gds_register_mem(page + 1, 4, GDS_MEMORY_HOST, NULL));
+		WORKS(gds_stream_post_poke_dword(stream, page, 2, GDS_MEMORY_HOST));
+		sync_stream(stream);
+		EXPECT(page[0] == 2);
+		WORKS(gds_unregister_mem(page + 1, 4));
+		WORKS(gds_unregister_mem(page, 4096));
+		GIVES(EINVAL, gds_unregister_mem(page, 4096));
+	}
 	/* An address that is not mapped is not registered. */
 	EXPECT(gds_stream_post_poke_dword(stream, (uint32_t *)(uintptr_t)4096, 1, GDS_MEMORY_HOST) != 0);
 	GIVES(EINVAL, gds_stream_post_poke_dword(stream, NULL, 1, GDS_MEMORY_HOST));
