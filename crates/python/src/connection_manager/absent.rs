@@ -18,17 +18,20 @@ pub struct PyNoCmListener;
 
 #[pymethods]
 impl PyNoCmListener {
+    /// Not in this build: listens at an address.
     #[new]
     fn new(py: Python<'_>, address: &str) -> PyResult<PyNoCmListener> {
         let _ = address;
         absent(py)
     }
 
+    /// Not in this build: the address that it listens at.
     #[getter]
     fn address(&self, py: Python<'_>) -> PyResult<String> {
         absent(py)
     }
 
+    /// Not in this build: waits for a request.
     #[pyo3(signature = (timeout = None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<PyNoCmRequest> {
         let _ = timeout;
@@ -42,21 +45,25 @@ pub struct PyNoCmRequest;
 
 #[pymethods]
 impl PyNoCmRequest {
+    /// Not in this build: the private data of the peer.
     #[getter]
     fn private_data(&self, py: Python<'_>) -> PyResult<Vec<u8>> {
         absent(py)
     }
 
+    /// Not in this build: the address of the peer.
     #[getter]
     fn peer(&self, py: Python<'_>) -> PyResult<String> {
         absent(py)
     }
 
+    /// Not in this build: the name of the device that the request came in by.
     #[getter]
     fn device(&self, py: Python<'_>) -> PyResult<Option<String>> {
         absent(py)
     }
 
+    /// Not in this build: accepts the request.
     #[pyo3(signature = (endpoint, private_data = None, timeout = None))]
     fn accept(
         &self,
@@ -68,6 +75,7 @@ impl PyNoCmRequest {
         absent(endpoint.py())
     }
 
+    /// Not in this build: refuses the request.
     #[pyo3(signature = (private_data = None))]
     fn reject(&self, py: Python<'_>, private_data: Option<&[u8]>) -> PyResult<()> {
         let _ = private_data;
@@ -81,6 +89,7 @@ pub struct PyNoCmConnection;
 
 #[pymethods]
 impl PyNoCmConnection {
+    /// Not in this build: connects an endpoint to the process that listens at an address.
     #[staticmethod]
     #[pyo3(signature = (endpoint, address, private_data = None, timeout = None))]
     fn connect(
@@ -93,26 +102,31 @@ impl PyNoCmConnection {
         absent(endpoint.py())
     }
 
+    /// Not in this build: the address of the peer.
     #[getter]
     fn peer(&self, py: Python<'_>) -> PyResult<String> {
         absent(py)
     }
 
+    /// Not in this build: the private data of the peer.
     #[getter]
     fn private_data(&self, py: Python<'_>) -> PyResult<Vec<u8>> {
         absent(py)
     }
 
+    /// Not in this build: fails if the connection has ended.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         absent(py)
     }
 
+    /// Not in this build: waits until the peer disconnects.
     #[pyo3(signature = (timeout = None))]
     fn wait_disconnected(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let _ = timeout;
         absent(py)
     }
 
+    /// Not in this build: disconnects.
     #[pyo3(signature = (timeout = 10.0))]
     fn disconnect(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let _ = timeout;
