@@ -4,6 +4,8 @@
 //! Before the fence all ranks meet in the group's own store. A launcher's fence names no rank that has left or ended, and cannot be taken back: so a rank goes to it only when all
 //! ranks are known to come. What they say there also decides together whether the launcher's store is used: if one rank cannot, none does.
 //!
+//! Once all ranks have read their values, each removes what it has put, if the launcher's store can.
+//!
 //! A value goes with a proof that its rank has the token: strangers may reach a launcher's store.
 //!
 //! [`Store::gather`](crate::Store::gather) does not use it: the group's own store gives a rank the values of all in one answer, a launcher's needs a request for each.
