@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, ValueEnum};
 use doorbell::{Access, Endpoint, Group, ProtectionDomain, QueueKind, Region, RemoteRegion, Work};
 #[cfg(feature = "cuda")]
@@ -24,7 +24,7 @@ use support::{Line, Plot};
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Receives of each side.
 const RECEIVES: u64 = 16;
-/// Bytes of a message: the region of the receiver, or four numbers.
+/// Bytes of a message: the region of the receiver and the address of its application's memory, or four numbers.
 const MESSAGE_BYTES: u64 = 32;
 
 #[derive(Parser)]
@@ -86,6 +86,14 @@ impl ApplicationMemory {
             ApplicationMemory::Host(memory) => memory.len() as u64,
             #[cfg(feature = "cuda")]
             ApplicationMemory::Gpu(memory) => memory.len_bytes(),
+        }
+    }
+
+    fn address(&self) -> u64 {
+        match self {
+            ApplicationMemory::Host(memory) => memory.as_ptr().addr() as u64,
+            #[cfg(feature = "cuda")]
+            ApplicationMemory::Gpu(memory) => memory.ptr(),
         }
     }
 
@@ -242,7 +250,11 @@ struct Side<'a> {
     chunk_bytes: u64,
     slots: u64,
     copies: Copies,
+    /// Bytes that WRITEs had from the memory of this application, and brought to the memory of the peer's.
+    direct_bytes: u64,
     receives: u64,
+    /// Work requests that were posted and have no completion yet.
+    unfinished: u64,
 }
 
 impl<'a> Side<'a> {
@@ -257,7 +269,9 @@ impl<'a> Side<'a> {
             chunk_bytes: options.chunk_bytes,
             slots: options.slots,
             copies: Copies::default(),
+            direct_bytes: 0,
             receives: 0,
+            unfinished: 0,
         };
         for _ in 0..RECEIVES {
             side.post_receive()?;
@@ -284,16 +298,53 @@ impl<'a> Side<'a> {
 
     fn send(&mut self, bytes: &[u8]) -> Result<()> {
         self.endpoint.post_send(&Work::send_inline(bytes))?;
+        self.unfinished += 1;
         self.collect()
     }
 
     fn collect(&mut self) -> Result<()> {
-        while self.endpoint.poll_cq(QueueKind::Send)?.is_some() {}
+        while self.endpoint.poll_cq(QueueKind::Send)?.is_some() {
+            self.unfinished -= 1;
+        }
+        Ok(())
+    }
+
+    /// Waits until no more than so many work requests have no completion: before that the device may read their memory again, even if the peer has what it needs.
+    fn wait_finished(&mut self, most: u64) -> Result<()> {
+        while self.unfinished > most {
+            self.endpoint.wait_cq(QueueKind::Send, Some(DEADLINE))?;
+            self.unfinished -= 1;
+        }
         Ok(())
     }
 
     fn slot(&self, chunk: u64) -> u64 {
         chunk % self.slots * self.chunk_bytes
+    }
+
+    /// Posts a WRITE, of bytes of a registration or else of the buffer, and compares its addresses with those of the applications' memory: that of this rank, and that of the peer at
+    /// `theirs`.
+    fn write(
+        &mut self,
+        (registered, at): (Option<&Region>, u64),
+        (remote, len): (RemoteRegion, u64),
+        imm: u32,
+        (own, theirs): (&ApplicationMemory, u64),
+    ) -> Result<()> {
+        let region = registered.unwrap_or(&self.buffer);
+        let slices = [region.slice(at, len)?];
+        let to = remote.slice(at, len)?;
+        let from = region.remote().addr + at;
+        self.endpoint
+            .post_send(&Work::write(&slices, to).imm(imm))?;
+        self.unfinished += 1;
+        let is_within = |address: u64, memory: u64| {
+            (memory..=memory + own.len_bytes() - len).contains(&address)
+        };
+        if is_within(from, own.address()) && is_within(to.addr(), theirs) {
+            self.direct_bytes += len;
+        }
+        Ok(())
     }
 
     /// Sends the memory. `registered` is its registration, if the path needs one.
@@ -305,32 +356,33 @@ impl<'a> Side<'a> {
     ) -> Result<()> {
         let message = self.receive()?;
         let remote = RemoteRegion::from_bytes(message[..RemoteRegion::BYTES].try_into()?);
+        let (_, theirs) = message.split_at(RemoteRegion::BYTES);
+        let theirs = theirs.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+        let applications = (from, theirs.context("a message that is too short")?);
         let bytes = from.len_bytes();
-        if let Some(region) = registered {
-            let slices = [region.slice(0, bytes)?];
-            let work = Work::write(&slices, remote.slice(0, bytes)?);
-            self.endpoint.post_send(&work.imm(0))?;
+        if registered.is_some() {
+            self.write((registered, 0), (remote, bytes), 0, applications)?;
             self.receive()?;
-            return self.collect();
+            // The caller may deregister the memory.
+            return self.wait_finished(0);
         }
         let count = bytes.div_ceil(self.chunk_bytes);
         for number in 0..count {
             if number >= self.slots {
-                // The slot is free when the receiver has taken what it had.
+                // The slot is free when the receiver has taken what it had, and this side's device has finished its WRITE.
                 self.receive()?;
+                self.wait_finished(self.slots - 1)?;
             }
             let len = self.chunk_bytes.min(bytes - number * self.chunk_bytes);
             self.copy_in(path, number, from, len as usize)?;
             let at = self.slot(number);
-            let slices = [self.buffer.slice(at, len)?];
-            let work = Work::write(&slices, remote.slice(at, len)?);
-            self.endpoint.post_send(&work.imm(number as u32))?;
+            self.write((None, at), (remote, len), number as u32, applications)?;
             self.collect()?;
         }
         for _ in 0..count.min(self.slots) {
             self.receive()?;
         }
-        self.collect()
+        self.wait_finished(0)
     }
 
     fn copy_in(
@@ -359,7 +411,8 @@ impl<'a> Side<'a> {
         registered: Option<&Region>,
     ) -> Result<()> {
         let region = registered.unwrap_or(&self.buffer).remote();
-        self.send(&region.to_bytes())?;
+        let application = to.address().to_le_bytes();
+        self.send(&[&region.to_bytes()[..], &application].concat())?;
         if registered.is_some() {
             self.receive()?;
             return self.send(&region.to_bytes());
@@ -387,6 +440,7 @@ struct Measured {
     copies: u64,
     copied_bytes: u64,
     copy_time: Duration,
+    direct_bytes: u64,
 }
 
 fn transfers(options: &Options, group: &mut Group) -> Result<()> {
@@ -455,6 +509,7 @@ fn measure(
     };
     let bytes = memory.len_bytes();
     side.copies = Copies::default();
+    side.direct_bytes = 0;
     let cpu = support::process_time()?;
     let mut times = Vec::new();
     for _ in 0..options.transfers {
@@ -503,6 +558,7 @@ fn measure(
         copies,
         copied_bytes,
         copy_time: each(copy_time),
+        direct_bytes: side.direct_bytes,
     })
 }
 
@@ -541,7 +597,7 @@ fn finish(options: &Options, all: &[Measured]) -> Result<()> {
         let row = |measured: &Measured| {
             json!({
                 "path": measured.path.name(), "bytes": measured.bytes, "transfers": options.transfers,
-                "copies": measured.copies, "copied_bytes": measured.copied_bytes,
+                "copies": measured.copies, "copied_bytes": measured.copied_bytes, "direct_bytes": measured.direct_bytes,
             })
         };
         let rows: Vec<_> = all.iter().map(row).collect();

@@ -339,6 +339,15 @@ impl AbortHandle {
         self.fail(Cause::Rank(rank));
     }
 
+    /// Whether an endpoint of it still exists.
+    #[cfg(feature = "group")]
+    pub(crate) fn is_alive(&self) -> bool {
+        let mut handles = [Some(&self.shared), self.other.as_ref()]
+            .into_iter()
+            .flatten();
+        handles.any(|shared| shared.strong_count() > 0)
+    }
+
     /// A handle for both endpoints.
     pub(crate) fn and(self, other: AbortHandle) -> AbortHandle {
         AbortHandle {

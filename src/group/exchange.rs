@@ -4,6 +4,8 @@
 //! Before the fence all ranks meet in the group's own store. A launcher's fence names no rank that has left or ended, and cannot be taken back: so a rank goes to it only when all
 //! ranks are known to come. What they say there also decides together whether the launcher's store is used: if one rank cannot, none does.
 //!
+//! Once all ranks have read their values, each removes what it has put, if the launcher's store can.
+//!
 //! A value goes with a proof that its rank has the token: strangers may reach a launcher's store.
 //!
 //! [`Store::gather`](crate::Store::gather) does not use it: the group's own store gives a rank the values of all in one answer, a launcher's needs a request for each.
@@ -43,6 +45,12 @@ pub(super) trait ExchangeStore: fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`ExchangeStore::put`].
     fn get(&self, rank: u32, key: &str) -> Result<Option<Vec<u8>>>;
+
+    /// Removes values that this rank has put and nobody asks for any more. A store that removes nothing keeps them until the job ends.
+    ///
+    /// # Errors
+    /// As [`ExchangeStore::put`].
+    fn remove(&self, keys: &[String]) -> Result<()>;
 }
 
 /// What ends a wait for other ranks.
@@ -136,14 +144,12 @@ impl LauncherExchange {
     ) -> Result<Option<Vec<Vec<u8>>>> {
         const DONE: &[u8] = b"put";
         let prefix = self.prefix(wait)?;
-        // The rank is part of the key: not every store keeps the values of ranks apart.
-        let share = wait.client.size().isqrt();
-        let key = |from: u32, to: u32| format!("{prefix}.{name}.{from}.{}", to / share);
+        let keys = ExchangeKeys::new(prefix, name, wait.client);
         let own = wait.client.rank();
-        let put = values
-            .chunk_by(|(one, _), (next, _)| one / share == next / share)
+        let put = keys
+            .shares(values)
             .try_for_each(|values| {
-                let key = key(own, values[0].0);
+                let key = keys.of(own, values[0].0);
                 let mut bytes = pack(values);
                 bytes.extend(self.token.proof(&[&signed(&key, &bytes)]));
                 self.store.put(&key, &bytes)
@@ -159,16 +165,66 @@ impl LauncherExchange {
         let list = wait.client.request(wait.deadline, request)?;
         let all = Message::split_list(&list, wait.client.size())?;
         if all.iter().any(|said| *said != DONE) {
+            // All ranks know that nobody reads it.
+            self.forget(name, values, wait.client);
             return Ok(None);
         }
         self.store.fence(wait)?;
         let get = |(from, _): &(u32, Vec<u8>)| {
-            let values = self.get(*from, &key(*from, own), wait)?;
+            let values = self.get(*from, &keys.of(*from, own), wait)?;
             unpack(&values, own).ok_or_else(|| not_of(*from))
         };
         let theirs = values.iter().map(get).collect::<Result<_>>()?;
         self.count.fetch_add(1, Ordering::Relaxed);
         Ok(Some(theirs))
+    }
+
+    /// Removes what this rank has put under that name, which every rank has read. A value that cannot be removed does no harm but to the room of the store, so there is no error.
+    pub(super) fn forget(&self, name: &str, values: &[(u32, Vec<u8>)], client: &StoreClient) {
+        let Some(prefix) = self.prefix.get() else {
+            return;
+        };
+        let keys = ExchangeKeys::new(prefix, name, client);
+        let shares = keys.shares(values);
+        let own = shares.map(|values| keys.of(client.rank(), values[0].0));
+        let _ = self.store.remove(&own.collect::<Vec<_>>());
+    }
+}
+
+/// The keys of one exchange.
+struct ExchangeKeys<'a> {
+    prefix: &'a str,
+    name: &'a str,
+    /// How many neighbouring ranks find their values under the same key.
+    share: u32,
+}
+
+impl<'a> ExchangeKeys<'a> {
+    fn new(prefix: &'a str, name: &'a str, client: &StoreClient) -> ExchangeKeys<'a> {
+        ExchangeKeys {
+            prefix,
+            name,
+            share: client.size().isqrt(),
+        }
+    }
+
+    /// The rank is part of the key: not every store keeps the values of ranks apart.
+    fn of(&self, from: u32, to: u32) -> String {
+        let ExchangeKeys {
+            prefix,
+            name,
+            share,
+        } = self;
+        format!("{prefix}.{name}.{from}.{}", to / share)
+    }
+
+    /// The values that go under one key each.
+    fn shares<'v>(
+        &self,
+        values: &'v [(u32, Vec<u8>)],
+    ) -> impl Iterator<Item = &'v [(u32, Vec<u8>)]> + use<'v> {
+        let share = self.share;
+        values.chunk_by(move |(one, _), (next, _)| one / share == next / share)
     }
 }
 
@@ -313,6 +369,14 @@ mod tests {
                 bytes
             }))
         }
+
+        fn remove(&self, keys: &[String]) -> Result<()> {
+            let mut job = self.job.0.lock().unwrap();
+            for key in keys {
+                job.values.remove(&(self.rank, key.clone()));
+            }
+            Ok(())
+        }
     }
 
     fn exchange(store: &Store, job: &'static Job, fault: Fault) -> Option<LauncherExchange> {
@@ -352,7 +416,8 @@ mod tests {
             assert_eq!(store.launcher_exchanges(), 0);
             store.leave(SOON).unwrap();
         });
-        assert_eq!(JOB.0.lock().unwrap().came, 0);
+        let job = JOB.0.lock().unwrap();
+        assert_eq!((job.came, job.values.len()), (0, 0));
     }
 
     /// The first exchanges of threads agree on what the keys begin with.
@@ -483,5 +548,6 @@ mod tests {
             group.barrier().unwrap();
             group.leave().unwrap();
         });
+        assert!(JOB.0.lock().unwrap().values.is_empty());
     }
 }

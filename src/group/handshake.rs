@@ -9,7 +9,7 @@ use crate::{Error, Result};
 
 const MAGIC: [u8; 4] = *b"DBGS";
 /// Changes with every change of what the two say to each other, or ranks by message.
-pub(super) const VERSION: u16 = 5;
+pub(super) const VERSION: u16 = 6;
 
 /// What every version begins with: mark, version, and two bytes of zero.
 pub(super) fn head() -> [u8; 8] {
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_hello_reads_back_and_another_version_is_named() {
         let bytes = HELLO.to_bytes();
-        assert_eq!(&bytes[..16], b"DBGS\x05\0\0\0\x04\0\0\0\x02\0\0\0");
+        assert_eq!(&bytes[..16], b"DBGS\x06\0\0\0\x04\0\0\0\x02\0\0\0");
         assert_eq!(Handshake::from_bytes(&bytes), Ok(HELLO));
         let mut other = bytes;
         other[4] = 9;

@@ -1,6 +1,6 @@
 //! What the store knows and decides. No sockets, no clock: messages of ranks in, messages to ranks out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::group::message::{LIST_BYTES_MAX, Message};
@@ -40,13 +40,22 @@ enum StoreMeeting {
 /// A meeting that is under way: the request of each rank that has come, and what it gives.
 type StoreCollective = BTreeMap<u32, (u32, Vec<u8>)>;
 
+/// A request that waits for a value.
+#[derive(Debug, Clone, Copy)]
+struct StoreWaiter {
+    rank: u32,
+    id: u32,
+    /// Whether it removes the value that it gets.
+    takes: bool,
+}
+
 #[derive(Debug)]
 pub(super) struct KeyValueStore {
     rank_states: Vec<RankState>,
     values: BTreeMap<Vec<u8>, Arc<[u8]>>,
     bytes: usize,
-    /// The requests that wait for a value that is not there yet: rank and request.
-    waiting: BTreeMap<Vec<u8>, Vec<(u32, u32)>>,
+    /// The requests that wait for a value that is not there yet, in the order in which they came.
+    waiting: BTreeMap<Vec<u8>, VecDeque<StoreWaiter>>,
     waits: Vec<usize>,
     meetings: BTreeMap<StoreMeeting, StoreCollective>,
     /// The ranks that have asked for a group of those that are here.
@@ -125,7 +134,14 @@ impl KeyValueStore {
     pub(super) fn take(&mut self, rank: u32, message: &Message<'_>) -> Result<(), &'static str> {
         match *message {
             Message::Set { id, key, value } => self.set(rank, id, key, value),
-            Message::Get { id, key } => return self.get(rank, id, key),
+            Message::Get { id, key } => {
+                let takes = false;
+                return self.get(key, StoreWaiter { rank, id, takes });
+            }
+            Message::Take { id, key } => {
+                let takes = true;
+                return self.get(key, StoreWaiter { rank, id, takes });
+            }
             Message::Barrier { id } => return self.meet(rank, id, StoreMeeting::Barrier, &[]),
             Message::Gather { id, value } => {
                 return self.meet(rank, id, StoreMeeting::Gathering, value);
@@ -172,18 +188,35 @@ impl KeyValueStore {
         self.bytes = bytes;
         self.values.insert(key.to_vec(), value.into());
         self.send(rank, &Message::Done { id });
-        for (waiter, id) in self.waiting.remove(key).unwrap_or_default() {
-            self.waits[waiter as usize] -= 1;
-            self.send(waiter, &Message::Value { id, value });
+        // In their order, until one of them has removed the value: those behind it wait for the next one.
+        let mut waiters = self.waiting.remove(key).unwrap_or_default();
+        while let Some(waiter) = waiters.pop_front() {
+            self.waits[waiter.rank as usize] -= 1;
+            self.answer(key, waiter, value);
+            if waiter.takes {
+                break;
+            }
+        }
+        if !waiters.is_empty() {
+            self.waiting.insert(key.to_vec(), waiters);
         }
     }
 
-    fn get(&mut self, rank: u32, id: u32, key: &[u8]) -> Result<(), &'static str> {
+    /// Gives a request the value that stands under its key.
+    fn answer(&mut self, key: &[u8], waiter: StoreWaiter, value: &[u8]) {
+        let StoreWaiter { rank, id, takes } = waiter;
+        self.send(rank, &Message::Value { id, value });
+        if takes && self.values.remove(key).is_some() {
+            self.bytes -= key.len() + value.len() + OVERHEAD_BYTES;
+        }
+    }
+
+    fn get(&mut self, key: &[u8], waiter: StoreWaiter) -> Result<(), &'static str> {
         if let Some(value) = self.values.get(key).cloned() {
-            self.send(rank, &Message::Value { id, value: &value });
+            self.answer(key, waiter, &value);
             return Ok(());
         }
-        let waits = &mut self.waits[rank as usize];
+        let waits = &mut self.waits[waiter.rank as usize];
         if *waits == WAITING_MAX {
             return Err("too many requests that wait");
         }
@@ -191,7 +224,7 @@ impl KeyValueStore {
         self.waiting
             .entry(key.to_vec())
             .or_default()
-            .push((rank, id));
+            .push_back(waiter);
         Ok(())
     }
 
@@ -314,7 +347,7 @@ impl KeyValueStore {
         let mut dropped = 0;
         self.waiting.retain(|_, waiters| {
             let before = waiters.len();
-            waiters.retain(|&(waiter, id)| waiter != rank || !is_one(id));
+            waiters.retain(|waiter| waiter.rank != rank || !is_one(waiter.id));
             dropped += before - waiters.len();
             !waiters.is_empty()
         });
@@ -396,6 +429,45 @@ mod tests {
             answers(&mut store, 2, &Message::Get { id: 3, key }),
             [text(2, Message::Value { id: 3, value: two })]
         );
+    }
+
+    #[test]
+    fn value_is_taken_once_and_its_bytes_are_free_again() {
+        let mut store = store(4);
+        let (key, value) = (&b"k"[..], &b"one"[..]);
+        let set = |id| Message::Set { id, key, value };
+        answers(&mut store, 0, &set(1));
+        let held = store.bytes;
+        assert_eq!(held, key.len() + value.len() + OVERHEAD_BYTES);
+        assert_eq!(
+            answers(&mut store, 1, &Message::Take { id: 2, key }),
+            [text(1, Message::Value { id: 2, value })]
+        );
+        assert_eq!((store.bytes, store.values.len()), (0, 0));
+        // It is gone: each of these waits, and the first that takes leaves nothing for those behind it.
+        assert_eq!(answers(&mut store, 1, &Message::Get { id: 3, key }), []);
+        assert_eq!(answers(&mut store, 2, &Message::Take { id: 4, key }), []);
+        assert_eq!(answers(&mut store, 3, &Message::Take { id: 5, key }), []);
+        assert_eq!(answers(&mut store, 1, &Message::Get { id: 6, key }), []);
+        assert_eq!(
+            answers(&mut store, 0, &set(7)),
+            [
+                text(0, Message::Done { id: 7 }),
+                text(1, Message::Value { id: 3, value }),
+                text(2, Message::Value { id: 4, value }),
+            ]
+        );
+        assert_eq!((store.bytes, &store.waits[..]), (0, &[0, 1, 0, 1][..]));
+        // A request that was cancelled takes nothing.
+        answers(&mut store, 3, &Message::Cancel { id: 5 });
+        assert_eq!(
+            answers(&mut store, 0, &set(8)),
+            [
+                text(0, Message::Done { id: 8 }),
+                text(1, Message::Value { id: 6, value }),
+            ]
+        );
+        assert_eq!((store.bytes, &store.waits[..]), (held, &[0; 4][..]));
     }
 
     #[test]

@@ -101,6 +101,9 @@ impl Group {
 
     /// Connects them with those of the peers, through the group's own store. Returns when both sides of each are connected.
     ///
+    /// Each key has one reader, which removes it: the store has room for the links that are being connected, not for all that ever were. A tag is opened once, so
+    /// nobody asks for the key again. What a call that fails has set, or was to read, stays in the store as long as the group.
+    ///
     /// # Errors
     /// [`Error::Timeout`]; [`Error::Rank`] if the group has failed; those of the connection.
     pub(super) fn connect_links<L: RankLink>(
@@ -115,14 +118,14 @@ impl Group {
         }
         for (link, (peer, tag)) in links.iter_mut().zip(with) {
             let address = key::<L>(LinkStep::Address, *peer, own, *tag);
-            link.connect(&self.store().get(&address, self.timeout())?)?;
+            link.connect(&self.store().take(&address, self.timeout())?)?;
             let connected = key::<L>(LinkStep::Connected, own, *peer, *tag);
             self.store().set(&connected, &[], self.timeout())?;
         }
         // What is sent to a side that is not connected yet would be repeated only as often as the configuration says.
         for (peer, tag) in with {
             let connected = key::<L>(LinkStep::Connected, *peer, own, *tag);
-            self.store().get(&connected, self.timeout())?;
+            self.store().take(&connected, self.timeout())?;
         }
         Ok(())
     }

@@ -13,6 +13,9 @@ use crate::{Error, Result, StateKind};
 /// How long the answer to a peer may take to be written.
 const ANSWER: Duration = Duration::from_secs(10);
 
+/// How many handles of endpoints are kept before any of them is looked at.
+const ABORTS_MIN: usize = 64;
+
 /// The state of the link with a peer.
 #[derive(Debug)]
 enum PeerState {
@@ -73,8 +76,10 @@ pub(super) struct Mesh {
 #[derive(Debug, Default)]
 struct MeshState {
     links: BTreeMap<u32, PeerState>,
-    /// Of every endpoint, also of those that the application has.
+    /// Of every endpoint, also of those that the application has. Some of them may be gone.
     aborts: Vec<AbortHandle>,
+    /// With how many of them those that are gone are dropped: each keeps the memory of its endpoint.
+    aborts_max: usize,
     /// The links that were opened: kind, peer and tag.
     tags: BTreeSet<(&'static str, u32, u64)>,
     /// The rank that has failed.
@@ -85,6 +90,11 @@ impl MeshState {
     fn abort_with_group(&mut self, abort: AbortHandle) {
         if let Some(rank) = self.failed {
             abort.abort_for_rank(rank);
+        }
+        if self.aborts.len() >= self.aborts_max {
+            self.aborts.retain(AbortHandle::is_alive);
+            // Twice as many, so that the cost for each endpoint does not grow with their number.
+            self.aborts_max = (2 * self.aborts.len()).max(ABORTS_MIN);
         }
         self.aborts.push(abort);
     }
@@ -283,11 +293,33 @@ impl Watcher for MeshWatcher {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Device;
     use crate::group::message::Message;
+    use crate::{Cause, Device};
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
     use std::time::Instant;
+
+    #[test]
+    fn handles_of_dropped_endpoints_are_dropped_and_the_others_still_aborted() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let mut state = MeshState::default();
+        let make = || Endpoint::new(&domain, &EndpointConfig::default()).unwrap();
+        let kept: Vec<_> = (0..3).map(|_| make()).collect();
+        for endpoint in &kept {
+            state.abort_with_group(endpoint.abort_handle());
+        }
+        for _ in 0..4 * ABORTS_MIN {
+            state.abort_with_group(make().abort_handle());
+        }
+        assert!(state.aborts.len() <= ABORTS_MIN, "{}", state.aborts.len());
+        for abort in &state.aborts {
+            abort.abort_for_rank(2);
+        }
+        for endpoint in &kept {
+            let failure = endpoint.failure().unwrap();
+            assert_eq!(failure.cause, Cause::Rank(2));
+        }
+    }
 
     /// Twenty ranks offer endpoints, and then the store ends. Their messages are read before the end is, and none of them can be answered.
     #[test]

@@ -30,6 +30,13 @@ pub enum Message<'a> {
         /// The key.
         key: &'a [u8],
     },
+    /// To the store: as `Get`, and remove the value. One rank gets it; other requests of this kind wait for the next value.
+    Take {
+        /// The request.
+        id: u32,
+        /// The key.
+        key: &'a [u8],
+    },
     /// To the store: answer with `Done` when every rank has said this as often as this one. Answered by `Left` if one cannot any more.
     Barrier {
         /// The request.
@@ -136,7 +143,7 @@ impl<'a> Message<'a> {
         let len = u32::from_le_bytes([a, b, c, d]) as usize;
         let longest = match kind {
             1 | 16 => 4 + 2 + KEY_BYTES_MAX + VALUE_BYTES_MAX,
-            2 => 4 + 2 + KEY_BYTES_MAX,
+            2 | 17 => 4 + 2 + KEY_BYTES_MAX,
             3 | 5 | 7 | 8 | 12 | 14 => 4,
             4 | 6 | 9 | 13 | 15 => 4 + VALUE_BYTES_MAX,
             10 => 4 + LIST_BYTES_MAX,
@@ -200,10 +207,14 @@ impl<'a> Message<'a> {
                 id: number,
                 value: fields.rest(VALUE_BYTES_MAX)?,
             },
-            _ => Message::Meet {
+            16 => Message::Meet {
                 id: number,
                 key: fields.key()?,
                 value: fields.rest(VALUE_BYTES_MAX)?,
+            },
+            _ => Message::Take {
+                id: number,
+                key: fields.key()?,
             },
         };
         fields.end()?;
@@ -255,12 +266,15 @@ impl<'a> Message<'a> {
             Message::Lost { rank } => (14, rank),
             Message::Shrink { id, .. } => (15, id),
             Message::Meet { id, .. } => (16, id),
+            Message::Take { id, .. } => (17, id),
         };
         let mut bytes = vec![0; 4];
         bytes.push(kind);
         bytes.extend(number.to_le_bytes());
-        if let Message::Set { key, .. } | Message::Get { key, .. } | Message::Meet { key, .. } =
-            *self
+        if let Message::Set { key, .. }
+        | Message::Get { key, .. }
+        | Message::Take { key, .. }
+        | Message::Meet { key, .. } = *self
         {
             within("key", key, KEY_BYTES_MAX)?;
             bytes.extend((key.len() as u16).to_le_bytes());
@@ -385,6 +399,7 @@ mod tests {
             Message::Lost { rank: 3 },
             Message::Shrink { id, value },
             Message::Meet { id, key, value },
+            Message::Take { id, key },
         ]
     }
 

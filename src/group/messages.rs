@@ -52,7 +52,8 @@ impl Group {
         let own = queues.iter().zip(&with);
         let own = own.map(|(queue, (peer, _))| (*peer, queue.address().to_bytes().to_vec()));
         let (own, timeout) = (own.collect::<Vec<_>>(), self.timeout());
-        let theirs = self.store().exchange(&format!("q{tag:x}"), &own, timeout)?;
+        let name = format!("q{tag:x}");
+        let theirs = self.store().exchange(&name, &own, timeout)?;
         let Some(theirs) = theirs else {
             self.connect_links(&mut queues, &with)?;
             return Ok(queues);
@@ -63,6 +64,8 @@ impl Group {
         // A message to a queue that is not connected yet would be repeated only as often as the configuration says.
         let key = format!("doorbell/c{tag:x}");
         self.store().meet(key.as_bytes(), timeout)?;
+        // Every rank came here with the addresses of all.
+        self.store().forget_exchange(&name, &own);
         Ok(queues)
     }
 

@@ -392,4 +392,9 @@ impl ExchangeStore for PmixStore {
             _ => None,
         })
     }
+
+    /// PMIx has no call that takes back what `PMIx_Put` has put; `PMIx_Unpublish` is for values that were published.
+    fn remove(&self, _: &[String]) -> Result<()> {
+        Ok(())
+    }
 }

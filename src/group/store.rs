@@ -164,6 +164,16 @@ impl Store {
         self.client.request(&deadline, request)
     }
 
+    /// The value under a key, which is removed; waits until some rank has set it. If the time is over, a value that comes just then may be lost.
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    pub(super) fn take(&self, key: &[u8], timeout: Duration) -> Result<Vec<u8>> {
+        let deadline = Deadline::new("wait for a value in the group's store", timeout);
+        let request = |id| Message::Take { id, key };
+        self.client.request(&deadline, request)
+    }
+
     /// Waits until every rank has called this.
     ///
     /// # Errors
@@ -254,6 +264,13 @@ impl Store {
             deadline: &deadline,
         };
         launcher.exchange(name, values, &wait)
+    }
+
+    /// Removes what this rank has put for an [`exchange`](Store::exchange), where the launcher's store can remove it. All ranks have read what is for them.
+    pub(super) fn forget_exchange(&self, name: &str, values: &[(u32, Vec<u8>)]) {
+        if let Some(launcher) = &self.launcher {
+            launcher.forget(name, values, &self.client);
+        }
     }
 
     /// How many exchanges of this rank went through the store of its launcher (PMIx or torchrun): each is of the addresses of a communicator's or matcher's queues to all ranks.

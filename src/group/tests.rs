@@ -738,6 +738,45 @@ fn survivors_go_on_without_a_rank_that_ends_while_they_shrink() {
     });
 }
 
+/// The store has room for the keys of one pair of links, and not for those of two.
+#[test]
+fn store_has_room_for_links_again_once_earlier_ones_are_connected() {
+    const ROOM: usize = 1000;
+    groups(2, |group| {
+        let (rank, store) = (group.rank(), &group.store);
+        if rank == 0 {
+            store.set(b"room", &[0; ROOM], SOON).unwrap();
+            let mut number = 0_u32;
+            for len in (0..=16).rev().map(|power| 1 << power) {
+                loop {
+                    match store.set(&number.to_le_bytes(), &vec![0; len], SOON) {
+                        Ok(()) => number += 1,
+                        Err(Error::State { kind, .. }) => {
+                            assert_eq!(kind, StateKind::Exhausted);
+                            break;
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            }
+            store.set(b"room", &[], SOON).unwrap();
+        }
+        for tag in 0..8 {
+            group.barrier().unwrap();
+            let (peer, config) = (1 - rank, MessageConfig::default());
+            drop(group.communicator(None, tag, &config).unwrap());
+            let with = [(peer, tag), (rank, tag)];
+            drop(group.endpoints(&with, &EndpointConfig::default()).unwrap());
+        }
+        group.barrier().unwrap();
+        if rank == 0 {
+            // As much as there was.
+            store.set(b"room", &[0; ROOM], SOON).unwrap();
+        }
+        group.leave().unwrap();
+    });
+}
+
 /// Two further endpoints to each peer, whose tags are those of message queues as well, and two to the rank itself. Each word comes by the endpoint that it was
 /// sent on.
 #[test]

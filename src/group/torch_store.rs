@@ -268,6 +268,24 @@ impl ExchangeStore for TorchExchange {
             connection.read_value().map(Some)
         })
     }
+
+    fn remove(&self, keys: &[String]) -> Result<()> {
+        {
+            // What could not be committed is not to be set later.
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.put.retain(|(key, _)| !keys.contains(key));
+        }
+        self.exchange(|connection, _| {
+            let mut bytes = Vec::new();
+            for key in keys {
+                let at = self.at(key);
+                bytes.extend(at.request(connection.dialect, TorchRequest::Delete));
+            }
+            connection.write(&bytes)?;
+            // How many were deleted, for each.
+            keys.iter().try_for_each(|_| connection.read(&mut [0; 8]))
+        })
+    }
 }
 
 impl TorchConnection {
@@ -420,6 +438,16 @@ mod tests {
                     let value = exchange.get(7, &format!("{round}.{number}"));
                     assert_eq!(value, Ok(Some(vec![b'a' + number; 200])), "{dialect:?}");
                 }
+            }
+            let keys: Vec<String> = (0..3).map(|number| format!("0.{number}")).collect();
+            exchange.remove(&keys).unwrap();
+            // The connection goes on behind the answers, and other values are as they were.
+            assert!(exchange.get(7, "1.0").unwrap().is_some(), "{dialect:?}");
+            let places: Vec<TorchStore> = keys.iter().map(|key| exchange.at(key)).collect();
+            // The server has one connection at a time.
+            drop(exchange);
+            for place in places {
+                assert_eq!(place.get(), Ok(None), "{dialect:?}");
             }
         }
     }

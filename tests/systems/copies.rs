@@ -106,5 +106,8 @@ fn check_bytes_and_copies_of(name: &str, run: impl Fn(&[&str]) -> Output) {
             copies * len.div_ceil(CHUNK) * transfers,
             "{path}"
         );
+        // Besides the program's own count: the bytes of WRITEs whose addresses are those of the applications' memory at both ends. Nobody has to copy them.
+        let direct = if copies == 0 { len * transfers } else { 0 };
+        assert_eq!(row["direct_bytes"], direct, "{path}");
     }
 }

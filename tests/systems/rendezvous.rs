@@ -99,10 +99,12 @@ fn check_weights_and_keys(launcher: Launcher) {
         let row = rows.next_back().unwrap_or_else(|| panic!("{text}"));
         row.split_whitespace().map(str::to_owned).collect()
     };
-    for (name, copies) in [("READ ", 0), ("message ", 2 * transfers)] {
+    // Besides the program's own count of copies: the READs that went from where one application had a tensor to where the other one was given it.
+    for (name, copies, in_place) in [("READ ", 0, transfers), ("message ", 2 * transfers, 0)] {
         let row = columns(name);
         assert_eq!(row[4], transfers.to_string(), "received: {row:?}");
         assert_eq!(row[5], copies.to_string(), "copies: {row:?}");
+        assert_eq!(row[9], in_place.to_string(), "in place: {row:?}");
     }
 }
 

@@ -174,6 +174,36 @@ fn server_reads_several_requests_at_once_and_only_some_methods_sleep() {
     }
 }
 
+/// The clients of three ranks begin 200 ms after each other, and each is done long before the next one begins: all calls together take as long as from the first begin to
+/// the last end.
+#[test]
+fn throughput_is_that_of_ranks_one_after_the_other() {
+    let file = folder("rpc_staggered").join("out.json");
+    let arguments = [
+        "--ranks",
+        "4",
+        "--methods",
+        "two-sided",
+        "--sizes",
+        "8",
+        "--clients",
+        "3",
+        "--calls",
+        "3",
+        "--stagger-us",
+        "200000",
+        "--out",
+        file.to_str().unwrap(),
+    ];
+    let output = Launcher::Itself.example(4, "rpc", &arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {error}", output.status);
+    let out: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let throughput = out["cells"][0]["throughput"].as_f64().unwrap();
+    // Three calls, and at least 0.4 s between the begins.
+    assert!((0.1..=3.0 / 0.4).contains(&throughput), "{out}");
+}
+
 fn pairs() -> Vec<(&'static str, &'static str)> {
     let behind = |at: usize| {
         METHODS[at + 1..]

@@ -112,6 +112,36 @@ fn check_fetch(text: &str) {
 }
 
 #[test]
+fn bound_below_one_batch_is_refused() {
+    let run = |in_flight: &str| {
+        let shape = ["--read-bytes=4000", "--batch=3", "--records=300"];
+        let rest = ["--rounds=1", in_flight];
+        example("shuffle", &[&shape[..], &rest[..]].concat())
+    };
+    let refused = run("--in-flight=11999");
+    assert!(!refused.status.success(), "{refused:?}");
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        error.contains("at least --batch times --read-bytes, 12000 bytes"),
+        "{error}"
+    );
+    let least = run("--in-flight=12000");
+    assert!(least.status.success(), "{least:?}");
+    let text = String::from_utf8_lossy(&least.stdout);
+    let (_, line) = text.split_once(", at most ").unwrap();
+    let (most, line) = line.split_once(' ').unwrap();
+    // The blocks are of any length, so a batch is shorter than it may be.
+    assert!(
+        (1..=12_000).contains(&most.parse::<u64>().unwrap()),
+        "{text}"
+    );
+    assert!(
+        line.starts_with("bytes in flight for a rank, of 12000 that may be"),
+        "{text}"
+    );
+}
+
+#[test]
 fn output_is_the_sorted_input_by_either_method() {
     for launcher in Launcher::all("output_is_the_sorted_input_by_either_method") {
         let out = folder("shuffle");

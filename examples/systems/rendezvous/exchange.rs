@@ -81,6 +81,15 @@ pub struct Counts {
     pub asked_after: u64,
 }
 
+/// What a READ was told: from where, at which rank, to where.
+#[derive(Clone, Copy)]
+pub struct ReadPlaces {
+    pub producer: u32,
+    pub from: u64,
+    pub to: u64,
+    pub len_bytes: u64,
+}
+
 /// The connection with another rank.
 struct Peer {
     queue: MessageQueue,
@@ -107,6 +116,8 @@ pub struct Rendezvous<'a> {
     lent: HashMap<u32, Rc<Tensor>>,
     next_number: u32,
     pub counts: Cell<Counts>,
+    /// Of all READs that were posted.
+    pub reads: Vec<ReadPlaces>,
 }
 
 impl<'a> Rendezvous<'a> {
@@ -147,6 +158,7 @@ impl<'a> Rendezvous<'a> {
             lent: HashMap::new(),
             next_number: 0,
             counts: Cell::default(),
+            reads: Vec::new(),
         })
     }
 
@@ -542,6 +554,12 @@ impl<'a> Rendezvous<'a> {
                         let into = [tensor.buffer.slice()?];
                         let remote = RemoteSlice::new(addr, rkey, tensor.buffer.len_bytes);
                         peer.endpoint.post_send(&Work::read(&into, remote))?;
+                        self.reads.push(ReadPlaces {
+                            producer: from,
+                            from: addr,
+                            to: self.memory.region.remote().addr + tensor.buffer.at,
+                            len_bytes: tensor.buffer.len_bytes,
+                        });
                         peer.reading.push_back(id);
                         self.pending.insert(id, Pending::Reading(key, tensor));
                     }

@@ -14,19 +14,20 @@ mod over;
 mod support;
 mod tensor;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use doorbell::Group;
 
-use exchange::{Counts, Rendezvous};
+use exchange::{Counts, ReadPlaces, Rendezvous};
 use meaning::{ELEMENTS, check_meaning};
 use note::{Key, Method};
 use support::Recorder;
-use tensor::Allocator;
+use tensor::{Allocator, Tensor};
 
 /// The longest wait for another rank.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -89,6 +90,20 @@ struct Cost {
     application: Duration,
     process: Duration,
     counts: Counts,
+    places: TensorPlaces,
+    reads: Vec<ReadPlaces>,
+}
+
+/// Where the application had its tensors, by its own pointers: the address and the bytes of each that it has computed and sent, and of each that it was given.
+#[derive(Default)]
+struct TensorPlaces {
+    sent: Vec<[u64; 2]>,
+    received: Vec<[u64; 2]>,
+}
+
+fn place_of(tensor: &Tensor) -> Result<[u64; 2]> {
+    let values = tensor.values()?;
+    Ok([values.as_ptr().addr() as u64, size_of_val(values) as u64])
 }
 
 /// What worker `rank` pulls an element of the weights to.
@@ -105,10 +120,12 @@ fn train(
 ) -> Result<(Cost, Vec<f32>)> {
     rendezvous.group.barrier()?;
     rendezvous.counts.set(Counts::default());
+    rendezvous.reads.clear();
+    let mut places = TensorPlaces::default();
     let (thread, process) = (support::thread_time()?, support::process_time()?);
     let (seconds, weights) = match rendezvous.group.rank() {
-        SERVER => serve(options, rendezvous, method, first)?,
-        _ => work(options, rendezvous, method, first)?,
+        SERVER => serve(options, rendezvous, &mut places, (method, first))?,
+        _ => work(options, rendezvous, &mut places, (method, first))?,
     };
     rendezvous.drain("the end of the training")?;
     let cost = Cost {
@@ -116,6 +133,8 @@ fn train(
         application: support::thread_time()? - thread,
         process: support::process_time()? - process,
         counts: rendezvous.counts.get(),
+        places,
+        reads: std::mem::take(&mut rendezvous.reads),
     };
     Ok((cost, weights))
 }
@@ -124,8 +143,8 @@ fn train(
 fn serve(
     options: &Options,
     rendezvous: &mut Rendezvous<'_>,
-    method: Method,
-    first: u64,
+    places: &mut TensorPlaces,
+    (method, first): (Method, u64),
 ) -> Result<(Vec<f64>, Vec<f32>)> {
     let memory = Rc::clone(&rendezvous.memory);
     let workers = rendezvous.group.size() - 1;
@@ -142,6 +161,7 @@ fn serve(
             for (number, tensor) in weights.iter().enumerate() {
                 let key = Key::new(SERVER, worker, &format!("weights/{number}"), step);
                 rendezvous.send(&key, tensor)?;
+                places.sent.push(place_of(tensor)?);
             }
         }
         let mut ids = Vec::new();
@@ -159,6 +179,7 @@ fn serve(
             values.fill(0.0);
             for id in ids.by_ref().take(workers as usize) {
                 let gradient = rendezvous.wait(id)?;
+                places.received.push(place_of(&gradient)?);
                 for (sum, value) in values.iter_mut().zip(gradient.values()?) {
                     *sum += value;
                 }
@@ -182,8 +203,8 @@ fn serve(
 fn work(
     options: &Options,
     rendezvous: &mut Rendezvous<'_>,
-    method: Method,
-    first: u64,
+    places: &mut TensorPlaces,
+    (method, first): (Method, u64),
 ) -> Result<(Vec<f64>, Vec<f32>)> {
     let memory = Rc::clone(&rendezvous.memory);
     let rank = rendezvous.group.rank();
@@ -203,13 +224,16 @@ fn work(
         }
         for (number, id) in std::mem::take(&mut ids).into_iter().enumerate() {
             let weights = rendezvous.wait(id)?;
+            places.received.push(place_of(&weights)?);
             let mut gradient = memory.tensor(weights.len)?;
             let pairs = gradient.values_mut()?.iter_mut().zip(weights.values()?);
             for (element, (slope, weight)) in pairs.enumerate() {
                 *slope = weight - target(rank, number, element);
             }
             let key = Key::new(rank, SERVER, &format!("gradient/{number}"), step);
-            rendezvous.send(&key, &Rc::new(gradient))?;
+            let gradient = Rc::new(gradient);
+            places.sent.push(place_of(&gradient)?);
+            rendezvous.send(&key, &gradient)?;
         }
         // The server had all gradients of the step before when it sent these weights.
         rendezvous.finish_step(step.wrapping_sub(1))?;
@@ -221,6 +245,56 @@ fn work(
     rendezvous.until("ask for the last gradients", |r| r.is_taken(end - 1))?;
     rendezvous.finish_step(end - 1)?;
     Ok((Vec::new(), Vec::new()))
+}
+
+/// How many READs went from memory where the producer's application had computed a tensor to memory where the consumer's application was given one. Each tensor counts once. No
+/// processor has copied these tensors: what the application sent and got is what the device has read and written.
+fn count_in_place(group: &Group, cost: &Cost) -> Result<u64> {
+    let TensorPlaces { sent, received } = &cost.places;
+    let mut own = vec![sent.len() as u64, received.len() as u64];
+    own.extend(sent.iter().chain(received).flatten());
+    for read in &cost.reads {
+        own.extend([read.producer.into(), read.from, read.to, read.len_bytes]);
+    }
+    let all = support::gather(group, &own)?;
+    // Of each rank: how often each place was sent, and received; and what its READs were told.
+    let mut places = Vec::new();
+    for words in &all {
+        let [sent, received, words @ ..] = &words[..] else {
+            bail!("a rank has told nothing");
+        };
+        let mut rest = words;
+        let count = |places: &[u64]| {
+            let mut counts = BTreeMap::<[u64; 2], u64>::new();
+            for place in places.as_chunks::<2>().0 {
+                *counts.entry(*place).or_default() += 1;
+            }
+            counts
+        };
+        let mut take = |many: u64| {
+            let (taken, others) = rest.split_at_checked(2 * many as usize)?;
+            rest = others;
+            Some(count(taken))
+        };
+        let (sent, received) = (take(*sent), take(*received));
+        let parts = sent.zip(received).context("a list that is too short")?;
+        places.push((parts, rest));
+    }
+    let reads: Vec<(usize, [u64; 4])> = (places.iter().enumerate())
+        .flat_map(|(rank, (_, reads))| reads.as_chunks().0.iter().map(move |read| (rank, *read)))
+        .collect();
+    let mut in_place = 0;
+    let is_one = |counts: &BTreeMap<_, u64>, place| counts.get(&place).is_some_and(|n| *n > 0);
+    for (consumer, [producer, from, to, len_bytes]) in reads {
+        let (source, destination) = ([from, len_bytes], [to, len_bytes]);
+        let producer = producer as usize;
+        if is_one(&places[producer].0.0, source) && is_one(&places[consumer].0.1, destination) {
+            *places[producer].0.0.entry(source).or_default() -= 1;
+            *places[consumer].0.1.entry(destination).or_default() -= 1;
+            in_place += 1;
+        }
+    }
+    Ok(in_place)
 }
 
 fn report(options: &Options, group: &Group, costs: &[Cost]) -> Result<()> {
@@ -237,6 +311,8 @@ fn report(options: &Options, group: &Group, costs: &[Cost]) -> Result<()> {
             counts.asked_after,
         ]);
     }
+    let in_place = costs.iter().map(|cost| count_in_place(group, cost));
+    let in_place = in_place.collect::<Result<Vec<u64>>>()?;
     let mut sums = vec![0; own.len()];
     for list in support::gather(group, &own)? {
         for (sum, word) in sums.iter_mut().zip(list) {
@@ -254,7 +330,7 @@ fn report(options: &Options, group: &Group, costs: &[Cost]) -> Result<()> {
         group.size() - 1
     );
     println!(
-        "{:<8} {:>14} {:>20} {:>12} {:>9} {:>7} {:>11} {:>13} {:>12}",
+        "{:<8} {:>14} {:>20} {:>12} {:>9} {:>7} {:>11} {:>13} {:>12} {:>9}",
         "",
         "ms of a step",
         "CPU of threads, ms",
@@ -263,18 +339,20 @@ fn report(options: &Options, group: &Group, costs: &[Cost]) -> Result<()> {
         "copies",
         "MiB copied",
         "asked before",
-        "asked after"
+        "asked after",
+        "in place"
     );
-    for ((cost, sums), method) in costs
+    for (((cost, sums), method), in_place) in costs
         .iter()
         .zip(sums.as_chunks::<7>().0)
         .zip([Method::Read, Method::Message])
+        .zip(in_place)
     {
         let mut seconds = cost.seconds.clone();
         seconds.sort_by(f64::total_cmp);
         let [application, process, received, copies, bytes, before, after] = *sums;
         println!(
-            "{:<8} {:>14.2} {:>20.1} {:>12.1} {received:>9} {copies:>7} {:>11.1} {before:>13} {after:>12}",
+            "{:<8} {:>14.2} {:>20.1} {:>12.1} {received:>9} {copies:>7} {:>11.1} {before:>13} {after:>12} {in_place:>9}",
             method.name(),
             seconds.get(seconds.len() / 2).copied().unwrap_or_default() * 1e3,
             application as f64 / 1e6,

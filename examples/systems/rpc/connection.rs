@@ -48,7 +48,7 @@ impl Method {
 pub struct Waiting<'a> {
     pub group: &'a Group,
     pub method: Method,
-    /// More threads poll than there are cores.
+    /// More threads of this host poll than it has cores.
     pub is_crowded: bool,
 }
 

@@ -13,7 +13,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Barrier;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Parser, ValueEnum};
@@ -55,6 +55,9 @@ struct Options {
     /// The software ConnectX of each client delays its packets by so many microseconds: requests of several clients are then under way at the same time
     #[arg(long, default_value_t = 0)]
     delay_us: u64,
+    /// The clients of each further rank begin so many microseconds later than those of the one before
+    #[arg(long, default_value_t = 0)]
+    stagger_us: u64,
     /// Draws latency over sizes with the fewest clients, and next to it throughput over clients with the shortest messages (`.clients.svg`) and processor time over sizes with the most clients (`.cpu.svg`)
     #[arg(long)]
     svg: Option<PathBuf>,
@@ -146,6 +149,7 @@ fn measure_all(options: &Options, group: &Group) -> Result<Vec<Cell>> {
         );
     }
     let mut connections = connect(options, group)?;
+    let hosts = hosts(group)?;
     let mut cells = Vec::new();
     if group.rank() == 0 {
         println!("clients     bytes  method      median us   p99 us   calls/s  CPU us  sleeps");
@@ -153,7 +157,8 @@ fn measure_all(options: &Options, group: &Group) -> Result<Vec<Cell>> {
     for clients in &options.clients {
         for size in &options.sizes {
             for method in &options.methods {
-                let cell = measure(options, group, &mut connections, (*method, *size, *clients))?;
+                let kind = (*method, *size, *clients);
+                let cell = measure(options, group, &hosts, &mut connections, kind)?;
                 if group.rank() == 0 {
                     println!(
                         "{clients:7} {size:9}  {:10} {:10.1} {:8.1} {:9.0} {:7.1} {:7.2}",
@@ -170,6 +175,14 @@ fn measure_all(options: &Options, group: &Group) -> Result<Vec<Cell>> {
         }
     }
     Ok(cells)
+}
+
+/// The host of each rank: the lowest rank that is on it.
+fn hosts(group: &Group) -> Result<Vec<usize>> {
+    let names = group.store().gather(&support::host_name()?, DEADLINE)?;
+    let first = |name: &Vec<u8>| names.iter().position(|other| other == name);
+    let hosts: Option<Vec<usize>> = names.iter().map(first).collect();
+    hosts.context("a name that is not among the names")
 }
 
 /// The rank of a client.
@@ -215,6 +228,7 @@ fn connect(options: &Options, group: &Group) -> Result<Vec<Connection>> {
 fn measure(
     options: &Options,
     group: &Group,
+    hosts: &[usize],
     connections: &mut [Connection],
     (method, size, clients): (Method, u64, u64),
 ) -> Result<Cell> {
@@ -223,12 +237,16 @@ fn measure(
     let own = (0..clients).filter(|client| rank == 0 || rank_of(*client, group.size()) == rank);
     let own: Vec<u64> = own.collect();
     let connections = &mut connections[..own.len()];
-    // The clients and the server.
+    // The clients on this host, and the server if it is one of its ranks.
+    let host = hosts[rank as usize];
+    let is_here = |rank: u32| hosts[rank as usize] == host;
+    let clients_here = (0..clients).filter(|client| is_here(rank_of(*client, group.size())));
+    let threads = clients_here.count() as u64 + u64::from(is_here(0));
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let waiting = Waiting {
         group,
         method,
-        is_crowded: clients + 1 > cores,
+        is_crowded: threads > cores,
     };
     if rank == 0 {
         for connection in connections.iter_mut() {
@@ -236,24 +254,32 @@ fn measure(
         }
     }
     group.barrier()?;
+    let met = support::monotonic_time();
     let cpu = support::process_time()?;
     let mut done = Done::default();
     if rank == 0 {
         let served = serve(connections, &waiting, clients * calls, compute)?;
         (done.sleeps, done.most_reads) = (served.sleeps, served.most_reads);
     } else if !own.is_empty() {
+        std::thread::sleep(Duration::from_micros(
+            options.stagger_us * u64::from(rank - 1),
+        ));
         done = run_clients(connections, &waiting, &own, (calls, size))?;
     }
     done.cpu = support::process_time()? - cpu;
+    done.met = met;
     group.barrier()?;
-    put_together(group, done, (method, size, clients), clients * calls)
+    put_together(group, hosts, done, (method, size, clients), clients * calls)
 }
 
 /// What a rank has done.
 #[derive(Default)]
 struct Done {
     latencies: Vec<Duration>,
-    elapsed: Duration,
+    /// When all ranks had met, by the clock of the host.
+    met: Duration,
+    /// When the first of its clients began, and when the last one ended.
+    span: Option<(Duration, Duration)>,
     cpu: Duration,
     sleeps: u64,
     /// Of the server; 0 of the others.
@@ -289,20 +315,21 @@ fn run_clients(
         done.sum = done.sum.wrapping_add(client.sum);
         ends.push((client.begin, client.end));
     }
-    let (begin, end) = (
-        ends.iter().map(|(begin, _)| begin).min(),
-        ends.iter().map(|(_, end)| end).max(),
-    );
-    if let (Some(begin), Some(end)) = (begin, end) {
-        done.elapsed = *end - *begin;
-    }
+    done.span = span_of(&ends);
     Ok(done)
+}
+
+/// From the first begin to the last end; `None` if there are none.
+fn span_of(spans: &[(Duration, Duration)]) -> Option<(Duration, Duration)> {
+    let begin = spans.iter().map(|(begin, _)| *begin).min()?;
+    let end = spans.iter().map(|(_, end)| *end).max()?;
+    Some((begin, end))
 }
 
 struct Client {
     latencies: Vec<Duration>,
-    begin: Instant,
-    end: Instant,
+    begin: Duration,
+    end: Duration,
     sleeps: u64,
     sum: u64,
 }
@@ -317,7 +344,7 @@ fn run_client(
     let event = Event::new();
     // All of the rank come here, whatever fails.
     start.wait();
-    let (event, begin, sleeps) = (event?, Instant::now(), connection.sleeps);
+    let (event, begin, sleeps) = (event?, support::monotonic_time(), connection.sleeps);
     let mut latencies = Vec::new();
     let (mut request, mut answer, mut sum) =
         (vec![0; size as usize], vec![0; size as usize], 0_u64);
@@ -337,7 +364,7 @@ fn run_client(
     Ok(Client {
         latencies,
         begin,
-        end: Instant::now(),
+        end: support::monotonic_time(),
         sleeps: connection.sleeps - sleeps,
         sum,
     })
@@ -368,12 +395,16 @@ fn sum_of(bytes: &[u8]) -> u64 {
 /// Gathers what the ranks have done.
 fn put_together(
     group: &Group,
+    hosts: &[usize],
     done: Done,
     (method, size, clients): (Method, u64, u64),
     calls: u64,
 ) -> Result<Cell> {
     let mut words = vec![
-        done.elapsed.as_nanos() as u64,
+        done.met.as_nanos() as u64,
+        done.span
+            .map_or(u64::MAX, |(begin, _)| begin.as_nanos() as u64),
+        done.span.map_or(0, |(_, end)| end.as_nanos() as u64),
         done.cpu.as_nanos() as u64,
         done.sleeps,
         done.most_reads,
@@ -382,16 +413,40 @@ fn put_together(
     let latencies = done.latencies.iter();
     words.extend(latencies.map(|latency| latency.as_nanos() as u64));
     let mut latencies = Vec::new();
-    let (mut elapsed, mut cpu, mut sleeps, mut most_reads, mut sum) = (1, 0, 0, 0, 0_u64);
-    for words in support::gather(group, &words)? {
-        let [of_elapsed, of_cpu, of_sleeps, of_reads, of_sum, rest @ ..] = &words[..] else {
+    let (mut cpu, mut sleeps, mut most_reads, mut sum) = (0, 0, 0, 0_u64);
+    let mut spans = Vec::new();
+    let gathered = support::gather(group, &words)?;
+    for (words, host) in gathered.iter().zip(hosts) {
+        let [
+            _,
+            begin,
+            end,
+            of_cpu,
+            of_sleeps,
+            of_reads,
+            of_sum,
+            rest @ ..,
+        ] = &words[..]
+        else {
             bail!("a rank has told nothing");
         };
-        elapsed = elapsed.max(*of_elapsed);
+        // The spans of ranks need not overlap, so they are put on one time line. Hosts share no clock: its zero is, on each host, when the first rank of that host
+        // had met the others.
+        let of_host = gathered
+            .iter()
+            .zip(hosts)
+            .filter(|(_, other)| *other == host);
+        let met = of_host.filter_map(|(words, _)| words.first()).min();
+        let zero = met.copied().unwrap_or_default();
+        if begin <= end {
+            let time = |nanoseconds: u64| Duration::from_nanos(nanoseconds.saturating_sub(zero));
+            spans.push((time(*begin), time(*end)));
+        }
         most_reads = most_reads.max(*of_reads);
         (cpu, sleeps, sum) = (cpu + of_cpu, sleeps + of_sleeps, sum.wrapping_add(*of_sum));
         latencies.extend_from_slice(rest);
     }
+    let elapsed = span_of(&spans).map_or(Duration::ZERO, |(begin, end)| end - begin);
     latencies.sort_unstable();
     let at = |part: f64| {
         latencies
@@ -405,7 +460,7 @@ fn put_together(
         clients,
         median: Duration::from_nanos(at(0.5)),
         p99: Duration::from_nanos(at(0.99)),
-        calls_per_s: calls as f64 * 1e9 / elapsed as f64,
+        calls_per_s: calls as f64 / elapsed.as_secs_f64().max(1e-9),
         cpu: Duration::from_nanos(cpu / calls),
         sleeps: sleeps as f64 / calls as f64,
         most_reads,

@@ -56,7 +56,7 @@ struct Options {
     /// READs for each completion, and replies for each request
     #[arg(long, default_value_t = 8)]
     batch: usize,
-    /// Most bytes that a rank has asked for and not got
+    /// Most bytes that a rank has asked for and not got: at least those of one batch, --batch times --read-bytes
     #[arg(long, default_value_t = 1 << 20)]
     in_flight: u64,
     /// Fetches by each method, of which the median is printed
@@ -82,6 +82,11 @@ fn main() -> Result<()> {
     ensure!(
         options.partitions > 0 && options.read_bytes > 0,
         "--partitions and --read-bytes must not be 0"
+    );
+    let batch_bytes = options.batch as u64 * u64::from(options.read_bytes);
+    ensure!(
+        options.in_flight >= batch_bytes,
+        "--in-flight must be at least --batch times --read-bytes, {batch_bytes} bytes: a batch is asked for as a whole"
     );
     if let Some(victim) = options.kill {
         ensure!(

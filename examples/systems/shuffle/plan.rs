@@ -146,7 +146,8 @@ impl<'a> Flight<'a> {
         self.order.is_empty() && self.left.values().all(VecDeque::is_empty)
     }
 
-    /// The next batch to ask for: peers take turns. None if the limit is reached, or no peer has room. One batch may always be under way, whatever the limit.
+    /// The next batch to ask for: peers take turns. None if the limit would be exceeded, or no peer has room. The options make sure that one batch is never
+    /// longer than the limit.
     pub fn next(
         &mut self,
         mut has_room: impl FnMut(u32, &[Piece]) -> bool,

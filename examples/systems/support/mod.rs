@@ -145,6 +145,17 @@ pub fn monotonic_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// The name of this host. Ranks with the same one share its cores and its monotonic clock.
+pub fn host_name() -> Result<Vec<u8>> {
+    let mut name = vec![0; 256];
+    // SAFETY: the call writes at most as many bytes as the vector has.
+    if unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len()) } != 0 {
+        bail!("gethostname: {}", std::io::Error::last_os_error());
+    }
+    name.truncate(name.iter().position(|byte| *byte == 0).unwrap_or(256));
+    Ok(name)
+}
+
 /// Processor time of the calling thread, user and system.
 pub fn thread_time() -> Result<Duration> {
     usage(libc::RUSAGE_THREAD)
