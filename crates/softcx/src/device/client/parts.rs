@@ -62,8 +62,6 @@ pub(crate) struct SrqParts {
     pub(crate) stride_bytes: u32,
     /// Address of the record: one count of posted receives, 16 bits.
     pub(crate) record: u64,
-    /// The event limit to begin with.
-    pub(crate) limit: u32,
 }
 
 /// The transport of a queue pair, with verbs' numbers (`ibv_qp_type`).

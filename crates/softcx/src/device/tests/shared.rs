@@ -47,7 +47,7 @@ impl Shared {
         (a.dlid, b.dlid) = (last.node(), first.node());
         (a.mtu, b.mtu) = (3, 3);
         let cqs = [a.cq(128, 64), b.cq(128, 64)];
-        let srq = b.srq(wqes, 0);
+        let srq = b.srq(wqes);
         let mut pairs = (Vec::new(), Vec::new());
         for _ in 0..COUNT {
             let from = a.qp(transport, [&cqs[0], &cqs[0]]);

@@ -649,6 +649,48 @@ fn function_without_atomics_refuses_queue_pair_with_atomic_access() {
     }
 }
 
+/// `ibv_create_srq` ignores the limit, and so does the kernel's driver: it arms the event only when it is told to modify the queue.
+#[test]
+fn limit_named_at_the_creation_of_a_shared_queue_is_not_armed() {
+    const LIMIT: u32 = 1 << 1;
+    const RECORD: usize = RINGS + 0x8010;
+    let client = Client::open();
+    let request = CreateSrq {
+        pd_handle: client.alloc_pd().unwrap(),
+        max_wr: 15,
+        max_sge: 1,
+        srq_limit: 3,
+        ..CreateSrq::default()
+    };
+    let driver = Mlx5CreateSrq {
+        buf_addr: client.process.address(RINGS),
+        db_addr: client.process.address(RECORD),
+        ..Mlx5CreateSrq::default()
+    };
+    let made = client.command::<CreateSrqResp>(32, &request.to_bytes(), &driver.to_bytes());
+    let srq_handle = made.unwrap().srq_handle;
+    let query = QuerySrq {
+        srq_handle,
+        ..QuerySrq::default()
+    };
+    let limit = || {
+        let answer = client.command::<QuerySrqResp>(34, &query.to_bytes(), &[]);
+        answer.unwrap().srq_limit
+    };
+    assert_eq!(limit(), 0);
+    // More receives than the limit are posted, so it stays.
+    client.process.write(RECORD, &8_u32.to_be_bytes());
+    let modify = ModifySrq {
+        srq_handle,
+        attr_mask: LIMIT,
+        srq_limit: 3,
+        ..ModifySrq::default()
+    };
+    let done = client.command::<DestroyQpResp>(33, &modify.to_bytes(), &[]);
+    assert!(done.is_ok());
+    assert_eq!(limit(), 3);
+}
+
 /// Calls that succeed on a context with a domain, a UAR page, a queue of each kind and a region; the fuzzer changes them.
 fn sound_call(client: &Client, which: usize, uar: u32) {
     let start = client.process.address(RINGS);
