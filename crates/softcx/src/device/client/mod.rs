@@ -250,23 +250,15 @@ impl Client {
         self.core().destroy_client_qp(self.owned.id, qpn)
     }
 
-    /// Joins a multicast group (UD only), and leaves it. The LID of the group is not used: groups are known by their GID.
-    pub(crate) fn attach_multicast(
-        &self,
-        qpn: u32,
-        gid: [u8; 16],
-        _mlid: u16,
-    ) -> Result<(), Errno> {
-        self.core().attach_multicast(self.owned.id, qpn, gid)
+    /// Joins a multicast group (UD only). Packets find the group by its GID. EINVAL for a GID that is not of a group, and on InfiniBand for a LID
+    /// that is not of one.
+    pub(crate) fn attach_multicast(&self, qpn: u32, gid: [u8; 16], mlid: u16) -> Result<(), Errno> {
+        self.core().attach_multicast(self.owned.id, qpn, gid, mlid)
     }
 
-    pub(crate) fn detach_multicast(
-        &self,
-        qpn: u32,
-        gid: [u8; 16],
-        _mlid: u16,
-    ) -> Result<(), Errno> {
-        self.core().detach_multicast(self.owned.id, qpn, gid)
+    /// Leaves a group. EINVAL unless the queue pair has joined it with this GID and this LID.
+    pub(crate) fn detach_multicast(&self, qpn: u32, gid: [u8; 16], mlid: u16) -> Result<(), Errno> {
+        self.core().detach_multicast(self.owned.id, qpn, gid, mlid)
     }
 }
 
