@@ -9,6 +9,12 @@ use crate::device::transitions;
 /// Reads and atomics on their way at once.
 pub(crate) const MAX_RD_ATOMIC: u8 = 16;
 
+/// A number of reads and atomics as the device has it. It has the logarithm, which the kernel's driver rounds up, and leaves at 0 for a number of 0
+/// (`__mlx5_ib_modify_qp`; some versions before 6.12 rounded down).
+fn depth(most: u8) -> u8 {
+    most.next_power_of_two()
+}
+
 impl QpAttributes {
     /// Whether what `named` names is in range.
     fn check(&self, named: u32) -> Result<(), Errno> {
@@ -65,12 +71,11 @@ impl QpAttributes {
         self.sq_psn &= 0xff_ffff;
     }
 
-    /// Reads and atomics of the peer that are served at once. The device has the logarithm of the number, which the kernel's driver rounds up; for 0
-    /// it takes the right to make such requests away.
+    /// Reads and atomics of the peer that are served at once. For 0 the kernel's driver takes the right to make such requests away.
     fn served(&self) -> u8 {
         match self.max_dest_rd_atomic {
             0 => 0,
-            depth => depth.next_power_of_two(),
+            most => depth(most),
         }
     }
 
@@ -86,8 +91,7 @@ impl QpAttributes {
             retry_count: self.retry_count,
             rnr_retry: self.rnr_retry,
             min_rnr_timer: self.min_rnr_timer,
-            // The device has the logarithm of the number, and the kernel's driver leaves that at 0 for a number of 0 (`__mlx5_ib_modify_qp`).
-            max_reads: self.max_rd_atomic.max(1),
+            max_reads: depth(self.max_rd_atomic),
             access: Access::from_bits(self.access & Access::ALL.bits()).unwrap_or_default(),
             // Where packets go is in `asked`.
             ..Attributes::default()

@@ -106,3 +106,25 @@ fn repeated_requests_do_not_count() {
         }
     }
 }
+
+/// The kernel's driver gives the device the logarithm of the number, rounded up (`__mlx5_ib_modify_qp`).
+#[test]
+fn depth_of_the_requester_is_rounded_up() {
+    for (depth, on_their_way) in [(0, 1), (1, 1), (3, 4), (4, 4), (5, 8), (9, 16)] {
+        let mut pair = pair([depth, 16], 2);
+        // No answer comes.
+        pair.world.devices[1].set_faults(Faults {
+            loss: 1.0,
+            ..Faults::default()
+        });
+        for number in 0..REQUESTS {
+            let segments = [pair.there(number * 4096), pair.here(number * 4096, 8)];
+            pair.send(&Work::new(READ, &segments));
+        }
+        for _ in 0..3 {
+            pair.world.turn();
+        }
+        let sent = pair.world.devices[0].counters().packets_sent;
+        assert_eq!(sent, on_their_way, "{depth}");
+    }
+}
