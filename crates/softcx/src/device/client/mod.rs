@@ -240,9 +240,15 @@ impl Client {
         changed
     }
 
-    /// The attributes as last set, with the state as it is.
+    /// The attributes as the device has them: the state and the sequence numbers as they are now, depths as powers of two, and of the rights those
+    /// that the peer has.
     pub(crate) fn query_qp(&self, qpn: u32) -> Result<QpAttributes, Errno> {
         self.core().query_qp(self.owned.id, qpn)
+    }
+
+    /// The access flags that were set last.
+    pub(crate) fn asked_access(&self, qpn: u32) -> Result<u32, Errno> {
+        self.core().asked_access(self.owned.id, qpn)
     }
 
     /// When this returns, the device writes nothing more for it.

@@ -206,14 +206,31 @@ impl DeviceCore {
         let (_, qp) = self.client_qp(client, qpn)?;
         Ok(attributes_of(qp))
     }
+
+    /// The rights that the owner has given last, whether the device has them or not.
+    pub(crate) fn asked_access(&self, client: u32, qpn: u32) -> Result<u32, Errno> {
+        let (_, qp) = self.client_qp(client, qpn)?;
+        Ok(qp.asked.access)
+    }
 }
 
+/// What the device has, as the kernel's driver reads it (`query_qp_attr` in mlx5/qp.c).
 fn attributes_of(qp: &Qp) -> QpAttributes {
     let state = qp.state();
+    let remote = match qp.asked.max_dest_rd_atomic {
+        // `set_qpc_atomic_flags`: no reads and atomics of a responder without a depth.
+        0 => Access::REMOTE_WRITE.bits(),
+        _ => Access::ALL.bits() & !Access::LOCAL_WRITE.bits(),
+    };
     QpAttributes {
         state: state as u8,
         current_state: state as u8,
         sq_draining: state == State::SendQueueDrained && qp.requester.is_sending(),
+        sq_psn: qp.requester.next_send_psn(),
+        rq_psn: qp.responder.next_receive_psn(),
+        max_rd_atomic: depth(qp.asked.max_rd_atomic),
+        max_dest_rd_atomic: depth(qp.asked.max_dest_rd_atomic),
+        access: qp.asked.access & remote,
         ..*qp.asked
     }
 }

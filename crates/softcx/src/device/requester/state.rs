@@ -75,6 +75,11 @@ impl Requester {
         self.unsent_psn = psn;
     }
 
+    /// The PSN of the next packet that is sent for the first time.
+    pub(crate) fn next_send_psn(&self) -> u32 {
+        self.unsent_psn
+    }
+
     /// A doorbell. `recorded` is the doorbell record's count, and `ring_wqebbs` the length of the ring, which bounds how far one count
     /// can be ahead of another.
     pub(crate) fn announce(

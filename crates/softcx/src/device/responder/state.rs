@@ -52,6 +52,11 @@ impl Responder {
         self.expected_psn = psn;
     }
 
+    /// The PSN of the next packet that is taken.
+    pub(crate) fn next_receive_psn(&self) -> u32 {
+        self.expected_psn
+    }
+
     /// Whether the response with this PSN has left: answers leave in the order of their numbers, but for those that repeat.
     pub(super) fn was_sent(&self, psn: u32) -> bool {
         let next = self

@@ -50,7 +50,7 @@ fn change(call: &mut UverbsCall<'_>, request: &ExModifyQp, known: u32) -> Result
     check(base, &port)?;
     if port.function.no_atomics {
         let access = match base.attr_mask & mask::ACCESS_FLAGS {
-            0 => call.context.client.query_qp(qp.qpn)?.access,
+            0 => call.context.client.asked_access(qp.qpn)?,
             _ => base.qp_access_flags,
         };
         check_atomics(base, access)?;
