@@ -9,6 +9,7 @@
 //! bytes on an Ethernet),
 //! `core` (one turn of work, without clock or thread), and `engine` (the thread).
 
+pub(crate) mod capability;
 mod capture;
 pub(crate) mod client;
 pub(crate) mod commands;

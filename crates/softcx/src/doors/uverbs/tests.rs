@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use proptest::prelude::*;
 
 use super::*;
+use crate::device::capability::Capability;
 use crate::device::client::mask;
 use crate::device::space::Space;
 use crate::device::{Device, DeviceOptions, Function, LinkLayer};
@@ -36,15 +37,31 @@ struct Process {
 
 impl Process {
     fn new() -> Process {
+        Process::with_capabilities(true)
+    }
+
+    /// A process that keeps the capabilities of the test, or one without any.
+    fn with_capabilities(keeps: bool) -> Process {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping.
         let arena =
             unsafe { libc::mmap(std::ptr::null_mut(), ARENA_BYTES, protection, flags, -1, 0) };
         assert_ne!(arena, libc::MAP_FAILED);
-        // SAFETY: the child makes two system calls and nothing else.
+        let mut ready = [0; 2];
+        // SAFETY: room for two descriptors.
+        assert_eq!(unsafe { libc::pipe(ready.as_mut_ptr()) }, 0);
+        // SAFETY: the child makes a few system calls and nothing else.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
+            if !keeps {
+                // A header with version 3 and this process, and empty sets.
+                let (header, none) = ([0x2008_0522_u32, 0], [0_u32; 6]);
+                // SAFETY: both are as long as version 3 has it.
+                unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) };
+            }
+            // SAFETY: one byte of a constant.
+            unsafe { libc::write(ready[1], c"".as_ptr().cast(), 1) };
             loop {
                 // SAFETY: no memory is involved.
                 unsafe {
@@ -54,6 +71,13 @@ impl Process {
             }
         }
         assert!(pid > 0);
+        // SAFETY: one byte of room; both descriptors are this function's.
+        unsafe {
+            let mut byte = 0_u8;
+            assert_eq!(libc::read(ready[0], (&raw mut byte).cast(), 1), 1);
+            libc::close(ready[0]);
+            libc::close(ready[1]);
+        }
         Process {
             pid,
             arena: arena.cast(),
@@ -266,6 +290,11 @@ impl Client {
     }
 
     fn create_qp(&self, uar: u32, pd: u32, cq: u32) -> Result<CreateQpResp, Errno> {
+        const RELIABLE: u8 = 2;
+        self.create_qp_of(RELIABLE, uar, pd, cq)
+    }
+
+    fn create_qp_of(&self, qp_type: u8, uar: u32, pd: u32, cq: u32) -> Result<CreateQpResp, Errno> {
         let request = CreateQp {
             user_handle: 0x99,
             pd_handle: pd,
@@ -275,7 +304,7 @@ impl Client {
             max_recv_wr: 16,
             max_send_sge: 1,
             max_recv_sge: 1,
-            qp_type: 2,
+            qp_type,
             ..CreateQp::default()
         };
         let driver = Mlx5CreateQp {
@@ -689,6 +718,122 @@ fn limit_named_at_the_creation_of_a_shared_queue_is_not_armed() {
     let done = client.command::<DestroyQpResp>(33, &modify.to_bytes(), &[]);
     assert!(done.is_ok());
     assert_eq!(limit(), 3);
+}
+
+/// The core refuses alternate paths on RoCE (`_ib_modify_qp`), and the driver a rate that the enumeration does not have (`ib_rate_to_mlx5`).
+#[test]
+fn alternate_path_on_roce_and_unknown_rates_are_refused() {
+    let wrong = Err(libc::EINVAL);
+    for (link, alternate) in [
+        (LinkLayer::InfiniBand, Ok(())),
+        (LinkLayer::Ethernet, wrong),
+    ] {
+        let options = DeviceOptions {
+            fabric: format!("uverbs-{}", std::process::id()),
+            link,
+            ..DeviceOptions::default()
+        };
+        let device = Device::on_fabric(&options).unwrap();
+        let client = Client::on(&device);
+        client.get_context().unwrap();
+        let (pd, uar) = (client.alloc_pd().unwrap(), client.alloc_uar().unwrap());
+        let cq = client.create_cq(uar, -1).unwrap();
+        let qp = client.create_qp(uar, pd, cq.cq_handle).unwrap();
+        let modify = |attr_mask, qp_state, static_rate| {
+            let path = QpDest {
+                dlid: 1,
+                is_global: 1,
+                sgid_index: device.gid_index().unwrap(),
+                port_num: 1,
+                static_rate,
+                ..QpDest::default()
+            };
+            let request = ModifyQp {
+                qp_handle: qp.qp_handle,
+                attr_mask,
+                qp_state,
+                port_num: 1,
+                path_mtu: 3,
+                dest: path,
+                alt_dest: path,
+                alt_port_num: 1,
+                ..ModifyQp::default()
+            };
+            let done = client.command::<DestroyQpResp>(26, &request.to_bytes(), &[]);
+            done.map(|_| ())
+        };
+        for (rate, expected) in [
+            (0, Ok(())),
+            (1, wrong),
+            (2, Ok(())),
+            (22, Ok(())),
+            (24, wrong),
+        ] {
+            assert_eq!(modify(mask::STATE, 0, 0), Ok(()));
+            assert_eq!(modify(0x39, 1, 0), Ok(()));
+            assert_eq!(modify(TO_RTR, 2, rate), expected, "{link:?} {rate}");
+        }
+        assert_eq!(modify(mask::STATE, 0, 0), Ok(()));
+        assert_eq!(modify(0x39, 1, 0), Ok(()));
+        assert_eq!(modify(TO_RTR | mask::ALT_PATH, 2, 0), alternate, "{link:?}");
+    }
+}
+
+/// As `mlx5_ib_modify_cq`: the device has 12 bits for the period.
+#[test]
+fn period_of_moderation_beyond_12_bits_is_refused() {
+    let client = Client::open();
+    let uar = client.alloc_uar().unwrap();
+    let cq = client.create_cq(uar, -1).unwrap();
+    for (cq_period, expected) in [(4095, Ok(())), (4096, Err(libc::EINVAL))] {
+        let request = ExModifyCq {
+            cq_handle: cq.cq_handle,
+            attr_mask: 1,
+            attr: CqModeration {
+                cq_count: u16::MAX,
+                cq_period,
+            },
+            ..ExModifyCq::default()
+        };
+        let done = client.command::<DestroyQpResp>(1 << 31 | 57, &request.to_bytes(), &[]);
+        assert_eq!(done.map(|_| ()), expected, "{cq_period}");
+    }
+}
+
+/// Queue keys with the highest bit are for those who may make raw packets.
+#[test]
+fn privileged_queue_key_needs_the_capability_of_raw_packets() {
+    const DATAGRAMS: u8 = 4;
+    const INIT: u32 = mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::QKEY;
+    for keeps in [true, false] {
+        let is_privileged = keeps && Space::LOCAL.has_capability(Capability::NetRaw);
+        let mut client = Client::unopened();
+        client.process = Process::with_capabilities(keeps);
+        client.get_context().unwrap();
+        let (pd, uar) = (client.alloc_pd().unwrap(), client.alloc_uar().unwrap());
+        let cq = client.create_cq(uar, -1).unwrap();
+        let qp = client.create_qp_of(DATAGRAMS, uar, pd, cq.cq_handle);
+        let modify = |attr_mask, qkey| {
+            let request = ModifyQp {
+                qp_handle: qp.as_ref().unwrap().qp_handle,
+                attr_mask,
+                qp_state: 1,
+                port_num: 1,
+                qkey,
+                ..ModifyQp::default()
+            };
+            let done = client.command::<DestroyQpResp>(26, &request.to_bytes(), &[]);
+            done.map(|_| ())
+        };
+        let expected = if is_privileged {
+            Ok(())
+        } else {
+            Err(libc::EPERM)
+        };
+        assert_eq!(modify(INIT, 1 << 31 | 0x1111), expected);
+        assert_eq!(modify(INIT, 0x1111), Ok(()));
+        assert_eq!(modify(mask::QKEY, 1 << 31), expected);
+    }
 }
 
 /// Calls that succeed on a context with a domain, a UAR page, a queue of each kind and a region; the fuzzer changes them.
