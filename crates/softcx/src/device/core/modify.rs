@@ -64,7 +64,6 @@ impl QpAttributes {
             ALT_PATH: alt_path, alt_pkey_index, alt_port, alt_timeout;
             PATH_MIG_STATE: path_mig_state;
             DEST_QPN: dest_qpn;
-            EN_SQD_ASYNC_NOTIFY: en_sqd_async_notify;
             RATE_LIMIT: rate_limit;
         }
         self.rq_psn &= 0xff_ffff;
@@ -191,7 +190,6 @@ impl DeviceCore {
         }
         if from != to {
             qp.set_state(to);
-            qp.requester.drain_notified = false;
         }
         if connected && named & mask::AV != 0 {
             self.set_destination(slot, &asked.path, asked.dest_qpn);
@@ -225,7 +223,6 @@ fn attributes_of(qp: &Qp) -> QpAttributes {
     QpAttributes {
         state: state as u8,
         current_state: state as u8,
-        sq_draining: state == State::SendQueueDrained && qp.requester.is_sending(),
         sq_psn: qp.requester.next_send_psn(),
         rq_psn: qp.responder.next_receive_psn(),
         max_rd_atomic: depth(qp.asked.max_rd_atomic),

@@ -236,9 +236,8 @@ fn attributes_are_checked_kept_and_queried() {
         ..timer
     };
     assert_eq!(driver.modify(&qp, &wrong, named), Err(libc::EINVAL));
-    driver.to_state(&qp, 4).unwrap();
-    assert_eq!(driver.state(&qp), 4);
-    driver.to_state(&qp, 3).unwrap();
+    assert_eq!(driver.to_state(&qp, 4), Err(libc::EINVAL));
+    assert_eq!(driver.state(&qp), 3);
     driver.to_state(&qp, 0).unwrap();
     // The logarithms of the depths are 0.
     let fresh = QpAttributes {
