@@ -7,6 +7,8 @@ use crate::device::space::Space;
 pub(crate) enum Capability {
     /// `CAP_NET_RAW`.
     NetRaw = 13,
+    /// `CAP_IPC_LOCK`.
+    IpcLock = 14,
 }
 
 impl Space {

@@ -32,6 +32,7 @@ mod mapping;
 mod options;
 mod pace;
 mod packet;
+mod pinned;
 mod port_id;
 mod proc_mem;
 mod qp;

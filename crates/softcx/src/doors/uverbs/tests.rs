@@ -836,6 +836,77 @@ fn privileged_queue_key_needs_the_capability_of_raw_packets() {
     }
 }
 
+/// As `ib_umem_get` of the kernel: EPERM if a process may lock nothing, ENOMEM beyond its limit, and no limit with `CAP_IPC_LOCK`.
+#[test]
+fn pinned_memory_is_limited_where_the_function_says_so() {
+    const PAGE: u64 = 4096;
+    let client_of = |limits_pinned, keeps, pages: u64| {
+        let options = DeviceOptions {
+            fabric: format!("uverbs-{}", std::process::id()),
+            function: Function {
+                limits_pinned,
+                ..Function::default()
+            },
+            ..DeviceOptions::default()
+        };
+        let mut client = Client::on(&Device::on_fabric(&options).unwrap());
+        client.process = Process::with_capabilities(keeps);
+        let limit = libc::rlimit {
+            rlim_cur: pages * PAGE,
+            rlim_max: pages * PAGE,
+        };
+        let (pid, resource) = (client.process.pid, libc::RLIMIT_MEMLOCK);
+        // SAFETY: a limit for a child of this process.
+        let set = unsafe { libc::prlimit(pid, resource, &limit, std::ptr::null_mut()) };
+        assert_eq!(set, 0);
+        client.get_context().unwrap();
+        client
+    };
+    let start = |client: &Client, page: u64| client.process.address(RINGS) + page * PAGE;
+    // 4 pages, and a limit of 3: more than a process without the capability may have.
+    let mut exempt = vec![(false, false)];
+    if Space::LOCAL.has_capability(Capability::IpcLock) {
+        exempt.push((true, true));
+    }
+    for (limits, keeps) in exempt {
+        let client = client_of(limits, keeps, 3);
+        let pd = client.alloc_pd().unwrap();
+        let done = client.reg_mr(pd, start(&client, 0), 4 * PAGE, 7);
+        assert!(done.is_ok(), "{limits} {keeps}");
+    }
+    let client = client_of(true, false, 0);
+    let pd = client.alloc_pd().unwrap();
+    let uar = client.alloc_uar().unwrap();
+    assert_eq!(client.reg_mr(pd, start(&client, 0), 1, 7), Err(libc::EPERM));
+    assert_eq!(client.create_cq(uar, -1).map(|_| ()), Err(libc::EPERM));
+
+    let client = client_of(true, false, 3);
+    let pd = client.alloc_pd().unwrap();
+    let uar = client.alloc_uar().unwrap();
+    // Two pages, because it crosses the boundary.
+    let two = client.reg_mr(pd, start(&client, 0) + 100, PAGE, 7).unwrap();
+    let refused = client.reg_mr(pd, start(&client, 4), PAGE + 1, 7);
+    assert_eq!(refused, Err(libc::ENOMEM));
+    // A ring of 64 CQEs takes the third page, and nothing is left for the rings of a queue pair.
+    let cq = client.create_cq(uar, -1).unwrap();
+    let refused = client.create_qp(uar, pd, cq.cq_handle).map(|_| ());
+    assert_eq!(refused, Err(libc::ENOMEM));
+    // What was refused pins nothing, and what is deregistered no longer does.
+    client.destroy(13, two).unwrap();
+    let qp = client.create_qp(uar, pd, cq.cq_handle).unwrap();
+    let one = client.reg_mr(pd, start(&client, 4), PAGE, 7);
+    assert!(one.is_ok());
+    assert_eq!(
+        client.reg_mr(pd, start(&client, 4), PAGE, 7),
+        Err(libc::ENOMEM)
+    );
+    let mut request = vec![0; 16];
+    request[8..12].copy_from_slice(&qp.qp_handle.to_ne_bytes());
+    let destroyed = client.command::<DestroyCqResp>(27, &request, &[]);
+    assert!(destroyed.is_ok());
+    assert!(client.reg_mr(pd, start(&client, 4), PAGE, 7).is_ok());
+}
+
 /// Calls that succeed on a context with a domain, a UAR page, a queue of each kind and a region; the fuzzer changes them.
 fn sound_call(client: &Client, which: usize, uar: u32) {
     let start = client.process.address(RINGS);
