@@ -143,10 +143,10 @@ impl Qp {
             // The queue itself was at fault.
             return;
         }
-        context.counters.rnr_naks += 1;
         // Packets behind it are out of sequence, and the first of them is answered as such, too: as SoftRoCE does.
         let code = AckCode::ReceiverNotReady(self.attributes.min_rnr_timer);
-        self.refuse_for_now(self.responder.expected_psn, code);
+        let is_queued = self.refuse_for_now(self.responder.expected_psn, code);
+        context.counters.rnr_naks += u64::from(is_queued);
     }
 
     /// Refuses a request for good: the answer goes out, and the queue pair is in error.

@@ -602,6 +602,8 @@ fn refusals_of_repeated_requests_do_not_pile_up() {
         case.world.settle();
         let sent = case.world.devices[0].counters().packets_sent - before;
         assert!((1..=MOST).contains(&sent), "{which}: {sent} answers");
+        let naks = case.world.devices[0].counters().rnr_naks;
+        assert!(naks <= sent, "{which}: {naks} of {sent} answers");
         // The connection goes on.
         case.b.receive(&[]);
         case.a.send(&SendRequest::send().signaled(true));
