@@ -67,7 +67,8 @@ typedef struct doorbell_endpoint_config {
 	uint32_t service_level;    /* 0 to 15; default 0 */
 	uint32_t pkey_index;       /* index into the port's table of partition keys, 0 to 65535; default 0 */
 	uint32_t transport;        /* DOORBELL_TRANSPORT_*; default DOORBELL_TRANSPORT_RC */
-	uint32_t qkey;             /* of a UD endpoint: the queue key that datagrams to it must have; default 0 */
+	uint32_t qkey;             /* of a UD endpoint: the queue key that datagrams to it must have; default 0. With the highest bit set, `ibv_modify_qp` fails
+	                              with EPERM in a process without CAP_NET_RAW. */
 	uint32_t reserved;         /* 0 */
 } doorbell_endpoint_config;
 

@@ -32,7 +32,8 @@ pub struct EndpointConfig {
     /// for a global route header (GRH), which the device writes if the datagram has one; [`Completion::len_bytes`] counts them. A datagram is lost if it finds no
     /// receive, or if its queue key is another. One that is longer than its receive fails the endpoint that receives.
     pub transport: Transport,
-    /// Of a UD endpoint: the queue key that datagrams to it must have. Default 0.
+    /// Of a UD endpoint: the queue key that datagrams to it must have. Default 0. With the highest bit set, `ibv_modify_qp` fails with EPERM in a process without
+    /// `CAP_NET_RAW`.
     pub qkey: u32,
     /// Work requests that the send queue holds, 1 to 16384 (fewer where long work requests fill the ring). Default 128.
     pub send_depth: u32,

@@ -45,7 +45,7 @@ pub struct RunOptions {
     /// Wire between devices: shm (memory of this host), udp or udp:ADDRESS (RoCE v2 on UDP port 4791, with --link eth) [default: that of an enclosing run, or shm]
     #[arg(long, value_name = "WIRE", value_parser = wire)]
     wire: Option<String>,
-    /// Properties of the emulated port and PCI function, separated by commas: grh (a global route is required), no-atomics, no-blueflame, foreign-gid [default: that of an enclosing run, or none]
+    /// Properties of the emulated port and PCI function, separated by commas: grh (a global route is required), no-atomics, no-blueflame, foreign-gid, memlock [default: that of an enclosing run, or none]
     #[arg(long, value_name = "LIST", value_parser = function)]
     function: Option<String>,
     /// Fabric to join: devices on one fabric reach each other [default: that of an enclosing run, or `default`]

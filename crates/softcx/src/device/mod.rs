@@ -9,6 +9,7 @@
 //! bytes on an Ethernet),
 //! `core` (one turn of work, without clock or thread), and `engine` (the thread).
 
+pub(crate) mod capability;
 mod capture;
 pub(crate) mod client;
 pub(crate) mod commands;
@@ -31,6 +32,7 @@ mod mapping;
 mod options;
 mod pace;
 mod packet;
+mod pinned;
 mod port_id;
 mod proc_mem;
 mod qp;

@@ -21,10 +21,12 @@ pub struct Function {
     pub no_blueflame: bool,
     /// The first entry of the table of GIDs of an Ethernet port is that of an interface in another network namespace, as the host's are in a container.
     pub foreign_gid: bool,
+    /// A process pins no more memory than its `RLIMIT_MEMLOCK` allows, unless it has `CAP_IPC_LOCK`: as with the kernel, and unlike the default.
+    pub limits_pinned: bool,
 }
 
 impl Function {
-    /// Sets the property with that name: `grh`, `no-atomics`, `no-blueflame`, `foreign-gid`.
+    /// Sets the property with that name: `grh`, `no-atomics`, `no-blueflame`, `foreign-gid`, `memlock`.
     ///
     /// # Errors
     /// [`Error::Malformed`](crate::Error::Malformed) for another word.
@@ -34,11 +36,12 @@ impl Function {
             "no-atomics" => self.no_atomics = true,
             "no-blueflame" => self.no_blueflame = true,
             "foreign-gid" => self.foreign_gid = true,
+            "memlock" => self.limits_pinned = true,
             _ => {
                 return Err(crate::Error::Malformed {
                     what: "function of the device",
                     reason: format!(
-                        "`{word}` is none of grh, no-atomics, no-blueflame, foreign-gid"
+                        "`{word}` is none of grh, no-atomics, no-blueflame, foreign-gid, memlock"
                     ),
                 });
             }

@@ -51,12 +51,6 @@ impl Srq {
         Some((index, capacity))
     }
 
-    /// Gives back the receive that was taken last, for a message that is as good as lost.
-    pub(crate) fn put_back(&mut self, index: u16) {
-        self.position.next = index;
-        self.position.taken = self.position.taken.wrapping_sub(1);
-    }
-
     /// Reads a taken receive once more: its room in bytes, and the index of the next.
     ///
     /// # Errors

@@ -1,5 +1,7 @@
 //! What a modify call may change, by transport and transition: the kernel's rules (`ib_modify_qp_is_ok` in its
 //! `drivers/infiniband/core/verbs.c`), which are those of IBTA 11.2.5.2.
+//! SQD is left out: the mlx5 driver has no command that leads to it (`optab` of `__mlx5_ib_modify_qp`). A card enters it by itself, after an error
+//! of a signature, and has no signatures here.
 
 use crate::device::client::{Transport, mask};
 use crate::device::qp::State;
@@ -35,9 +37,7 @@ const fn while_sending(transport: Transport) -> u32 {
 
 /// The rule of a transition; `None` if there is no such transition.
 fn rule(transport: Transport, from: State, to: State) -> Option<Rule> {
-    use State::{
-        Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained, SendQueueError,
-    };
+    use State::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueError};
     let identity = match transport {
         Transport::Ud => mask::PKEY_INDEX | mask::PORT | mask::QKEY,
         Transport::Uc | Transport::Rc => mask::PKEY_INDEX | mask::PORT | mask::ACCESS_FLAGS,
@@ -70,27 +70,7 @@ fn rule(transport: Transport, from: State, to: State) -> Option<Rule> {
             };
             (required, while_sending(transport))
         }
-        (ReadyToSend | SendQueueDrained, ReadyToSend) => (0, while_sending(transport)),
-        (ReadyToSend, SendQueueDrained) => (0, mask::EN_SQD_ASYNC_NOTIFY),
-        (SendQueueDrained, SendQueueDrained) => {
-            let path = mask::AV
-                | mask::ALT_PATH
-                | mask::ACCESS_FLAGS
-                | mask::PKEY_INDEX
-                | mask::PATH_MIG_STATE;
-            let connection = mask::PORT
-                | mask::TIMEOUT
-                | mask::RETRY_CNT
-                | mask::RNR_RETRY
-                | mask::MAX_QP_RD_ATOMIC
-                | mask::MAX_DEST_RD_ATOMIC
-                | mask::MIN_RNR_TIMER;
-            match transport {
-                Transport::Ud => (0, mask::PKEY_INDEX | mask::QKEY),
-                Transport::Uc => (0, path),
-                Transport::Rc => (0, path | connection),
-            }
-        }
+        (ReadyToSend, ReadyToSend) => (0, while_sending(transport)),
         (SendQueueError, ReadyToSend) => match transport {
             Transport::Ud => (0, mask::CUR_STATE | mask::QKEY),
             Transport::Uc => (0, mask::CUR_STATE | mask::ACCESS_FLAGS),
@@ -105,10 +85,7 @@ fn rule(transport: Transport, from: State, to: State) -> Option<Rule> {
 pub(crate) fn is_allowed(transport: Transport, from: State, to: State, named: u32) -> bool {
     let knows_state = matches!(
         from,
-        State::ReadyToReceive
-            | State::ReadyToSend
-            | State::SendQueueDrained
-            | State::SendQueueError
+        State::ReadyToReceive | State::ReadyToSend | State::SendQueueError
     );
     if named & mask::CUR_STATE != 0 && !knows_state {
         return false;
@@ -185,9 +162,10 @@ mod tests {
                 assert!(!is_allowed(transport, from, Reset, mask::QKEY));
                 assert!(!is_allowed(transport, from, SendQueueError, mask::STATE));
             }
-            let none = |from, to| !is_allowed(transport, from, to, u32::MAX);
+            let none = |from, to| rule(transport, from, to).is_none();
             assert!(none(Init, ReadyToSend) && none(Reset, ReadyToReceive));
             assert!(none(Error, Init) && none(ReadyToReceive, SendQueueDrained));
+            assert!(none(ReadyToSend, SendQueueDrained));
         }
     }
 
@@ -196,7 +174,6 @@ mod tests {
         let named = mask::STATE | mask::CUR_STATE;
         for transport in TRANSPORTS {
             assert!(is_allowed(transport, ReadyToSend, ReadyToSend, named));
-            assert!(is_allowed(transport, SendQueueDrained, ReadyToSend, named));
             assert!(!is_allowed(transport, Init, Init, named));
         }
         assert!(is_allowed(

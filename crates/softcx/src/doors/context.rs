@@ -49,8 +49,8 @@ pub(super) struct Tables {
     pub(super) objects: Objects,
     pub(super) pages: DevicePages,
     pub(super) channels: Vec<CompletionChannel>,
-    /// Queue pairs, by number, in multicast groups.
-    pub(super) groups: HashSet<(u32, [u8; 16])>,
+    /// Queue pairs, by number, in multicast groups, by GID and LID.
+    pub(super) groups: HashSet<(u32, [u8; 16], u16)>,
     /// GET_CONTEXT was called; before that nothing else can be.
     pub(super) opened: bool,
 }

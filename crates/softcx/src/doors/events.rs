@@ -16,7 +16,6 @@ mod kind {
     pub(super) const QP_REQ_ERR: u32 = 2;
     pub(super) const QP_ACCESS_ERR: u32 = 3;
     pub(super) const COMM_EST: u32 = 4;
-    pub(super) const SQ_DRAINED: u32 = 5;
     pub(super) const DEVICE_FATAL: u32 = 8;
     pub(super) const PORT_ACTIVE: u32 = 9;
     pub(super) const PORT_ERR: u32 = 10;
@@ -48,9 +47,6 @@ impl EventSubject {
             DeviceEvent::CommunicationEstablished { qpn } => {
                 Some((EventSubject::Qp(qpn), kind::COMM_EST))
             }
-            DeviceEvent::SendQueueDrained { qpn } => {
-                Some((EventSubject::Qp(qpn), kind::SQ_DRAINED))
-            }
             DeviceEvent::LastWqeReached { qpn } => {
                 Some((EventSubject::Qp(qpn), kind::QP_LAST_WQE_REACHED))
             }
@@ -73,7 +69,6 @@ impl EventSubject {
                 kind::QP_REQ_ERR,
                 kind::QP_ACCESS_ERR,
                 kind::COMM_EST,
-                kind::SQ_DRAINED,
                 kind::QP_LAST_WQE_REACHED,
             ],
         }

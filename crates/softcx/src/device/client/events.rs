@@ -15,8 +15,6 @@ pub(crate) enum DeviceEvent {
     QpAccessError { qpn: u32 },
     /// The first packet came before the transition to RTS (`IBV_EVENT_COMM_EST`).
     CommunicationEstablished { qpn: u32 },
-    /// A send queue is drained (`IBV_EVENT_SQ_DRAINED`).
-    SendQueueDrained { qpn: u32 },
     /// A queue pair in error will take nothing more from its shared receive queue (`IBV_EVENT_QP_LAST_WQE_REACHED`).
     LastWqeReached { qpn: u32 },
     /// A shared receive queue fell below its limit (`IBV_EVENT_SRQ_LIMIT_REACHED`).

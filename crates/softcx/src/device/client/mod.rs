@@ -19,6 +19,7 @@ use crate::device::core::uar_page::{ARM, DOORBELLS};
 use crate::device::core::{DeviceCore, Need};
 use crate::device::dma::{ClockWord, UarRegister};
 use crate::device::handle::Device;
+use crate::device::pinned::{PinnedObject, PinnedPages};
 use crate::device::space::Space;
 
 /// A context on the device, as one process sees it. Dropping the last of them releases everything that was made in it, while
@@ -69,6 +70,20 @@ impl Client {
         needs.iter().try_for_each(|need| need.check(self.space))
     }
 
+    /// Pins what `pin` does, if the function limits that.
+    fn pin(
+        &self,
+        pin: impl FnOnce(Space) -> Result<PinnedPages, Errno>,
+    ) -> Result<Option<PinnedPages>, Errno> {
+        let limits = self.owned.device.function().limits_pinned;
+        limits.then(|| pin(self.space)).transpose()
+    }
+
+    /// Pins the rings of a queue.
+    fn pin_rings(&self, rings: &[Need]) -> Result<Option<PinnedPages>, Errno> {
+        self.pin(|space| PinnedPages::of_rings(space, rings))
+    }
+
     /// Adds a UAR page: registers at 0x800, 0x900, 0xa00, 0xb00 ring queue pairs, the one at 0x20 arms completion queues.
     ///
     /// # Safety
@@ -110,8 +125,8 @@ impl Client {
     }
 
     /// EINVAL for an empty range, one past the end of the address space, or an I/O address at another place of its page (as the
-    /// kernel has it); EFAULT for one that is not mapped.
-    fn check_range(&self, range: MrRange, writable: bool) -> Result<(), Errno> {
+    /// kernel has it); EPERM or ENOMEM for one that may not be pinned; EFAULT for one that is not mapped. Gives what is pinned, if that is counted.
+    fn check_range(&self, range: MrRange, writable: bool) -> Result<Option<PinnedPages>, Errno> {
         let MrRange {
             start,
             len_bytes,
@@ -121,18 +136,22 @@ impl Client {
         if len_bytes == 0 || wraps || (start ^ iova) & 0xfff != 0 {
             return Err(libc::EINVAL);
         }
+        let pinned = self.pin(|space| PinnedPages::of(space, start, len_bytes))?;
         self.space
             .check(start, len_bytes, writable)
-            .map_err(|_| libc::EFAULT)
+            .map_err(|_| libc::EFAULT)?;
+        Ok(pinned)
     }
 
     /// The key, local and remote. EFAULT unless the whole range is mapped (and writable, if the access says so); EINVAL for
     /// remote write or atomics without local write.
     pub(crate) fn reg_mr(&self, pd: u32, range: MrRange, access: u32) -> Result<u32, Errno> {
         let rights = Rights::parse(access)?;
-        self.check_range(range, rights.writes())?;
-        self.core()
-            .reg_mr(self.owned.id, self.space, pd, range, rights)
+        let pinned = self.check_range(range, rights.writes())?;
+        let mut core = self.core();
+        let key = core.reg_mr(self.owned.id, self.space, pd, range, rights)?;
+        core.keep_pinned(self.owned.id, PinnedObject::Region(key >> 8), pinned);
+        Ok(key)
     }
 
     /// The key from now on. On failure the region is as it was. EBUSY while a memory window is bound to it.
@@ -141,16 +160,23 @@ impl Client {
         let (old, written) = self.core().mr_range(self.owned.id, key)?;
         let writable = rights.map_or(written, Rights::writes);
         // What stays as it is was looked at when it was registered.
-        if change.range.is_some() || writable != written {
-            self.check_range(change.range.unwrap_or(old), writable)?;
-        }
-        self.core()
-            .rereg_mr(self.owned.id, self.space, key, &change, rights)
+        let pinned = if change.range.is_some() || writable != written {
+            self.check_range(change.range.unwrap_or(old), writable)?
+        } else {
+            None
+        };
+        let mut core = self.core();
+        let key = core.rereg_mr(self.owned.id, self.space, key, &change, rights)?;
+        core.keep_pinned(self.owned.id, PinnedObject::Region(key >> 8), pinned);
+        Ok(key)
     }
 
     /// EBUSY while a memory window is bound to it. When this returns, the device does not touch the memory any more.
     pub(crate) fn dereg_mr(&self, key: u32) -> Result<(), Errno> {
-        self.core().dereg_mr(self.owned.id, key)
+        let mut core = self.core();
+        core.dereg_mr(self.owned.id, key)?;
+        core.unpin(self.owned.id, PinnedObject::Region(key >> 8));
+        Ok(())
     }
 
     /// A memory window of type 1 or 2 (`ibv_mw_type`): its key.
@@ -166,8 +192,11 @@ impl Client {
     pub(crate) fn create_cq(&self, parts: CqParts) -> Result<u32, Errno> {
         let ring = CqParts::ring_need(parts.ring, parts.cqes, parts.cqe_bytes)?;
         self.check_all(&[ring, parts.record_need()])?;
-        self.core()
-            .create_client_cq(self.owned.id, self.space, parts)
+        let pinned = self.pin_rings(&[ring])?;
+        let mut core = self.core();
+        let cqn = core.create_client_cq(self.owned.id, self.space, parts)?;
+        core.keep_pinned(self.owned.id, PinnedObject::Cq(cqn), pinned);
+        Ok(cqn)
     }
 
     /// Moves a completion queue to another ring. Writes a RESIZE CQE (opcode 5, `MLX5_CQE_RESIZE_CQ`) as the last one into the old ring, and writes
@@ -179,9 +208,13 @@ impl Client {
         cqes: u32,
         cqe_bytes: u32,
     ) -> Result<(), Errno> {
-        self.check_all(&[CqParts::ring_need(ring, cqes, cqe_bytes)?])?;
-        self.core()
-            .resize_cq(self.owned.id, self.space, cqn, ring, cqes, cqe_bytes)
+        let need = CqParts::ring_need(ring, cqes, cqe_bytes)?;
+        self.check_all(&[need])?;
+        let pinned = self.pin_rings(&[need])?;
+        let mut core = self.core();
+        core.resize_cq(self.owned.id, self.space, cqn, ring, cqes, cqe_bytes)?;
+        core.keep_pinned(self.owned.id, PinnedObject::Cq(cqn), pinned);
+        Ok(())
     }
 
     /// Sets moderation; accepted and without effect on a device without interrupts.
@@ -191,13 +224,21 @@ impl Client {
 
     /// EBUSY while a queue pair completes to it.
     pub(crate) fn destroy_cq(&self, cqn: u32) -> Result<(), Errno> {
-        self.core().destroy_client_cq(self.owned.id, cqn)
+        let mut core = self.core();
+        core.destroy_client_cq(self.owned.id, cqn)?;
+        core.unpin(self.owned.id, PinnedObject::Cq(cqn));
+        Ok(())
     }
 
     /// Errors as of [`Client::create_cq`].
     pub(crate) fn create_srq(&self, parts: SrqParts) -> Result<u32, Errno> {
-        self.check_all(&parts.needs()?)?;
-        self.core().create_srq(self.owned.id, self.space, &parts)
+        let needs = parts.needs()?;
+        self.check_all(&needs)?;
+        let pinned = self.pin_rings(&needs[..1])?;
+        let mut core = self.core();
+        let srqn = core.create_srq(self.owned.id, self.space, &parts)?;
+        core.keep_pinned(self.owned.id, PinnedObject::Srq(srqn), pinned);
+        Ok(srqn)
     }
 
     /// Arms the limit event. EINVAL for a limit that is not below the number of entries.
@@ -212,14 +253,21 @@ impl Client {
 
     /// EBUSY while a queue pair takes from it.
     pub(crate) fn destroy_srq(&self, srqn: u32) -> Result<(), Errno> {
-        self.core().destroy_srq(self.owned.id, srqn)
+        let mut core = self.core();
+        core.destroy_srq(self.owned.id, srqn)?;
+        core.unpin(self.owned.id, PinnedObject::Srq(srqn));
+        Ok(())
     }
 
     /// A queue pair in the RESET state: its number. Errors as of [`Client::create_cq`]; ENOMEM if the device has all it can.
     pub(crate) fn create_qp(&self, parts: &QpParts) -> Result<u32, Errno> {
-        self.check_all(&parts.needs()?)?;
-        self.core()
-            .create_client_qp(self.owned.id, self.space, parts)
+        let needs = parts.needs()?;
+        self.check_all(&needs)?;
+        let pinned = self.pin_rings(&needs[..2])?;
+        let mut core = self.core();
+        let qpn = core.create_client_qp(self.owned.id, self.space, parts)?;
+        core.keep_pinned(self.owned.id, PinnedObject::Qp(qpn), pinned);
+        Ok(qpn)
     }
 
     /// Changes what `mask` names; checks transition, required and optional attributes as the kernel's `ib_modify_qp_is_ok`
@@ -240,33 +288,34 @@ impl Client {
         changed
     }
 
-    /// The attributes as last set, with the state as it is.
+    /// The attributes as the device has them: the state and the sequence numbers as they are now, depths as powers of two, and of the rights those
+    /// that the peer has.
     pub(crate) fn query_qp(&self, qpn: u32) -> Result<QpAttributes, Errno> {
         self.core().query_qp(self.owned.id, qpn)
     }
 
+    /// The access flags that were set last.
+    pub(crate) fn asked_access(&self, qpn: u32) -> Result<u32, Errno> {
+        self.core().asked_access(self.owned.id, qpn)
+    }
+
     /// When this returns, the device writes nothing more for it.
     pub(crate) fn destroy_qp(&self, qpn: u32) -> Result<(), Errno> {
-        self.core().destroy_client_qp(self.owned.id, qpn)
+        let mut core = self.core();
+        core.destroy_client_qp(self.owned.id, qpn)?;
+        core.unpin(self.owned.id, PinnedObject::Qp(qpn));
+        Ok(())
     }
 
-    /// Joins a multicast group (UD only), and leaves it. The LID of the group is not used: groups are known by their GID.
-    pub(crate) fn attach_multicast(
-        &self,
-        qpn: u32,
-        gid: [u8; 16],
-        _mlid: u16,
-    ) -> Result<(), Errno> {
-        self.core().attach_multicast(self.owned.id, qpn, gid)
+    /// Joins a multicast group (UD only). Packets find the group by its GID. EINVAL for a GID that is not of a group, and on InfiniBand for a LID
+    /// that is not of one.
+    pub(crate) fn attach_multicast(&self, qpn: u32, gid: [u8; 16], mlid: u16) -> Result<(), Errno> {
+        self.core().attach_multicast(self.owned.id, qpn, gid, mlid)
     }
 
-    pub(crate) fn detach_multicast(
-        &self,
-        qpn: u32,
-        gid: [u8; 16],
-        _mlid: u16,
-    ) -> Result<(), Errno> {
-        self.core().detach_multicast(self.owned.id, qpn, gid)
+    /// Leaves a group. EINVAL unless the queue pair has joined it with this GID and this LID.
+    pub(crate) fn detach_multicast(&self, qpn: u32, gid: [u8; 16], mlid: u16) -> Result<(), Errno> {
+        self.core().detach_multicast(self.owned.id, qpn, gid, mlid)
     }
 }
 

@@ -62,8 +62,6 @@ pub(crate) struct SrqParts {
     pub(crate) stride_bytes: u32,
     /// Address of the record: one count of posted receives, 16 bits.
     pub(crate) record: u64,
-    /// The event limit to begin with.
-    pub(crate) limit: u32,
 }
 
 /// The transport of a queue pair, with verbs' numbers (`ibv_qp_type`).
@@ -142,8 +140,6 @@ pub(crate) struct QpAttributes {
     pub(crate) min_rnr_timer: u8,
     pub(crate) max_rd_atomic: u8,
     pub(crate) max_dest_rd_atomic: u8,
-    pub(crate) en_sqd_async_notify: bool,
-    pub(crate) sq_draining: bool,
     pub(crate) rate_limit: u32,
     pub(crate) path: AddressVector,
     pub(crate) alt_path: AddressVector,
@@ -153,7 +149,6 @@ pub(crate) struct QpAttributes {
 pub(crate) mod mask {
     pub(crate) const STATE: u32 = 1 << 0;
     pub(crate) const CUR_STATE: u32 = 1 << 1;
-    pub(crate) const EN_SQD_ASYNC_NOTIFY: u32 = 1 << 2;
     pub(crate) const ACCESS_FLAGS: u32 = 1 << 3;
     pub(crate) const PKEY_INDEX: u32 = 1 << 4;
     pub(crate) const PORT: u32 = 1 << 5;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::device::client::{DeviceEvent, Errno, EventSink};
 use crate::device::dma::ClockWord;
+use crate::device::pinned::{PinnedObject, PinnedPages};
 
 /// What one context of a process has.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub(super) struct ClientObjects {
     pub(super) cqs: Vec<usize>,
     pub(super) srqs: Vec<usize>,
     pub(super) uars: Vec<usize>,
+    /// What its objects have pinned, if the function limits that.
+    pub(super) pinned: HashMap<PinnedObject, PinnedPages>,
 }
 
 /// The slot of that number in one of an owner's lists.
@@ -57,6 +60,7 @@ impl ClientRegistry {
             events,
             pds: HashMap::new(),
             keys: HashMap::new(),
+            pinned: HashMap::new(),
             qps: HashMap::new(),
             cqs: Vec::new(),
             srqs: Vec::new(),

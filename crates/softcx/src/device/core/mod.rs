@@ -60,8 +60,8 @@ pub(crate) struct DeviceCore {
     clients: ClientRegistry,
     pages: Vec<Option<UarPage>>,
     page_turns: u32,
-    /// Members of multicast groups.
-    multicast: HashMap<[u8; 16], Vec<usize>>,
+    /// Members of multicast groups: their slots, and the LIDs by which they have joined.
+    multicast: HashMap<[u8; 16], Vec<(usize, u16)>>,
     lists: WorkLists,
     inbox: Inbox,
     next_tick_ns: u64,

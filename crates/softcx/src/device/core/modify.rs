@@ -9,6 +9,12 @@ use crate::device::transitions;
 /// Reads and atomics on their way at once.
 pub(crate) const MAX_RD_ATOMIC: u8 = 16;
 
+/// A number of reads and atomics as the device has it. It has the logarithm, which the kernel's driver rounds up, and leaves at 0 for a number of 0
+/// (`__mlx5_ib_modify_qp`; some versions before 6.12 rounded down).
+fn depth(most: u8) -> u8 {
+    most.next_power_of_two()
+}
+
 impl QpAttributes {
     /// Whether what `named` names is in range.
     fn check(&self, named: u32) -> Result<(), Errno> {
@@ -58,19 +64,17 @@ impl QpAttributes {
             ALT_PATH: alt_path, alt_pkey_index, alt_port, alt_timeout;
             PATH_MIG_STATE: path_mig_state;
             DEST_QPN: dest_qpn;
-            EN_SQD_ASYNC_NOTIFY: en_sqd_async_notify;
             RATE_LIMIT: rate_limit;
         }
         self.rq_psn &= 0xff_ffff;
         self.sq_psn &= 0xff_ffff;
     }
 
-    /// Reads and atomics of the peer that are served at once. The device has the logarithm of the number, which the kernel's driver rounds up; for 0
-    /// it takes the right to make such requests away.
+    /// Reads and atomics of the peer that are served at once. For 0 the kernel's driver takes the right to make such requests away.
     fn served(&self) -> u8 {
         match self.max_dest_rd_atomic {
             0 => 0,
-            depth => depth.next_power_of_two(),
+            most => depth(most),
         }
     }
 
@@ -86,8 +90,7 @@ impl QpAttributes {
             retry_count: self.retry_count,
             rnr_retry: self.rnr_retry,
             min_rnr_timer: self.min_rnr_timer,
-            // The device has the logarithm of the number, and the kernel's driver leaves that at 0 for a number of 0 (`__mlx5_ib_modify_qp`).
-            max_reads: self.max_rd_atomic.max(1),
+            max_reads: depth(self.max_rd_atomic),
             access: Access::from_bits(self.access & Access::ALL.bits()).unwrap_or_default(),
             // Where packets go is in `asked`.
             ..Attributes::default()
@@ -187,7 +190,6 @@ impl DeviceCore {
         }
         if from != to {
             qp.set_state(to);
-            qp.requester.drain_notified = false;
         }
         if connected && named & mask::AV != 0 {
             self.set_destination(slot, &asked.path, asked.dest_qpn);
@@ -202,14 +204,30 @@ impl DeviceCore {
         let (_, qp) = self.client_qp(client, qpn)?;
         Ok(attributes_of(qp))
     }
+
+    /// The rights that the owner has given last, whether the device has them or not.
+    pub(crate) fn asked_access(&self, client: u32, qpn: u32) -> Result<u32, Errno> {
+        let (_, qp) = self.client_qp(client, qpn)?;
+        Ok(qp.asked.access)
+    }
 }
 
+/// What the device has, as the kernel's driver reads it (`query_qp_attr` in mlx5/qp.c).
 fn attributes_of(qp: &Qp) -> QpAttributes {
     let state = qp.state();
+    let remote = match qp.asked.max_dest_rd_atomic {
+        // `set_qpc_atomic_flags`: no reads and atomics of a responder without a depth.
+        0 => Access::REMOTE_WRITE.bits(),
+        _ => Access::ALL.bits() & !Access::LOCAL_WRITE.bits(),
+    };
     QpAttributes {
         state: state as u8,
         current_state: state as u8,
-        sq_draining: state == State::SendQueueDrained && qp.requester.is_sending(),
+        sq_psn: qp.requester.next_send_psn(),
+        rq_psn: qp.responder.next_receive_psn(),
+        max_rd_atomic: depth(qp.asked.max_rd_atomic),
+        max_dest_rd_atomic: depth(qp.asked.max_dest_rd_atomic),
+        access: qp.asked.access & remote,
         ..*qp.asked
     }
 }

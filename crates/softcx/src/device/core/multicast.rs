@@ -2,14 +2,25 @@
 
 use super::DeviceCore;
 use crate::device::client::{Errno, Transport};
+use crate::device::options::LinkLayer;
+
+/// The first LID of a multicast group, and the permissive LID, which is behind the last (IBTA 4.1.3).
+const FIRST_LID: u16 = 0xc000;
+const PERMISSIVE_LID: u16 = 0xffff;
 
 impl DeviceCore {
-    /// Joins a multicast group, as often as it likes.
+    /// Whether a port of this kind has groups with that LID (`is_valid_mcast_lid` of the kernel). Ethernet has no LIDs, and takes all.
+    fn is_group_lid(&self, mlid: u16) -> bool {
+        self.parts.link() == LinkLayer::Ethernet || (FIRST_LID..PERMISSIVE_LID).contains(&mlid)
+    }
+
+    /// Joins a multicast group. Joining again by the same LID changes nothing.
     pub(crate) fn attach_multicast(
         &mut self,
         client: u32,
         qpn: u32,
         gid: [u8; 16],
+        mlid: u16,
     ) -> Result<(), Errno> {
         let (slot, qp) = self.client_qp(client, qpn)?;
         if self.parts.host_gid.is_some() {
@@ -17,12 +28,12 @@ impl DeviceCore {
             return Err(libc::EOPNOTSUPP);
         }
         // Multicast GIDs begin so (IBTA 4.1.1).
-        if qp.parts.transport != Transport::Ud || gid[0] != 0xff {
+        if qp.parts.transport != Transport::Ud || gid[0] != 0xff || !self.is_group_lid(mlid) {
             return Err(libc::EINVAL);
         }
         let members = self.multicast.entry(gid).or_default();
-        if !members.contains(&slot) {
-            members.push(slot);
+        if !members.contains(&(slot, mlid)) {
+            members.push((slot, mlid));
         }
         Ok(())
     }
@@ -32,19 +43,29 @@ impl DeviceCore {
         client: u32,
         qpn: u32,
         gid: [u8; 16],
+        mlid: u16,
     ) -> Result<(), Errno> {
         let (slot, _) = self.client_qp(client, qpn)?;
         let members = self.multicast.get_mut(&gid).ok_or(libc::EINVAL)?;
-        let at = members.iter().position(|&member| member == slot);
+        let at = members.iter().position(|&member| member == (slot, mlid));
         members.swap_remove(at.ok_or(libc::EINVAL)?);
         self.multicast.retain(|_, members| !members.is_empty());
         Ok(())
     }
 
+    /// The slots of the members of a group, each once; `None` if it has none.
+    pub(super) fn group_members(&self, gid: &[u8; 16]) -> Option<Vec<usize>> {
+        let members = self.multicast.get(gid)?;
+        let mut slots: Vec<_> = members.iter().map(|(slot, _)| *slot).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        Some(slots)
+    }
+
     /// Leaves all groups.
     pub(super) fn leave_groups(&mut self, slot: usize) {
         for members in self.multicast.values_mut() {
-            members.retain(|&member| member != slot);
+            members.retain(|&(member, _)| member != slot);
         }
         self.multicast.retain(|_, members| !members.is_empty());
     }

@@ -112,7 +112,7 @@ impl DeviceCore {
     /// there are no groups, and what comes is a stranger's.
     #[cold]
     fn dispatch_to_group(&mut self, now_ns: u64, header: &Header, source: &GatherSource<'_>) {
-        let members = self.multicast.get(&header.grh_gid()).cloned();
+        let members = self.group_members(&header.grh_gid());
         let sender = self.parts.sender;
         if let Some(trace) = &mut self.parts.trace {
             trace.received(now_ns, sender, header, None, members.is_some());

@@ -130,7 +130,7 @@ impl DeviceCore {
             wqes: parts.wqes,
             stride_bytes: parts.stride_bytes,
             record,
-            limit: parts.limit,
+            limit: 0,
             events,
             users: 0,
             position: crate::device::srq::SrqPosition::default(),

@@ -3,6 +3,7 @@
 use super::DeviceCore;
 use crate::device::client::{Errno, MrChange, MrRange};
 use crate::device::keys::{Access, MemoryRange};
+use crate::device::pinned::{PinnedObject, PinnedPages};
 use crate::device::space::{Space, SpaceAddress};
 
 /// Flags of `ibv_access_flags` besides the rights that [`Access`] has.
@@ -173,6 +174,25 @@ impl DeviceCore {
             return Err(libc::EINVAL);
         }
         self.forget_key(client, key, pd)
+    }
+
+    /// Keeps what an object of the client has pinned, in place of what it had.
+    pub(crate) fn keep_pinned(
+        &mut self,
+        client: u32,
+        object: PinnedObject,
+        pages: Option<PinnedPages>,
+    ) {
+        if let (Some(pages), Ok(owner)) = (pages, self.owner_mut(client)) {
+            owner.pinned.insert(object, pages);
+        }
+    }
+
+    /// The object is gone.
+    pub(crate) fn unpin(&mut self, client: u32, object: PinnedObject) {
+        if let Ok(owner) = self.owner_mut(client) {
+            owner.pinned.remove(&object);
+        }
     }
 
     fn forget_key(&mut self, client: u32, key: u32, pd: u32) -> Result<(), Errno> {

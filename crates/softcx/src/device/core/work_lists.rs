@@ -45,9 +45,6 @@ impl WorkLists {
         if matches!(state, State::Error | State::SendQueueError) && !self.failed.contains(&slot) {
             self.failed.push(slot);
         }
-        if state == State::SendQueueDrained {
-            qp.notify_drained();
-        }
     }
 
     /// Whether a queue pair could do something right now.

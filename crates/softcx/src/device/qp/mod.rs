@@ -177,21 +177,18 @@ impl Qp {
             .is_some_and(|remote| remote.to == Destination::Host(gid))
     }
 
-    /// Whether it sends, or finishes the messages that it began before it was moved to SQD.
+    /// Whether it sends.
     #[inline]
     pub(crate) fn is_sending(&self) -> bool {
-        matches!(self.state(), State::ReadyToSend | State::SendQueueDrained)
+        self.state() == State::ReadyToSend
     }
 
-    /// Whether it receives. A failed or drained send queue does not keep it from that.
+    /// Whether it receives. A failed send queue does not keep it from that.
     #[inline]
     pub(crate) fn is_receiving(&self) -> bool {
         matches!(
             self.state(),
-            State::ReadyToReceive
-                | State::ReadyToSend
-                | State::SendQueueDrained
-                | State::SendQueueError
+            State::ReadyToReceive | State::ReadyToSend | State::SendQueueError
         )
     }
 

@@ -17,7 +17,7 @@ use self::flow_window::WINDOW;
 pub use self::message::MAX_MESSAGE_BYTES;
 use self::message::{MAX_MESSAGE_PACKETS, OutstandingMessage, check};
 pub(crate) use self::state::{AnnouncedCount, Requester};
-use crate::device::client::{DeviceEvent, Transport};
+use crate::device::client::Transport;
 use crate::device::gather::WqeRequest;
 use crate::device::packet::{psn_add, psn_distance};
 use crate::device::qp::{DeviceParts, Qp, State};
@@ -39,24 +39,9 @@ pub(crate) enum TransmitStop {
 }
 
 impl Qp {
-    /// Whether there is something that could be sent in this state, were it not for windows and waits.
+    /// Whether there is something that could be sent, were it not for windows and waits.
     pub(crate) fn has_sends(&self) -> bool {
-        match self.state() {
-            State::SendQueueDrained => self.requester.cursor < self.requester.messages.len(),
-            _ => self.requester.has_work(),
-        }
-    }
-
-    /// Notifies the owner, once, that everything begun is complete, if it asked for this event.
-    pub(crate) fn notify_drained(&mut self) {
-        if self.requester.messages.is_empty() && !self.requester.drain_notified {
-            self.requester.drain_notified = true;
-            if self.asked.en_sqd_async_notify {
-                self.notify(DeviceEvent::SendQueueDrained {
-                    qpn: self.parts.qpn,
-                });
-            }
-        }
+        self.requester.has_work()
     }
 
     /// The message at the cursor cannot be sent: it ends the send queue when its turn comes.

@@ -63,8 +63,6 @@ pub(crate) struct Requester {
     pub(super) wait_until_ns: u64,
     /// What is announced is not read before this time, if a fault says so; else 0.
     pub(super) fetch_from_ns: u64,
-    /// The owner was notified that the queue is drained.
-    pub(crate) drain_notified: bool,
 }
 
 impl Requester {
@@ -73,6 +71,11 @@ impl Requester {
         self.next_psn = psn;
         self.unacked_psn = psn;
         self.unsent_psn = psn;
+    }
+
+    /// The PSN of the next packet that is sent for the first time.
+    pub(crate) fn next_send_psn(&self) -> u32 {
+        self.unsent_psn
     }
 
     /// A doorbell. `recorded` is the doorbell record's count, and `ring_wqebbs` the length of the ring, which bounds how far one count
@@ -122,11 +125,6 @@ impl Requester {
         let request = &message.request;
         (request.fence && (self.reads > 0 || self.late.is_some()))
             || (request.ordered && self.cursor > 0)
-    }
-
-    /// Whether work requests were begun that are not complete.
-    pub(crate) fn is_sending(&self) -> bool {
-        !self.messages.is_empty()
     }
 
     /// Whether there is something that could be sent, were it not for windows and waits.

@@ -1,6 +1,6 @@
 //! What the responder owes: responses to reads and atomics, acknowledgements and refusals, in the order of their requests.
 
-use super::state::{ReadAnswer, Response};
+use super::state::{QUEUED_ANSWERS, ReadAnswer, Response};
 use crate::device::packet::{AckCode, PacketKind, PacketPayload, flag, psn_add};
 use crate::device::qp::{DeviceParts, Qp};
 use crate::device::wire::Destination;
@@ -16,6 +16,19 @@ impl Qp {
             return;
         }
         self.responder.answers.push_back(Response::Ack(psn, code));
+    }
+
+    /// Queues a refusal that leaves the connection as it is. It is dropped if the same one is the last in the queue, or if the queue is full: a peer that
+    /// sends faster than answers leave would otherwise make it grow without bound. A dropped refusal is as good as lost, and the peer repeats its request.
+    /// Returns whether it was queued.
+    pub(super) fn refuse_for_now(&mut self, psn: u32, code: AckCode) -> bool {
+        let answers = &self.responder.answers;
+        let is_last = matches!(answers.back(), Some(Response::Ack(last, last_code)) if (*last, *last_code) == (psn, code));
+        let has_room = !is_last && answers.len() < QUEUED_ANSWERS;
+        if has_room {
+            self.answer(psn, code);
+        }
+        has_room
     }
 
     /// Whether an answer or an acknowledgement is to be sent.

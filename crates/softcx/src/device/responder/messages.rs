@@ -73,7 +73,7 @@ impl Qp {
             Err(ScatterError::Source) => {
                 // As if the packet had been lost; the receive is still there for its repetition.
                 if done == 0 && header.has(flag::FIRST) {
-                    self.put_back(context, index);
+                    self.responder.kept = Some(index);
                 } else {
                     self.responder.arriving = Some(Arriving::Send {
                         index,
@@ -166,8 +166,8 @@ impl Qp {
             Err(error) => Err(error),
         };
         if let Err(error) = placed {
-            if let Some(index) = receive {
-                self.put_back(context, index);
+            if receive.is_some() {
+                self.responder.kept = receive;
             }
             if error != ScatterError::Source {
                 // The memory is registered, but the process took it away.
@@ -211,8 +211,10 @@ impl Qp {
         let (header, index) = (&ended.header, ended.index);
         context.copies.settle();
         if self.responder.sender_lost || context.copies.has_lost_sender(self.parts.qpn) {
-            // The message has a hole that no process is left to fill: for this side it never came.
-            return self.put_back(context, index);
+            // The message has a hole that no process is left to fill: for this side it never came. Its receive does not go back to where it was
+            // taken from, because others may have taken the next ones of a shared queue since.
+            self.responder.kept = Some(index);
+            return;
         }
         let cqe = Cqe {
             opcode: ended.opcode,

@@ -47,7 +47,7 @@ impl Qp {
         if distance > 0 {
             if !self.responder.refused {
                 self.responder.refused = true;
-                self.answer(self.responder.expected_psn, AckCode::SequenceError);
+                self.refuse_for_now(self.responder.expected_psn, AckCode::SequenceError);
             }
             return;
         }
@@ -100,7 +100,7 @@ impl Qp {
             None | Some(AckCode::Ack) => {}
             Some(code @ (AckCode::SequenceError | AckCode::ReceiverNotReady(_))) => {
                 self.responder.refused = code == AckCode::SequenceError;
-                self.answer(self.responder.expected_psn, code);
+                self.refuse_for_now(self.responder.expected_psn, code);
             }
             Some(code) => self.refuse(context, code),
         }
@@ -143,10 +143,10 @@ impl Qp {
             // The queue itself was at fault.
             return;
         }
-        context.counters.rnr_naks += 1;
         // Packets behind it are out of sequence, and the first of them is answered as such, too: as SoftRoCE does.
         let code = AckCode::ReceiverNotReady(self.attributes.min_rnr_timer);
-        self.answer(self.responder.expected_psn, code);
+        let is_queued = self.refuse_for_now(self.responder.expected_psn, code);
+        context.counters.rnr_naks += u64::from(is_queued);
     }
 
     /// Refuses a request for good: the answer goes out, and the queue pair is in error.

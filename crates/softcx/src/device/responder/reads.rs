@@ -33,7 +33,7 @@ impl Qp {
                 } else {
                     // The region went away since. It may have done so because the read is long complete and this is a
                     // late copy of the request: then the answer is ignored, so it must not end the connection here.
-                    self.answer(header.psn, AckCode::AccessError);
+                    self.refuse_for_now(header.psn, AckCode::AccessError);
                 }
             }
             _ => {

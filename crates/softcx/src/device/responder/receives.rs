@@ -1,4 +1,4 @@
-//! Receives: taken from the queue pair's own ring or from a shared one, kept, given back, flushed.
+//! Receives: taken from the queue pair's own ring or from a shared one, kept, flushed.
 
 use crate::device::client::{DeviceEvent, Transport};
 use crate::device::gather::{GatherSource, ScatterError};
@@ -89,18 +89,6 @@ impl Qp {
         let stride = self.parts.recv_stride_bytes as usize;
         let (offset, len_bytes) = (index as usize * stride, usize::from(waiting) * stride);
         self.parts.recv_ring.snapshot(offset, len_bytes).is_ok()
-    }
-
-    /// Gives back a receive that was just taken.
-    pub(super) fn put_back(&mut self, context: &mut DeviceParts, index: u32) {
-        match self.parts.srq {
-            None => self.responder.taken = self.responder.taken.wrapping_sub(1),
-            Some(srq) => {
-                if let Some(Some(srq)) = context.srqs.get_mut(srq) {
-                    srq.put_back(index as u16);
-                }
-            }
-        }
     }
 
     pub(super) fn load_receive(

@@ -38,7 +38,7 @@ pub(crate) struct Responder {
     pub(super) late: Option<LatePacket>,
     /// What completes when that is placed.
     pub(super) ended: Option<EndedMessage>,
-    /// A receive that was taken for a message that broke: the next message gets it.
+    /// A receive that was taken for a message that broke, or whose first packet was as good as lost: the next message gets it.
     pub(super) kept: Option<u32>,
     /// The owner was notified that packets arrive, and that no more receives are taken.
     pub(super) established: bool,
@@ -50,6 +50,11 @@ pub(crate) struct Responder {
 impl Responder {
     pub(crate) fn connect(&mut self, psn: u32) {
         self.expected_psn = psn;
+    }
+
+    /// The PSN of the next packet that is taken.
+    pub(crate) fn next_receive_psn(&self) -> u32 {
+        self.expected_psn
     }
 
     /// Whether the response with this PSN has left: answers leave in the order of their numbers, but for those that repeat.

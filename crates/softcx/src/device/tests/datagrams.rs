@@ -323,3 +323,45 @@ fn datagrams_over_a_bad_wire_come_whole_or_not() {
         assert!(came > 10, "seed {seed}: {came}");
     }
 }
+
+/// As `is_valid_mcast_lid` of the kernel, and its list of memberships by LID and GID.
+#[test]
+fn multicast_lid_is_checked_and_names_the_membership() {
+    for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
+        let mut ends = Ends::new(2, link, Process::local);
+        let mut gid = [0; 16];
+        (gid[0], gid[15]) = (0xff, 9);
+        let expected = match link {
+            LinkLayer::InfiniBand => Err(libc::EINVAL),
+            LinkLayer::Ethernet => Ok(()),
+        };
+        let (client, qpn) = (&ends.ends[1].driver.client, ends.ends[1].qp.qpn);
+        for lid in [0, 1, 0xbfff, 0xffff] {
+            assert_eq!(client.attach_multicast(qpn, gid, lid), expected, "{lid:#x}");
+            assert_eq!(client.detach_multicast(qpn, gid, lid), expected, "{lid:#x}");
+        }
+        for lid in [0xc000, 0xc000, 0xfffe] {
+            assert_eq!(client.attach_multicast(qpn, gid, lid), Ok(()));
+        }
+        assert_eq!(
+            client.detach_multicast(qpn, gid, 0xc001),
+            Err(libc::EINVAL),
+            "it has not joined by this LID"
+        );
+        // One copy, though it has joined twice.
+        for _ in 0..2 {
+            ends.ends[1].receive(0, 1000);
+        }
+        ends.ends[0].send(SEND, global(link, gid, 0xc000, 0xff_ffff, QKEY), 8);
+        assert_eq!(ends.polled(1).len(), 1, "{link:?}");
+        let client = &ends.ends[1].driver.client;
+        for (lid, expected) in [
+            (0xc000, Ok(())),
+            (0xc000, Err(libc::EINVAL)),
+            (0xfffe, Ok(())),
+            (0xfffe, Err(libc::EINVAL)),
+        ] {
+            assert_eq!(client.detach_multicast(qpn, gid, lid), expected, "{lid:#x}");
+        }
+    }
+}

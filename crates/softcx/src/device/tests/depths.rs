@@ -7,6 +7,7 @@ use crate::device::tests::driver::{Process, Work};
 use crate::device::tests::harness::pattern;
 use doorbell_wire::mlx5::Syndrome;
 
+const WRITE: u8 = 0x08;
 const READ: u8 = 0x10;
 const FETCH_ADD: u8 = 0x12;
 const REQUESTS: usize = 20;
@@ -104,5 +105,58 @@ fn repeated_requests_do_not_count() {
                 break;
             }
         }
+    }
+}
+
+/// The kernel's driver gives the device the logarithm of the number, rounded up (`__mlx5_ib_modify_qp`).
+#[test]
+fn depth_of_the_requester_is_rounded_up() {
+    for (depth, on_their_way) in [(0, 1), (1, 1), (3, 4), (4, 4), (5, 8), (9, 16)] {
+        let mut pair = pair([depth, 16], 2);
+        // No answer comes.
+        pair.world.devices[1].set_faults(Faults {
+            loss: 1.0,
+            ..Faults::default()
+        });
+        for number in 0..REQUESTS {
+            let segments = [pair.there(number * 4096), pair.here(number * 4096, 8)];
+            pair.send(&Work::new(READ, &segments));
+        }
+        for _ in 0..3 {
+            pair.world.turn();
+        }
+        let sent = pair.world.devices[0].counters().packets_sent;
+        assert_eq!(sent, on_their_way, "{depth}");
+    }
+}
+
+/// The kernel's driver answers with what the device has (`query_qp_attr` in mlx5/qp.c): the sequence numbers as they are now, the depths from their
+/// logarithms, and the remote rights, of which a responder that serves no reads has only that of writes.
+#[test]
+fn query_tells_what_the_device_has() {
+    const REMOTE_WRITE: u32 = 1 << 1;
+    const REMOTE: u32 = REMOTE_WRITE | 1 << 2 | 1 << 3;
+    for (asked, depths, access) in [
+        ([3, 5], [4, 8], REMOTE),
+        ([16, 1], [16, 1], REMOTE),
+        ([0, 0], [1, 1], REMOTE_WRITE),
+    ] {
+        let mut pair = pair(asked, 1);
+        let query = |pair: &Pair| {
+            let a = pair.a.client.query_qp(pair.qps[0].qpn).unwrap();
+            (a, pair.b.client.query_qp(pair.qps[1].qpn).unwrap())
+        };
+        let (a, b) = query(&pair);
+        assert_eq!([a.max_rd_atomic, b.max_dest_rd_atomic], depths);
+        assert_eq!(b.access, access, "{asked:?}");
+        assert_eq!([a.sq_psn, a.rq_psn, b.rq_psn], [0x1000; 3]);
+        for _ in 0..3 {
+            let write = Work::new(WRITE, &[pair.there(0), pair.here(0, 8)]);
+            pair.send(&write);
+            assert_eq!(pair.sent().len(), 1);
+        }
+        let (a, b) = query(&pair);
+        assert_eq!((a.sq_psn, b.rq_psn), (0x1003, 0x1003));
+        assert_eq!((a.rq_psn, b.sq_psn), (0x1000, 0x1000));
     }
 }

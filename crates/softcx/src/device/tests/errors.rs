@@ -1,6 +1,6 @@
 //! Every syndrome, raised and looked at on both sides.
 
-use crate::device::packet::{Header, PacketKind, psn_add};
+use crate::device::packet::{Header, PacketKind, flag, psn_add};
 use crate::device::tests::harness::{End, Shape, World, pattern};
 use crate::device::{Access, Attributes, State};
 use doorbell_wire::mlx5::{DataSegment, SendRequest, Syndrome};
@@ -366,7 +366,6 @@ fn a_response_of_the_wrong_length_or_time_changes_nothing_that_was_not_asked_for
 
 #[test]
 fn invalid_packets_are_refused_by_the_responder() {
-    use crate::device::packet::flag;
     // Middle of a message that never began; a last packet of a write that claims more than it has.
     let middle = |kind: PacketKind| (kind, 0, 0, 4096);
     for (kind, flags, total, len) in [
@@ -564,5 +563,51 @@ fn deregistration_during_a_transfer_fails_it() {
                 "{owner:?}, read: {read}, {devices} devices"
             );
         }
+    }
+}
+
+/// A peer may send its requests again and again before the first refusal has left.
+#[test]
+fn refusals_of_repeated_requests_do_not_pile_up() {
+    /// As many answers as a responder queues.
+    const MOST: u64 = 64;
+    // A send without a receive; the same, with a packet behind it that is out of sequence; a read of before, whose key is gone.
+    for which in 0..3 {
+        let mut case = case();
+        let (local, remote) = (case.b.qp.local(), case.a.qp.local());
+        let list = [case.a.segment(0, 8)];
+        let write = SendRequest::write(case.b.at(0), case.b.key).segments(&list);
+        case.a.send(&write.signaled(true));
+        case.world.settle();
+        assert_eq!(case.a.all_sent(), [(0, None)]);
+        let header = |kind, psn| Header {
+            flags: flag::FIRST | flag::LAST,
+            rkey: case.b.key ^ 0x5500,
+            total_bytes: 8,
+            ..Header::new(kind, local.qpn, psn_add(remote.psn, psn), local.connection)
+        };
+        let device = &case.world.devices[0];
+        let before = device.counters().packets_sent;
+        for _ in 0..1000 {
+            let mut core = device.lock();
+            match which {
+                0 => core.inject(&header(PacketKind::Send, 1), &[0; 8]),
+                1 => {
+                    core.inject(&header(PacketKind::Send, 1), &[0; 8]);
+                    core.inject(&header(PacketKind::Send, 2), &[0; 8]);
+                }
+                _ => core.inject(&header(PacketKind::ReadRequest, 0), &[]),
+            }
+        }
+        case.world.settle();
+        let sent = case.world.devices[0].counters().packets_sent - before;
+        assert!((1..=MOST).contains(&sent), "{which}: {sent} answers");
+        let naks = case.world.devices[0].counters().rnr_naks;
+        assert!(naks <= sent, "{which}: {naks} of {sent} answers");
+        // The connection goes on.
+        case.b.receive(&[]);
+        case.a.send(&SendRequest::send().signaled(true));
+        case.world.settle();
+        assert_eq!(case.a.all_sent(), [(1, None)], "{which}");
     }
 }

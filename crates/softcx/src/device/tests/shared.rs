@@ -30,13 +30,24 @@ struct Shared {
 
 impl Shared {
     fn new(transport: Transport, wqes: u32, process: fn(usize) -> Process) -> Shared {
-        let world = World::on_fabric(2, LinkLayer::InfiniBand);
-        let mut a = Driver::new(&world.devices[0], process(1 << 20));
-        let mut b = Driver::new(&world.devices[1], process(1 << 20));
-        (a.dlid, b.dlid) = (world.devices[1].node(), world.devices[0].node());
+        Shared::on(2, transport, wqes, process)
+    }
+
+    /// All of them on one device, or the senders on one and their peers on another.
+    fn on(
+        devices: usize,
+        transport: Transport,
+        wqes: u32,
+        process: fn(usize) -> Process,
+    ) -> Shared {
+        let world = World::on_fabric(devices, LinkLayer::InfiniBand);
+        let [first, last] = [&world.devices[0], &world.devices[devices - 1]];
+        let mut a = Driver::new(first, process(1 << 20));
+        let mut b = Driver::new(last, process(1 << 20));
+        (a.dlid, b.dlid) = (last.node(), first.node());
         (a.mtu, b.mtu) = (3, 3);
         let cqs = [a.cq(128, 64), b.cq(128, 64)];
-        let srq = b.srq(wqes, 0);
+        let srq = b.srq(wqes);
         let mut pairs = (Vec::new(), Vec::new());
         for _ in 0..COUNT {
             let from = a.qp(transport, [&cqs[0], &cqs[0]]);
@@ -281,4 +292,58 @@ fn srq_limit_event_is_reported_once() {
         assert_eq!(shared.polled(1).len(), 1);
         assert_eq!(shared.b.events.take(), expected, "after {sent}");
     }
+}
+
+/// A sender dies between the packets of its message, and others have taken receives meanwhile. The receive of the message stays with its queue pair: the
+/// shared queue goes on behind those that the others took.
+#[test]
+fn receive_of_a_sender_that_died_is_not_given_to_others() {
+    const POSTED: usize = 8;
+    let mut flushed = 0;
+    for when in 0..8 {
+        // On one device packets refer to the memory of their sender until they are placed.
+        let mut shared = Shared::on(1, Transport::Rc, 16, Process::other);
+        let mut dying = Driver::new(&shared.world.devices[0], Process::other(1 << 20));
+        (dying.dlid, dying.mtu) = (shared.a.dlid, shared.a.mtu);
+        let cq = dying.cq(16, 64);
+        let mut from = dying.qp(Transport::Rc, [&cq, &cq]);
+        let cqs = [&shared.cqs[1], &shared.cqs[1]];
+        let parts = QpParts {
+            srq: Some(shared.srq.srqn),
+            recv_wqes: 0,
+            ..shared.b.qp_parts(Transport::Rc, cqs)
+        };
+        let into = shared.b.qp_of(parts);
+        dying.connect(&from, into.qpn);
+        shared.b.connect(&into, from.qpn);
+        let mut posted: Vec<_> = (0..POSTED).map(|_| shared.receive()).collect();
+        // The message has four packets. The third is lost first, and others send meanwhile.
+        shared.world.devices[0].set_faults(Faults {
+            drop_nth: 3,
+            ..Faults::default()
+        });
+        let (at, key) = dying.region(4096, ALL);
+        dying.send(&mut from, &Work::new(SEND, &[data(at, key, 3500)]));
+        shared.send(1, 100, SEND);
+        shared.world.turn();
+        shared.send(2, 100, SEND);
+        for _ in 0..when {
+            shared.world.turn();
+        }
+        dying.process.kill();
+        let mut got = shared.polled(1);
+        for _ in 0..POSTED - 3 {
+            shared.send(1, 100, SEND);
+            got.extend(shared.polled(1));
+        }
+        shared.b.to_state(&into, ERROR).unwrap();
+        got.extend(shared.polled(1));
+        let mut indices: Vec<_> = got.iter().map(|cqe| cqe.wqe_counter).collect();
+        indices.sort_unstable();
+        posted.sort_unstable();
+        assert_eq!(indices, posted, "{when}: each receive completes once");
+        let last = got.last().unwrap();
+        flushed += usize::from(last.syndrome == Syndrome::WrFlush as u8);
+    }
+    assert!(flushed > 0);
 }

@@ -2,7 +2,7 @@
 
 use super::address::SocketAddress;
 use super::event_file::EventWaiter;
-use super::id::{FileKey, IdState};
+use super::id::{FileKey, IdState, qp_type};
 use super::table::{CmTable, EventParam, event};
 use crate::device::client::Errno;
 use crate::device::space::Space;
@@ -369,7 +369,7 @@ impl<'a> CmCommand<'a> {
             }
             ACK_TIMEOUT => {
                 let timeout = byte?[0];
-                if id.is_datagram() || timeout > 31 {
+                if id.qp_type != qp_type::RC || timeout > 31 {
                     return Err(libc::EINVAL);
                 }
                 id.ack_timeout = Some(timeout);

@@ -28,6 +28,8 @@ const PADDING: u16 = 1;
 const UAR_PAGE_INDEX: u16 = 1 << 1;
 /// `IB_CQ_MODERATE`.
 const MODERATE: u32 = 1;
+/// `MLX5_MAX_CQ_PERIOD`.
+const MAX_PERIOD_US: u16 = (1 << 12) - 1;
 
 pub(super) fn create(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: CreateCq = call.request()?;
@@ -197,6 +199,9 @@ pub(super) fn modify(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     }
     let cq = call.tables.objects.cq(request.cq_handle)?;
     let attributes = request.attr;
+    if attributes.cq_period > MAX_PERIOD_US {
+        return Err(libc::EINVAL);
+    }
     call.context
         .client
         .modify_cq(cq.cqn, attributes.cq_count, attributes.cq_period)

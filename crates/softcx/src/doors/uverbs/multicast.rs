@@ -8,7 +8,7 @@ use crate::doors::limits;
 pub(super) fn attach(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: Multicast = call.request()?;
     let qp = call.tables.objects.qp(request.qp_handle)?;
-    let member = (qp.qpn, request.gid);
+    let member = (qp.qpn, request.gid, request.mlid);
     let groups = &mut call.tables.groups;
     if groups.len() >= limits::MULTICAST as usize && !groups.contains(&member) {
         return Err(libc::ENOMEM);
@@ -24,6 +24,7 @@ pub(super) fn detach(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let qp = call.tables.objects.qp(request.qp_handle)?;
     let client = &call.context.client;
     client.detach_multicast(qp.qpn, request.gid, request.mlid)?;
-    call.tables.groups.remove(&(qp.qpn, request.gid));
+    let member = (qp.qpn, request.gid, request.mlid);
+    call.tables.groups.remove(&member);
     Ok(())
 }

@@ -265,7 +265,7 @@ pub(super) fn destroy(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: DestroyQp = call.request()?;
     let qp = call.tables.objects.qp(request.qp_handle)?;
     let events_reported = call.context.destroy_qp(qp.qpn)?;
-    call.tables.groups.retain(|(qpn, _)| *qpn != qp.qpn);
+    call.tables.groups.retain(|(qpn, ..)| *qpn != qp.qpn);
     call.tables.objects.remove(request.qp_handle);
     call.respond(DestroyQpResp { events_reported });
     Ok(())

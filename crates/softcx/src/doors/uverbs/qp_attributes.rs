@@ -1,6 +1,7 @@
 //! Attributes of queue pairs: modify and query.
 
 use super::UverbsCall;
+use crate::device::capability::Capability;
 use crate::device::client::{AddressVector, Errno, QpAttributes, mask};
 use crate::doors::abi::*;
 use crate::doors::limits;
@@ -8,6 +9,8 @@ use crate::doors::port::{GIDS, PortIdentity};
 
 /// What the older form may name: everything up to IB_QP_DEST_QPN.
 const STANDARD: u32 = (1 << 21) - 1;
+/// `IB_QP_SET_QKEY`.
+const PRIVILEGED_QKEY: u32 = 1 << 31;
 /// IB_QPS_ERR, the last state.
 const LAST_STATE: u8 = 6;
 
@@ -48,9 +51,16 @@ fn change(call: &mut UverbsCall<'_>, request: &ExModifyQp, known: u32) -> Result
     let qp = call.tables.objects.qp(base.qp_handle)?;
     let port = call.context.port;
     check(base, &port)?;
+    // Keys with this bit are kept to processes that may make raw packets (`modify_qp` in core/uverbs_cmd.c).
+    if base.attr_mask & mask::QKEY != 0
+        && base.qkey & PRIVILEGED_QKEY != 0
+        && !call.descriptors.space().has_capability(Capability::NetRaw)
+    {
+        return Err(libc::EPERM);
+    }
     if port.function.no_atomics {
         let access = match base.attr_mask & mask::ACCESS_FLAGS {
-            0 => call.context.client.query_qp(qp.qpn)?.access,
+            0 => call.context.client.asked_access(qp.qpn)?,
             _ => base.qp_access_flags,
         };
         check_atomics(base, access)?;
@@ -76,8 +86,6 @@ fn change(call: &mut UverbsCall<'_>, request: &ExModifyQp, known: u32) -> Result
         min_rnr_timer: base.min_rnr_timer,
         max_rd_atomic: base.max_rd_atomic,
         max_dest_rd_atomic: base.max_dest_rd_atomic,
-        en_sqd_async_notify: base.en_sqd_async_notify != 0,
-        sq_draining: false,
         rate_limit: request.rate_limit,
         path: vector(&base.dest),
         alt_path: vector(&base.alt_dest),
@@ -107,6 +115,7 @@ fn check(request: &ModifyQp, own: &PortIdentity) -> Result<(), Errno> {
     let path_is_wrong = |path: &QpDest, port: u8| {
         path.port_num != 1
             || port != 1
+            || !is_rate(path.static_rate)
             || (own.needs_grh() && path.is_global == 0)
             || (path.is_global != 0 && u32::from(path.sgid_index) >= GIDS)
             || (path.is_global != 0 && own.is_foreign_gid(path.sgid_index.into()))
@@ -116,7 +125,8 @@ fn check(request: &ModifyQp, own: &PortIdentity) -> Result<(), Errno> {
         (mask::AV, path_is_wrong(&request.dest, 1)),
         (
             mask::ALT_PATH,
-            path_is_wrong(&request.alt_dest, request.alt_port_num),
+            // `_ib_modify_qp`: the core has alternate paths on InfiniBand only.
+            own.is_ethernet() || path_is_wrong(&request.alt_dest, request.alt_port_num),
         ),
         (mask::CUR_STATE, request.cur_qp_state > LAST_STATE),
         (mask::STATE, request.qp_state > LAST_STATE),
@@ -135,6 +145,11 @@ fn check(request: &ModifyQp, own: &PortIdentity) -> Result<(), Errno> {
         return Err(libc::EINVAL);
     }
     Ok(())
+}
+
+/// Whether `ib_rate_to_mlx5` of the kernel's driver takes a number of `enum ibv_rate`: that of the port, or one from 2.5 Gbit/s to 800 Gbit/s.
+fn is_rate(rate: u8) -> bool {
+    matches!(rate, 0 | 2..=23)
 }
 
 pub(super) fn query(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
@@ -161,7 +176,7 @@ pub(super) fn query(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
         cur_qp_state: it.state,
         path_mtu: it.path_mtu,
         path_mig_state: it.path_mig_state,
-        sq_draining: u8::from(it.sq_draining),
+        sq_draining: 0,
         max_rd_atomic: it.max_rd_atomic,
         max_dest_rd_atomic: it.max_dest_rd_atomic,
         min_rnr_timer: it.min_rnr_timer,

@@ -128,13 +128,13 @@ fn make(
     let stride_bytes = (SEGMENT_BYTES + request.max_sge * SEGMENT_BYTES)
         .next_power_of_two()
         .max(LEAST_STRIDE_BYTES);
+    // The limit is not used, as in `mlx5_ib_create_srq`: only a modify call arms the event.
     let srqn = call.client().create_srq(SrqParts {
         pd,
         ring: driver.buf_addr,
         wqes,
         stride_bytes,
         record: driver.db_addr,
-        limit: request.srq_limit,
     })?;
     call.context
         .events

@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use proptest::prelude::*;
 
 use super::*;
+use crate::device::capability::Capability;
 use crate::device::client::mask;
 use crate::device::space::Space;
 use crate::device::{Device, DeviceOptions, Function, LinkLayer};
@@ -36,15 +37,31 @@ struct Process {
 
 impl Process {
     fn new() -> Process {
+        Process::with_capabilities(true)
+    }
+
+    /// A process that keeps the capabilities of the test, or one without any.
+    fn with_capabilities(keeps: bool) -> Process {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping.
         let arena =
             unsafe { libc::mmap(std::ptr::null_mut(), ARENA_BYTES, protection, flags, -1, 0) };
         assert_ne!(arena, libc::MAP_FAILED);
-        // SAFETY: the child makes two system calls and nothing else.
+        let mut ready = [0; 2];
+        // SAFETY: room for two descriptors.
+        assert_eq!(unsafe { libc::pipe(ready.as_mut_ptr()) }, 0);
+        // SAFETY: the child makes a few system calls and nothing else.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
+            if !keeps {
+                // A header with version 3 and this process, and empty sets.
+                let (header, none) = ([0x2008_0522_u32, 0], [0_u32; 6]);
+                // SAFETY: both are as long as version 3 has it.
+                unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) };
+            }
+            // SAFETY: one byte of a constant.
+            unsafe { libc::write(ready[1], c"".as_ptr().cast(), 1) };
             loop {
                 // SAFETY: no memory is involved.
                 unsafe {
@@ -54,6 +71,13 @@ impl Process {
             }
         }
         assert!(pid > 0);
+        // SAFETY: one byte of room; both descriptors are this function's.
+        unsafe {
+            let mut byte = 0_u8;
+            assert_eq!(libc::read(ready[0], (&raw mut byte).cast(), 1), 1);
+            libc::close(ready[0]);
+            libc::close(ready[1]);
+        }
         Process {
             pid,
             arena: arena.cast(),
@@ -266,6 +290,11 @@ impl Client {
     }
 
     fn create_qp(&self, uar: u32, pd: u32, cq: u32) -> Result<CreateQpResp, Errno> {
+        const RELIABLE: u8 = 2;
+        self.create_qp_of(RELIABLE, uar, pd, cq)
+    }
+
+    fn create_qp_of(&self, qp_type: u8, uar: u32, pd: u32, cq: u32) -> Result<CreateQpResp, Errno> {
         let request = CreateQp {
             user_handle: 0x99,
             pd_handle: pd,
@@ -275,7 +304,7 @@ impl Client {
             max_recv_wr: 16,
             max_send_sge: 1,
             max_recv_sge: 1,
-            qp_type: 2,
+            qp_type,
             ..CreateQp::default()
         };
         let driver = Mlx5CreateQp {
@@ -647,6 +676,235 @@ fn function_without_atomics_refuses_queue_pair_with_atomic_access() {
         assert_eq!(modify(0x39, 1), Ok(()));
         assert_eq!(modify(TO_RTR, 2), expected, "{access:#x} {depth}");
     }
+}
+
+/// `ibv_create_srq` ignores the limit, and so does the kernel's driver: it arms the event only when it is told to modify the queue.
+#[test]
+fn limit_named_at_the_creation_of_a_shared_queue_is_not_armed() {
+    const LIMIT: u32 = 1 << 1;
+    const RECORD: usize = RINGS + 0x8010;
+    let client = Client::open();
+    let request = CreateSrq {
+        pd_handle: client.alloc_pd().unwrap(),
+        max_wr: 15,
+        max_sge: 1,
+        srq_limit: 3,
+        ..CreateSrq::default()
+    };
+    let driver = Mlx5CreateSrq {
+        buf_addr: client.process.address(RINGS),
+        db_addr: client.process.address(RECORD),
+        ..Mlx5CreateSrq::default()
+    };
+    let made = client.command::<CreateSrqResp>(32, &request.to_bytes(), &driver.to_bytes());
+    let srq_handle = made.unwrap().srq_handle;
+    let query = QuerySrq {
+        srq_handle,
+        ..QuerySrq::default()
+    };
+    let limit = || {
+        let answer = client.command::<QuerySrqResp>(34, &query.to_bytes(), &[]);
+        answer.unwrap().srq_limit
+    };
+    assert_eq!(limit(), 0);
+    // More receives than the limit are posted, so it stays.
+    client.process.write(RECORD, &8_u32.to_be_bytes());
+    let modify = ModifySrq {
+        srq_handle,
+        attr_mask: LIMIT,
+        srq_limit: 3,
+        ..ModifySrq::default()
+    };
+    let done = client.command::<DestroyQpResp>(33, &modify.to_bytes(), &[]);
+    assert!(done.is_ok());
+    assert_eq!(limit(), 3);
+}
+
+/// The core refuses alternate paths on RoCE (`_ib_modify_qp`), and the driver a rate that the enumeration does not have (`ib_rate_to_mlx5`).
+#[test]
+fn alternate_path_on_roce_and_unknown_rates_are_refused() {
+    let wrong = Err(libc::EINVAL);
+    for (link, alternate) in [
+        (LinkLayer::InfiniBand, Ok(())),
+        (LinkLayer::Ethernet, wrong),
+    ] {
+        let options = DeviceOptions {
+            fabric: format!("uverbs-{}", std::process::id()),
+            link,
+            ..DeviceOptions::default()
+        };
+        let device = Device::on_fabric(&options).unwrap();
+        let client = Client::on(&device);
+        client.get_context().unwrap();
+        let (pd, uar) = (client.alloc_pd().unwrap(), client.alloc_uar().unwrap());
+        let cq = client.create_cq(uar, -1).unwrap();
+        let qp = client.create_qp(uar, pd, cq.cq_handle).unwrap();
+        let modify = |attr_mask, qp_state, static_rate| {
+            let path = QpDest {
+                dlid: 1,
+                is_global: 1,
+                sgid_index: device.gid_index().unwrap(),
+                port_num: 1,
+                static_rate,
+                ..QpDest::default()
+            };
+            let request = ModifyQp {
+                qp_handle: qp.qp_handle,
+                attr_mask,
+                qp_state,
+                port_num: 1,
+                path_mtu: 3,
+                dest: path,
+                alt_dest: path,
+                alt_port_num: 1,
+                ..ModifyQp::default()
+            };
+            let done = client.command::<DestroyQpResp>(26, &request.to_bytes(), &[]);
+            done.map(|_| ())
+        };
+        for (rate, expected) in [
+            (0, Ok(())),
+            (1, wrong),
+            (2, Ok(())),
+            (22, Ok(())),
+            (24, wrong),
+        ] {
+            assert_eq!(modify(mask::STATE, 0, 0), Ok(()));
+            assert_eq!(modify(0x39, 1, 0), Ok(()));
+            assert_eq!(modify(TO_RTR, 2, rate), expected, "{link:?} {rate}");
+        }
+        assert_eq!(modify(mask::STATE, 0, 0), Ok(()));
+        assert_eq!(modify(0x39, 1, 0), Ok(()));
+        assert_eq!(modify(TO_RTR | mask::ALT_PATH, 2, 0), alternate, "{link:?}");
+    }
+}
+
+/// As `mlx5_ib_modify_cq`: the device has 12 bits for the period.
+#[test]
+fn period_of_moderation_beyond_12_bits_is_refused() {
+    let client = Client::open();
+    let uar = client.alloc_uar().unwrap();
+    let cq = client.create_cq(uar, -1).unwrap();
+    for (cq_period, expected) in [(4095, Ok(())), (4096, Err(libc::EINVAL))] {
+        let request = ExModifyCq {
+            cq_handle: cq.cq_handle,
+            attr_mask: 1,
+            attr: CqModeration {
+                cq_count: u16::MAX,
+                cq_period,
+            },
+            ..ExModifyCq::default()
+        };
+        let done = client.command::<DestroyQpResp>(1 << 31 | 57, &request.to_bytes(), &[]);
+        assert_eq!(done.map(|_| ()), expected, "{cq_period}");
+    }
+}
+
+/// Queue keys with the highest bit are for those who may make raw packets.
+#[test]
+fn privileged_queue_key_needs_the_capability_of_raw_packets() {
+    const DATAGRAMS: u8 = 4;
+    const INIT: u32 = mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::QKEY;
+    for keeps in [true, false] {
+        let is_privileged = keeps && Space::LOCAL.has_capability(Capability::NetRaw);
+        let mut client = Client::unopened();
+        client.process = Process::with_capabilities(keeps);
+        client.get_context().unwrap();
+        let (pd, uar) = (client.alloc_pd().unwrap(), client.alloc_uar().unwrap());
+        let cq = client.create_cq(uar, -1).unwrap();
+        let qp = client.create_qp_of(DATAGRAMS, uar, pd, cq.cq_handle);
+        let modify = |attr_mask, qkey| {
+            let request = ModifyQp {
+                qp_handle: qp.as_ref().unwrap().qp_handle,
+                attr_mask,
+                qp_state: 1,
+                port_num: 1,
+                qkey,
+                ..ModifyQp::default()
+            };
+            let done = client.command::<DestroyQpResp>(26, &request.to_bytes(), &[]);
+            done.map(|_| ())
+        };
+        let expected = if is_privileged {
+            Ok(())
+        } else {
+            Err(libc::EPERM)
+        };
+        assert_eq!(modify(INIT, 1 << 31 | 0x1111), expected);
+        assert_eq!(modify(INIT, 0x1111), Ok(()));
+        assert_eq!(modify(mask::QKEY, 1 << 31), expected);
+    }
+}
+
+/// As `ib_umem_get` of the kernel: EPERM if a process may lock nothing, ENOMEM beyond its limit, and no limit with `CAP_IPC_LOCK`.
+#[test]
+fn pinned_memory_is_limited_where_the_function_says_so() {
+    const PAGE: u64 = 4096;
+    let client_of = |limits_pinned, keeps, pages: u64| {
+        let options = DeviceOptions {
+            fabric: format!("uverbs-{}", std::process::id()),
+            function: Function {
+                limits_pinned,
+                ..Function::default()
+            },
+            ..DeviceOptions::default()
+        };
+        let mut client = Client::on(&Device::on_fabric(&options).unwrap());
+        client.process = Process::with_capabilities(keeps);
+        let limit = libc::rlimit {
+            rlim_cur: pages * PAGE,
+            rlim_max: pages * PAGE,
+        };
+        let (pid, resource) = (client.process.pid, libc::RLIMIT_MEMLOCK);
+        // SAFETY: a limit for a child of this process.
+        let set = unsafe { libc::prlimit(pid, resource, &limit, std::ptr::null_mut()) };
+        assert_eq!(set, 0);
+        client.get_context().unwrap();
+        client
+    };
+    let start = |client: &Client, page: u64| client.process.address(RINGS) + page * PAGE;
+    // 4 pages, and a limit of 3: more than a process without the capability may have.
+    let mut exempt = vec![(false, false)];
+    if Space::LOCAL.has_capability(Capability::IpcLock) {
+        exempt.push((true, true));
+    }
+    for (limits, keeps) in exempt {
+        let client = client_of(limits, keeps, 3);
+        let pd = client.alloc_pd().unwrap();
+        let done = client.reg_mr(pd, start(&client, 0), 4 * PAGE, 7);
+        assert!(done.is_ok(), "{limits} {keeps}");
+    }
+    let client = client_of(true, false, 0);
+    let pd = client.alloc_pd().unwrap();
+    let uar = client.alloc_uar().unwrap();
+    assert_eq!(client.reg_mr(pd, start(&client, 0), 1, 7), Err(libc::EPERM));
+    assert_eq!(client.create_cq(uar, -1).map(|_| ()), Err(libc::EPERM));
+
+    let client = client_of(true, false, 3);
+    let pd = client.alloc_pd().unwrap();
+    let uar = client.alloc_uar().unwrap();
+    // Two pages, because it crosses the boundary.
+    let two = client.reg_mr(pd, start(&client, 0) + 100, PAGE, 7).unwrap();
+    let refused = client.reg_mr(pd, start(&client, 4), PAGE + 1, 7);
+    assert_eq!(refused, Err(libc::ENOMEM));
+    // A ring of 64 CQEs takes the third page, and nothing is left for the rings of a queue pair.
+    let cq = client.create_cq(uar, -1).unwrap();
+    let refused = client.create_qp(uar, pd, cq.cq_handle).map(|_| ());
+    assert_eq!(refused, Err(libc::ENOMEM));
+    // What was refused pins nothing, and what is deregistered no longer does.
+    client.destroy(13, two).unwrap();
+    let qp = client.create_qp(uar, pd, cq.cq_handle).unwrap();
+    let one = client.reg_mr(pd, start(&client, 4), PAGE, 7);
+    assert!(one.is_ok());
+    assert_eq!(
+        client.reg_mr(pd, start(&client, 4), PAGE, 7),
+        Err(libc::ENOMEM)
+    );
+    let mut request = vec![0; 16];
+    request[8..12].copy_from_slice(&qp.qp_handle.to_ne_bytes());
+    let destroyed = client.command::<DestroyCqResp>(27, &request, &[]);
+    assert!(destroyed.is_ok());
+    assert!(client.reg_mr(pd, start(&client, 4), PAGE, 7).is_ok());
 }
 
 /// Calls that succeed on a context with a domain, a UAR page, a queue of each kind and a region; the fuzzer changes them.

@@ -99,7 +99,7 @@ fn hostile_parts_are_refused() {
             };
             assert_eq!(driver.client.create_cq(parts), Err(libc::EFAULT));
         }
-        let srq = driver.srq(16, 0);
+        let srq = driver.srq(16);
         for (wqes, stride_bytes) in [(0, 64), (5, 64), (1 << 16, 64), (16, 16), (16, 4096)] {
             let parts = SrqParts {
                 wqes,

@@ -131,7 +131,7 @@ fn objects_of_another_client_are_refused() {
     assert_eq!(other.destroy_qp(pair.qps[0].qpn), Err(libc::EINVAL));
     assert_eq!(other.query_qp(pair.qps[0].qpn), Err(libc::EINVAL));
     assert_eq!(pair.b.to_state(&pair.qps[0], 6), Err(libc::EINVAL));
-    let srq = pair.a.srq(16, 0);
+    let srq = pair.a.srq(16);
     let other = &pair.b.client;
     assert_eq!(other.destroy_srq(srq.srqn), Err(libc::EINVAL));
     assert_eq!(other.srq_limit(srq.srqn), Err(libc::EINVAL));
@@ -161,7 +161,7 @@ fn objects_in_use_are_not_destroyed() {
     let client = &pair.a.client;
     assert_eq!(client.destroy_cq(pair.cqs[0].cqn), Err(libc::EBUSY));
     assert_eq!(client.dealloc_pd(pair.a.pd), Err(libc::EBUSY));
-    let srq = pair.a.srq(16, 0);
+    let srq = pair.a.srq(16);
     let mut parts = pair.a.qp_parts(Transport::Rc, [&pair.cqs[0], &pair.cqs[0]]);
     (parts.srq, parts.recv_wqes) = (Some(srq.srqn), 0);
     let with_srq = pair.a.qp_of(parts);
@@ -236,11 +236,16 @@ fn attributes_are_checked_kept_and_queried() {
         ..timer
     };
     assert_eq!(driver.modify(&qp, &wrong, named), Err(libc::EINVAL));
-    driver.to_state(&qp, 4).unwrap();
-    assert_eq!(driver.state(&qp), 4);
-    driver.to_state(&qp, 3).unwrap();
+    assert_eq!(driver.to_state(&qp, 4), Err(libc::EINVAL));
+    assert_eq!(driver.state(&qp), 3);
     driver.to_state(&qp, 0).unwrap();
-    assert_eq!(driver.client.query_qp(qp.qpn), Ok(QpAttributes::default()));
+    // The logarithms of the depths are 0.
+    let fresh = QpAttributes {
+        max_rd_atomic: 1,
+        max_dest_rd_atomic: 1,
+        ..QpAttributes::default()
+    };
+    assert_eq!(driver.client.query_qp(qp.qpn), Ok(fresh));
 }
 
 #[test]
@@ -250,21 +255,21 @@ fn multicast_is_for_datagrams() {
     let mut gid = [0; 16];
     let client = &pair.a.client;
     assert_eq!(
-        client.attach_multicast(datagrams.qpn, gid, 0),
+        client.attach_multicast(datagrams.qpn, gid, 0xc001),
         Err(libc::EINVAL)
     );
     gid[0] = 0xff;
     assert_eq!(
-        client.attach_multicast(pair.qps[0].qpn, gid, 0),
+        client.attach_multicast(pair.qps[0].qpn, gid, 0xc001),
         Err(libc::EINVAL)
     );
-    assert_eq!(client.attach_multicast(datagrams.qpn, gid, 0), Ok(()));
-    assert_eq!(client.detach_multicast(datagrams.qpn, gid, 0), Ok(()));
+    assert_eq!(client.attach_multicast(datagrams.qpn, gid, 0xc001), Ok(()));
+    assert_eq!(client.detach_multicast(datagrams.qpn, gid, 0xc001), Ok(()));
     assert_eq!(
-        client.detach_multicast(datagrams.qpn, gid, 0),
+        client.detach_multicast(datagrams.qpn, gid, 0xc001),
         Err(libc::EINVAL)
     );
-    assert_eq!(client.attach_multicast(datagrams.qpn, gid, 0), Ok(()));
+    assert_eq!(client.attach_multicast(datagrams.qpn, gid, 0xc001), Ok(()));
     assert_eq!(client.destroy_qp(datagrams.qpn), Ok(()));
 }
 
@@ -273,7 +278,7 @@ fn a_shared_receive_queue_is_a_chain() {
     each_kind(|process| {
         let world = World::new(1);
         let mut driver = Driver::new(&world.devices[0], process(MEMORY));
-        let mut srq = driver.srq(8, 3);
+        let mut srq = driver.srq(8);
         let (at, key) = driver.region(4096, ALL);
         let mut gather = Box::<Gather>::default();
         let take = |srq: &DriverSrq, gather: &mut Gather| {
@@ -285,6 +290,8 @@ fn a_shared_receive_queue_is_a_chain() {
         let posted: Vec<_> = (0..5)
             .map(|_| driver.post_srq(&mut srq, &[data(at, key, 100)]))
             .collect();
+        assert_eq!(driver.client.set_srq_limit(srq.srqn, 3), Ok(()));
+        assert_eq!(driver.events.take(), []);
         for &index in &posted[..3] {
             assert_eq!(take(&srq, &mut gather), Some((index, 100)));
         }
@@ -301,8 +308,7 @@ fn a_shared_receive_queue_is_a_chain() {
             let mut core = world.devices[0].lock();
             let queue = core.srq_mut(srq.srqn as usize).unwrap();
             let (taken, capacity) = queue.take(&mut gather).unwrap();
-            queue.put_back(taken);
-            assert_eq!(queue.take(&mut gather), Some((taken, capacity)));
+            assert_eq!(queue.load(&mut gather, taken).unwrap().0, capacity);
             assert_eq!(taken, index);
         }
         assert_eq!(driver.client.set_srq_limit(srq.srqn, 8), Err(libc::EINVAL));

@@ -231,14 +231,13 @@ impl Driver {
         }
     }
 
-    pub(crate) fn srq(&mut self, wqes: u32, limit: u32) -> DriverSrq {
+    pub(crate) fn srq(&mut self, wqes: u32) -> DriverSrq {
         let parts = SrqParts {
             pd: self.pd,
             ring: self.process.place(wqes as usize * 64, 64),
             wqes,
             stride_bytes: 64,
             record: self.process.place(4, 64),
-            limit,
         };
         for index in 0..wqes as u16 {
             let next = (index + 1) % wqes as u16;

@@ -302,3 +302,29 @@ fn a_listener_takes_requests_of_its_family() {
     listen("0.0.0.0", 4, Some(0));
     assert!(reaches(&six, 4).is_some());
 }
+
+/// As `rdma_set_ack_timeout`: only a reliable connection has acknowledgements.
+#[test]
+fn ack_timeout_is_for_reliable_connections() {
+    const IB: u16 = 0x013f;
+    const ACK_TIMEOUT: u32 = 3;
+    let host = Host::on(&fabric());
+    for (qp_type, expected) in [(2, Ok(())), (3, Err(libc::EINVAL)), (4, Err(libc::EINVAL))] {
+        let made: Result<CmCreateIdResp, Errno> = host.ask(CREATE_ID, |response| CmCreateId {
+            response,
+            ps: IB,
+            qp_type,
+            ..CmCreateId::default()
+        });
+        let timeout = 14_u8;
+        let request = CmSetOption {
+            optval: (&raw const timeout).expose_provenance() as u64,
+            id: made.unwrap().id,
+            level: 0,
+            optname: ACK_TIMEOUT,
+            optlen: 1,
+        };
+        let done = host.command(SET_OPTION, request, 0);
+        assert_eq!(done, expected, "{qp_type}");
+    }
+}
