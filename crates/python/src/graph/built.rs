@@ -263,12 +263,7 @@ impl PyGraphBuilder {
         queue: &Bound<'_, PyMessageQueue>,
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let memory = ArrayMemory::several(
-            queue.get().domain()?,
-            memory,
-            Access::REMOTE_READ,
-            MemoryUse::OnStream,
-        )?;
+        let memory = of_message(queue, memory)?;
         self.of_queue(queue, |builder, queue| {
             builder.send_message(queue, &slices(&memory)?)
         })
@@ -280,12 +275,7 @@ impl PyGraphBuilder {
         queue: &Bound<'_, PyMessageQueue>,
         memory: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let memory = ArrayMemory::several(
-            queue.get().domain()?,
-            memory,
-            Access::REMOTE_READ,
-            MemoryUse::OnStream,
-        )?;
+        let memory = of_message(queue, memory)?;
         self.of_queue(queue, |builder, queue| {
             builder.start_message(queue, &slices(&memory)?)
         })
@@ -431,4 +421,17 @@ impl PyGraphExec {
         let tickets = self.with(py, |exec, _members| Ok(exec.collective_tickets().to_vec()))?;
         Ok(tickets.into_iter().map(PyCollectiveTicket::new).collect())
     }
+}
+
+/// Memory that a message is sent from.
+fn of_message(
+    queue: &Bound<'_, PyMessageQueue>,
+    memory: &Bound<'_, PyAny>,
+) -> PyResult<Vec<ArrayMemory>> {
+    ArrayMemory::several(
+        queue.get().domain()?,
+        memory,
+        Access::REMOTE_READ,
+        MemoryUse::OnStream,
+    )
 }

@@ -326,6 +326,29 @@ trait Inline {
     fn read_inline(bytes: &[u8]) -> u64;
 }
 
+/// A change of a queue pair with this path as the primary and the alternate one.
+fn modify_with_paths(
+    client: &Client,
+    qp_handle: u32,
+    (attr_mask, qp_state): (u32, u8),
+    path: QpDest,
+) -> Result<(), Errno> {
+    let request = ModifyQp {
+        qp_handle,
+        attr_mask,
+        qp_state,
+        port_num: 1,
+        path_mtu: 3,
+        dest: path,
+        alt_dest: path,
+        alt_port_num: 1,
+        ..ModifyQp::default()
+    };
+    client
+        .command::<DestroyQpResp>(26, &request.to_bytes(), &[])
+        .map(drop)
+}
+
 impl Inline for u64 {
     fn read_inline(bytes: &[u8]) -> u64 {
         let mut whole = [0; 8];
@@ -557,19 +580,7 @@ fn path_without_grh_is_refused_where_the_port_requires_it() {
                 port_num: 1,
                 ..QpDest::default()
             };
-            let request = ModifyQp {
-                qp_handle: qp.qp_handle,
-                attr_mask,
-                qp_state,
-                port_num: 1,
-                path_mtu: 3,
-                dest: path,
-                alt_dest: path,
-                alt_port_num: 1,
-                ..ModifyQp::default()
-            };
-            let done = client.command::<DestroyQpResp>(26, &request.to_bytes(), &[]);
-            done.map(|_| ())
+            modify_with_paths(&client, qp.qp_handle, (attr_mask, qp_state), path)
         };
         assert_eq!(modify(0x39, 1, 0), Ok(()));
         assert_eq!(modify(TO_RTR | mask::ALT_PATH, 2, 0), lids, "{link:?}");
@@ -748,19 +759,7 @@ fn alternate_path_on_roce_and_unknown_rates_are_refused() {
                 static_rate,
                 ..QpDest::default()
             };
-            let request = ModifyQp {
-                qp_handle: qp.qp_handle,
-                attr_mask,
-                qp_state,
-                port_num: 1,
-                path_mtu: 3,
-                dest: path,
-                alt_dest: path,
-                alt_port_num: 1,
-                ..ModifyQp::default()
-            };
-            let done = client.command::<DestroyQpResp>(26, &request.to_bytes(), &[]);
-            done.map(|_| ())
+            modify_with_paths(&client, qp.qp_handle, (attr_mask, qp_state), path)
         };
         for (rate, expected) in [
             (0, Ok(())),
