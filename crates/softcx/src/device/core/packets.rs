@@ -140,6 +140,12 @@ impl DeviceCore {
     /// Handles a packet that no device has sent, or handles a packet before others that came with it.
     #[cfg(test)]
     pub(crate) fn inject(&mut self, header: &Header, payload: &[u8]) {
-        self.dispatch(self.parts.now_ns, header, &GatherSource::Bytes(payload));
+        // Between hosts the number of the connection does not travel: see ready_to_receive.
+        let is_counted = self.parts.host_gid.is_none();
+        let header = Header {
+            connection: if is_counted { header.connection } else { 0 },
+            ..*header
+        };
+        self.dispatch(self.parts.now_ns, &header, &GatherSource::Bytes(payload));
     }
 }
