@@ -133,7 +133,7 @@ impl Qp {
             return self.fail_oldest(context, Syndrome::TransportRetryExc);
         }
         self.requester.retries += 1;
-        self.requester.window.shrink();
+        self.requester.window.shrink(context.now_ns);
         self.requester.asked_again = false;
         self.requester.deadline_ns = Some(
             context
@@ -145,7 +145,7 @@ impl Qp {
 
     /// The network tells that packets of this queue pair come through congestion.
     pub(crate) fn on_congestion_notice(&mut self, now_ns: u64) {
-        self.requester.window.shrink();
+        self.requester.window.shrink_for_notice(now_ns);
         self.rate.lower(now_ns);
     }
 
