@@ -13,6 +13,7 @@ pub(crate) mod capability;
 mod capture;
 pub(crate) mod client;
 pub(crate) mod commands;
+mod congestion;
 mod copies;
 mod core;
 mod cq;

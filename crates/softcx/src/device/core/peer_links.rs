@@ -82,7 +82,7 @@ impl PeerLinks {
         link.as_ref()
     }
 
-    /// Whether packets lie there that a living process has not read: nothing is lost, its device has not had its turn.
+    /// Whether packets lie there that a living process has not read. Lanes drop none, so nothing is lost: its device has not had its turn.
     #[cold]
     pub(crate) fn is_behind(&mut self, to: Destination, now_ns: u64) -> bool {
         let Destination::Lane(index) = to else {

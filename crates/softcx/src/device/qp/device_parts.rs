@@ -86,13 +86,14 @@ impl DeviceParts {
         }
     }
 
-    /// Whether packets lie there that a living process of this host has not read: nothing is lost, its device has not had its turn.
+    /// If packets lie there that a living process of this host has not read, because its device has not had its turn: how many have been dropped there
+    /// since it began.
     #[cold]
-    pub(crate) fn is_behind(&mut self, to: Destination) -> bool {
+    pub(crate) fn unread_at(&mut self, to: Destination) -> Option<i64> {
         let now_ns = self.now_ns;
         match (to, &mut self.udp) {
-            (Destination::Host(gid), Some(udp)) => udp.backlog.is_unread(&gid, now_ns),
-            _ => self.links.is_behind(to, now_ns),
+            (Destination::Host(gid), Some(udp)) => udp.backlog.unread(&gid, now_ns),
+            _ => self.links.is_behind(to, now_ns).then_some(0),
         }
     }
 

@@ -1,14 +1,16 @@
 //! How fast a queue pair sends packets to another host that nothing acknowledges: responses to reads, and packets of UC. A window cannot bound them, so a
 //! token bucket does. Its rate falls with losses and notices of congestion and rises while there are none (multiplicative decrease, additive increase).
 
+use crate::device::congestion::{CONGESTION_NS, CongestionCuts};
+
 /// Bytes per second at first, at least and at most.
 const FIRST: u64 = 4 << 30;
 const LEAST: u64 = 16 << 20;
 const MOST: u64 = 8 << 30;
 /// The rate rises by so much at a time.
 const STEP: u64 = 2 << 20;
-/// It rises once in this time, and falls once: packets that are under way at the old rate bring more notices of the same congestion.
-const CHANGE_NS: u64 = 1_000_000;
+/// It rises once in this time.
+const CHANGE_NS: u64 = CONGESTION_NS;
 /// What the headers of a packet take, from IP to the CRC.
 const HEADER_BYTES: u64 = 60;
 const SECOND_NS: u64 = 1_000_000_000;
@@ -21,7 +23,7 @@ pub(crate) struct SendRate {
     budget_bytes: i64,
     refilled_ns: u64,
     raised_ns: u64,
-    lowered_ns: Option<u64>,
+    cuts: CongestionCuts,
 }
 
 impl Default for SendRate {
@@ -31,7 +33,7 @@ impl Default for SendRate {
             budget_bytes: burst_bytes(FIRST),
             refilled_ns: 0,
             raised_ns: 0,
-            lowered_ns: None,
+            cuts: CongestionCuts::default(),
         }
     }
 }
@@ -71,11 +73,9 @@ impl SendRate {
 
     /// A packet was lost, or the network says that it is congested.
     pub(crate) fn lower(&mut self, now_ns: u64) {
-        let is_recent = |lowered_ns: u64| now_ns.saturating_sub(lowered_ns) < CHANGE_NS;
-        if self.lowered_ns.is_some_and(is_recent) {
+        if !self.cuts.take(now_ns) {
             return;
         }
-        self.lowered_ns = Some(now_ns);
         self.raised_ns = now_ns;
         self.bytes_per_s = (self.bytes_per_s / 2).max(LEAST);
         self.budget_bytes = self.budget_bytes.min(burst_bytes(self.bytes_per_s));

@@ -3,14 +3,12 @@
 use super::flow_window::READ_CHUNK;
 use super::message::OutstandingMessage;
 use super::opcode::{NOP, RDMA_READ};
+use super::unread_peer::Silence;
 use crate::device::gather::{GatherSource, ScatterError};
 use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance, rnr_delay_ns};
 use crate::device::qp::{DeviceParts, Qp};
 use crate::device::wire::Destination;
 use doorbell_wire::mlx5::Syndrome;
-
-/// How long a peer is waited for that does not read its packets, before they count as lost.
-const UNREAD_PEER_WAIT_NS: u64 = 5_000_000_000;
 
 impl Qp {
     /// An acknowledgement, positive or negative.
@@ -107,7 +105,7 @@ impl Qp {
         requester.retries = 0;
         requester.rnr_retries = 0;
         requester.asked_again = false;
-        requester.unread_peer_until_ns = None;
+        requester.unread_peer.answered();
         let outstanding = psn_distance(requester.unsent_psn, requester.unacked_psn) > 0;
         requester.deadline_ns = outstanding.then(|| {
             context
@@ -133,7 +131,12 @@ impl Qp {
             return self.fail_oldest(context, Syndrome::TransportRetryExc);
         }
         self.requester.retries += 1;
-        self.requester.window.shrink();
+        self.send_again(context);
+    }
+
+    /// Goes back after a loss.
+    fn send_again(&mut self, context: &mut DeviceParts) {
+        self.requester.window.shrink(context.now_ns);
         self.requester.asked_again = false;
         self.requester.deadline_ns = Some(
             context
@@ -145,7 +148,7 @@ impl Qp {
 
     /// The network tells that packets of this queue pair come through congestion.
     pub(crate) fn on_congestion_notice(&mut self, now_ns: u64) {
-        self.requester.window.shrink();
+        self.requester.window.shrink_for_notice(now_ns);
         self.rate.lower(now_ns);
     }
 
@@ -209,32 +212,37 @@ impl Qp {
             .is_some_and(|deadline| deadline <= context.now_ns)
         {
             self.requester.deadline_ns = None;
-            if self.waits_for_unread_peer(context) {
-                let again = context
-                    .now_ns
-                    .saturating_add(self.attributes.ack_timeout_ns());
-                self.requester.deadline_ns = Some(again);
-            } else if self.requester.has_work() || !self.requester.messages.is_empty() {
-                self.retry(context);
-                due = true;
+            let has_more = self.requester.has_work() || !self.requester.messages.is_empty();
+            match self.silence(context) {
+                Silence::Unread => {
+                    let again = context
+                        .now_ns
+                        .saturating_add(self.attributes.ack_timeout_ns());
+                    self.requester.deadline_ns = Some(again);
+                }
+                _ if !has_more => {}
+                Silence::Dropped => {
+                    // Not counted: the peer is there, and may drop more until it gets a processor.
+                    self.send_again(context);
+                    due = true;
+                }
+                Silence::Lost => {
+                    self.retry(context);
+                    due = true;
+                }
             }
         }
         due
     }
 
-    /// Whether the peer's device has not yet read what was sent, because its threads got no processor: no packet is lost, and
-    /// sending it again would not help. A card does not wait for a processor.
-    fn waits_for_unread_peer(&mut self, context: &mut DeviceParts) -> bool {
+    /// Why no answer has come in time.
+    fn silence(&mut self, context: &mut DeviceParts) -> Silence {
         let Some(remote) = self.remote else {
-            return false;
+            return Silence::Lost;
         };
         let now_ns = context.now_ns;
-        let until = self.requester.unread_peer_until_ns;
-        let until = *self
-            .requester
-            .unread_peer_until_ns
-            .insert(until.unwrap_or(now_ns + UNREAD_PEER_WAIT_NS));
-        now_ns < until && context.is_behind(remote.to)
+        let unread_peer = &mut self.requester.unread_peer;
+        unread_peer.silence(now_ns, || context.unread_at(remote.to))
     }
 
     /// A response to a read or an atomic.

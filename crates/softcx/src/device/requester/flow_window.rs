@@ -1,6 +1,8 @@
 //! How many packets may be on their way to another host. A socket's buffers lose what is too much for them, so the window follows what arrives:
 //! it grows with acknowledgements and shrinks with losses and notices of congestion (additive increase, multiplicative decrease).
 
+use crate::device::congestion::CongestionCuts;
+
 /// The most packets on their way, also between devices of one host, whose lanes lose nothing.
 pub(super) const WINDOW: u32 = 256;
 const FIRST: u32 = 64;
@@ -14,6 +16,7 @@ pub(super) struct FlowWindow {
     packets: u32,
     /// Packets that have arrived since the window last grew.
     arrived: u32,
+    cuts: CongestionCuts,
 }
 
 impl Default for FlowWindow {
@@ -21,6 +24,7 @@ impl Default for FlowWindow {
         FlowWindow {
             packets: FIRST,
             arrived: 0,
+            cuts: CongestionCuts::default(),
         }
     }
 }
@@ -39,8 +43,21 @@ impl FlowWindow {
         }
     }
 
-    /// A packet was lost, or the network says that it is congested.
-    pub(super) fn shrink(&mut self) {
+    /// A packet was lost.
+    pub(super) fn shrink(&mut self, now_ns: u64) {
+        self.cuts.record(now_ns);
+        self.halve();
+    }
+
+    /// The network says that it is congested. Each packet that comes through the congestion brings such a notice, at most one in some 50 us, but it
+    /// is one congestion, as is that which has lost packets.
+    pub(super) fn shrink_for_notice(&mut self, now_ns: u64) {
+        if self.cuts.take(now_ns) {
+            self.halve();
+        }
+    }
+
+    fn halve(&mut self) {
         self.packets = (self.packets / 2).max(READ_CHUNK);
         self.arrived = 0;
     }
@@ -49,17 +66,37 @@ impl FlowWindow {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::congestion::CONGESTION_NS;
 
     #[test]
     fn window_halves_and_grows_by_one_a_round_within_its_bounds() {
         let mut window = FlowWindow::default();
-        window.shrink();
+        window.shrink(0);
         assert_eq!(window.packets(), FIRST / 2);
         window.grow(FIRST / 2);
         assert_eq!(window.packets(), FIRST / 2 + 1);
-        (0..9).for_each(|_| window.shrink());
+        (0..9).for_each(|_| window.shrink(0));
         assert_eq!(window.packets(), READ_CHUNK);
         window.grow(1_000_000);
+        assert_eq!(window.packets(), WINDOW);
+    }
+
+    #[test]
+    fn notices_of_one_congestion_halve_the_window_once() {
+        let mut window = FlowWindow::default();
+        window.grow(1_000_000);
+        let mut notices = |from_ns: u64| {
+            (0..20).for_each(|notice| window.shrink_for_notice(from_ns + notice * 40_000));
+            window.packets()
+        };
+        assert_eq!(notices(10), WINDOW / 2);
+        assert_eq!(notices(10 + CONGESTION_NS), WINDOW / 4);
+        // A loss counts always, and is of the congestion that the notices tell of.
+        let from_ns = 10 + 3 * CONGESTION_NS;
+        (0..2).for_each(|_| window.shrink(from_ns));
+        assert_eq!(window.packets(), WINDOW / 16);
+        window.grow(1_000_000);
+        (0..20).for_each(|notice| window.shrink_for_notice(from_ns + notice * 40_000));
         assert_eq!(window.packets(), WINDOW);
     }
 }

@@ -11,6 +11,7 @@ mod message;
 mod opcode;
 mod packets;
 mod state;
+mod unread_peer;
 mod windows;
 
 use self::flow_window::WINDOW;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::flow_window::FlowWindow;
 use super::message::OutstandingMessage;
+use super::unread_peer::UnreadPeer;
 use crate::device::packet::psn_distance;
 
 /// The longest ring, in WQEBBs, for which the 16 bits of two doorbells suffice to order them.
@@ -57,8 +58,7 @@ pub(crate) struct Requester {
     pub(super) rnr_retries: u8,
     /// When to send again if nothing has arrived; `None` while nothing is outstanding.
     pub(super) deadline_ns: Option<u64>,
-    /// Until when the requester waits for a peer that has not read its packets.
-    pub(super) unread_peer_until_ns: Option<u64>,
+    pub(super) unread_peer: UnreadPeer,
     /// Not before this time, because the receiver was not ready, or because packets of UC are paced.
     pub(super) wait_until_ns: u64,
     /// What is announced is not read before this time, if a fault says so; else 0.

@@ -12,6 +12,8 @@ const SEND_BYTES: libc::c_int = 2 << 20;
 /// `UDP_SEGMENT`: one message holds datagrams of that length. `UDP_GRO`: one message may hold what has arrived of one flow.
 pub(super) const UDP_SEGMENT: libc::c_int = 103;
 pub(super) const UDP_GRO: libc::c_int = 104;
+/// `UDP_NO_CHECK6_RX`: datagrams over IPv6 arrive whose checksum is 0.
+const UDP_NO_CHECK6_RX: libc::c_int = 102;
 /// "ECN-capable transport" in the type of service (RFC 3168).
 const ECN_CAPABLE: libc::c_int = 2;
 
@@ -167,6 +169,8 @@ pub(super) fn bind(address: IpAddr, port: u16) -> io::Result<OwnedFd> {
         set(&socket, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, ECN_CAPABLE);
         set(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1);
         set(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1);
+        // SoftRoCE sends such datagrams, and the kernel loses them at any other socket. The CRC of the packet is checked in place of the checksum.
+        set(&socket, libc::SOL_UDP, UDP_NO_CHECK6_RX, 1);
     }
     Ok(socket)
 }
@@ -193,4 +197,38 @@ pub(super) fn duplicate(fd: &OwnedFd) -> io::Result<OwnedFd> {
 #[cfg(test)]
 pub(crate) fn mark_congested(socket: &OwnedFd) {
     assert!(set(socket, libc::IPPROTO_IP, libc::IP_TOS, 3));
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::net::UdpSocket;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// `UDP_NO_CHECK6_TX`: the kernel writes no checksum, as SoftRoCE does not.
+    const UDP_NO_CHECK6_TX: libc::c_int = 101;
+
+    #[test]
+    fn datagrams_over_ipv6_arrive_with_a_checksum_and_without() {
+        let loopback = IpAddr::from(Ipv6Addr::LOCALHOST);
+        let socket = match bind(loopback, 0) {
+            Ok(socket) => socket,
+            Err(error) => return eprintln!("WAIVED: no IPv6 here: {error}"),
+        };
+        let to = (loopback, port_of(&socket).unwrap());
+        let receiver = UdpSocket::from(socket);
+        receiver.set_nonblocking(false).unwrap();
+        receiver
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .unwrap();
+        for omits in [0, 1] {
+            let sender = OwnedFd::from(UdpSocket::bind((loopback, 0)).unwrap());
+            assert!(set(&sender, libc::SOL_UDP, UDP_NO_CHECK6_TX, omits));
+            UdpSocket::from(sender).send_to(&[omits as u8], to).unwrap();
+            let mut got = [9; 2];
+            let received = receiver.recv(&mut got);
+            assert_eq!((received.ok(), got[0]), (Some(1), omits as u8));
+        }
+    }
 }

@@ -143,7 +143,7 @@ impl CmTable {
         }
         // A peer that connects a queue pair knows of no connection that it has: it was killed, or its message that ended the connection was lost.
         // It asks again after this connection is over (`cm_match_req`).
-        if let Some(stale) = self.connection_with(request.guid, request.qpn) {
+        if let Some(stale) = self.connection_with(from, request.guid, request.qpn) {
             refuse(self, 0, reason::STALE_CONNECTION);
             return self.end_stale(stale);
         }
@@ -290,7 +290,7 @@ impl CmTable {
             Exchange::Established => return self.send_again(handle),
             _ => return,
         }
-        if let Some(stale) = self.connection_with(reply.guid, reply.qpn) {
+        if let Some(stale) = self.connection_with(from, reply.guid, reply.qpn) {
             refuse(self, reason::STALE_CONNECTION);
             return self.end_stale(stale);
         }

@@ -76,9 +76,9 @@ pub(super) struct CmTable {
     pub(super) exchanges: HashMap<u32, u32>,
     /// Identifiers of requests from peers: by the peer, its number, and whether it is a request for a service.
     pub(super) requests: HashMap<(MadPeer, u32, bool), u32>,
-    /// Identifiers by the GUID of the peer's device and the number of the peer's queue pair. Some of their connections are over:
+    /// Identifiers by the peer, the GUID that it gives for its device, and the number of its queue pair. Some of their connections are over:
     /// [`CmTable::connection_with`].
-    connections: HashMap<(u64, u32), u32>,
+    connections: HashMap<(MadPeer, u64, u32), u32>,
     pub(super) timers: BTreeSet<(Instant, u32)>,
     free: BTreeSet<u32>,
     handles: u32,
@@ -185,16 +185,21 @@ impl CmTable {
     pub(super) fn set_remote(&mut self, handle: u32, guid: u64, qpn: u32) {
         if let Some(id) = self.ids.get_mut(&handle) {
             (id.exchange.remote_guid, id.exchange.remote_qpn) = (guid, qpn);
-            self.connections.insert((guid, qpn), handle);
+            if let Some(peer) = id.exchange.peer {
+                self.connections.insert((peer, guid, qpn), handle);
+            }
         }
     }
 
-    /// The identifier of the connection with a queue pair, unless that connection is over (`cm_insert_remote_qpn`).
-    pub(super) fn connection_with(&self, guid: u64, qpn: u32) -> Option<u32> {
+    /// The identifier of the connection with a queue pair of a peer, unless that connection is over (`cm_insert_remote_qpn`). The kernel compares
+    /// only the GUID and the number, which any host can write into a message: with those of another one it could end the other's connection.
+    pub(super) fn connection_with(&self, peer: MadPeer, guid: u64, qpn: u32) -> Option<u32> {
         use ExchangeState::{Idle, TimeWait};
-        let handle = *self.connections.get(&(guid, qpn))?;
-        let state = self.ids.get(&handle)?.exchange.state;
-        (!matches!(state, Idle | TimeWait)).then_some(handle)
+        let handle = *self.connections.get(&(peer, guid, qpn))?;
+        let exchange = &self.ids.get(&handle)?.exchange;
+        // A connection with the device that had the peer's number before ends when its device is found to be gone.
+        let is_same = exchange.port == self.port_of(peer);
+        (is_same && !matches!(exchange.state, Idle | TimeWait)).then_some(handle)
     }
 
     /// The port that has the number of a peer on the fabric now. The UDP wire has no numbers.
@@ -383,17 +388,16 @@ impl CmTable {
             return 0;
         };
         self.exchanges.remove(&id.exchange.local_id);
-        let remote = (id.exchange.remote_guid, id.exchange.remote_qpn);
-        if self.connections.get(&remote) == Some(&handle) {
-            self.connections.remove(&remote);
-        }
-        for is_service in [false, true] {
-            let Some(peer) = id.exchange.peer else {
-                break;
-            };
-            let key = (peer, id.exchange.remote_id, is_service);
-            if self.requests.get(&key) == Some(&handle) {
-                self.requests.remove(&key);
+        if let Some(peer) = id.exchange.peer {
+            let remote = (peer, id.exchange.remote_guid, id.exchange.remote_qpn);
+            if self.connections.get(&remote) == Some(&handle) {
+                self.connections.remove(&remote);
+            }
+            for is_service in [false, true] {
+                let key = (peer, id.exchange.remote_id, is_service);
+                if self.requests.get(&key) == Some(&handle) {
+                    self.requests.remove(&key);
+                }
             }
         }
         if let Some(key) = id.bound {

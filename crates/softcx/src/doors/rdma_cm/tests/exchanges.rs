@@ -279,6 +279,41 @@ fn a_request_from_the_queue_pair_of_a_connection_ends_that_connection() {
 }
 
 #[test]
+fn a_host_that_gives_the_queue_pair_of_another_host_ends_no_connection() {
+    for options in fabrics() {
+        let [host, asked] = [(); 2].map(|()| Host::on(&options));
+        let (peer, third) = (Peer::on(&options, 0x77), Peer::on(&options, 0x77));
+        for host in [&host, &asked] {
+            host.listen(TCP, PORT, 8);
+        }
+        let (id, _) = peer.connected(&host, 40, 0x100);
+        // The other host's request is one like any other.
+        let (other, _) = third.connected(&host, 50, 0x100);
+        for id in [id, other] {
+            assert_eq!(host.exchange_state(id), ExchangeState::Established);
+        }
+        // And so is its reply.
+        let (id, number) = peer.connected(&asked, 40, 0x100);
+        let own = asked.routed(TCP, &third.ip(), PORT);
+        asked.connect(own, b"").unwrap();
+        let (_, CmMessage::Request(request)) = third.next() else {
+            panic!("no request");
+        };
+        third.send(&asked, &third.reply(60, request.local_id, 0x100));
+        asked.expect(CONNECT_RESPONSE, own);
+        assert_eq!(asked.exchange_state(id), ExchangeState::Established);
+        assert!(peer.hears_nothing());
+        // What the first host knows nothing of any more is over as before.
+        peer.send(&asked, &peer.request(&asked, 70, 0x100));
+        let (_, CmMessage::Reject(refused)) = peer.next() else {
+            panic!("no rejection");
+        };
+        assert_eq!(refused.reason, STALE_CONNECTION);
+        assert_eq!(peer.next().1, disconnect(number, 40, 0x100));
+    }
+}
+
+#[test]
 fn a_reply_from_the_queue_pair_of_a_connection_ends_that_connection() {
     let options = fabric();
     let (host, peer) = (Host::on(&options), Peer::on(&options, 0x77));
