@@ -258,8 +258,9 @@ int gds_stream_post_polls_and_immediate_copies(CUstream stream, size_t n_polls, 
 					       void *imm_datas[], size_t imm_bytes[], int imm_flags[]);
 
 /*
- * Registers memory for waits and stores of streams; `*dev_ptr` is its address on the device. Registering a part of registered memory increments
- * its count; a partial overlap returns EINVAL. The last gds_unregister_mem needs that waits and stores that use the memory are done.
+ * Registers memory for waits and stores of streams. `*dev_ptr` is its address on the device of the current context, or without one on the CPU.
+ * Registering a part of registered memory increments its count; a partial overlap returns EINVAL. The last gds_unregister_mem needs that waits and
+ * stores that use the memory are done.
  */
 int gds_register_mem(void *ptr, size_t size, gds_memory_type_t type, CUdeviceptr *dev_ptr);
 int gds_unregister_mem(void *ptr, size_t size);
