@@ -188,7 +188,10 @@ typedef enum gds_membar_flags {
 	GDS_MEMBAR_MLX5 = 1 << 7
 } gds_membar_flags_t;
 
-/* As in cuStreamWaitValue32. Waits for words of GPU memory on a CUDA stream have no timeout. */
+/*
+ * As in cuStreamWaitValue32. The driver executes a wait on a CUDA stream for a word of GPU memory, and in a library without kernels a wait for
+ * equality. These waits have no timeout.
+ */
 typedef enum gds_wait_cond_flag {
 	GDS_WAIT_COND_GEQ = 0, /* (int32_t)(word - value) >= 0 */
 	GDS_WAIT_COND_EQ,

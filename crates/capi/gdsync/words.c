@@ -1,5 +1,5 @@
 /*
- * Words that libdoorbell does not wait for: those of GPU memory, and waits for equality. On a stream of the driver, these
+ * Words that libdoorbell does not wait for: those of GPU memory, and in a library without kernels waits for equality. On a stream of the driver, these
  * are the driver's own operations on the same stream, which executes them in order with libdoorbell's.
  */
 #include "internal.h"
