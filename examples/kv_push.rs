@@ -7,8 +7,10 @@
 //! With `cuda`, each side captures its step once, by the driver's calls, and launches the graph for each step; the block tables are in memory of the GPU. With `host`, streams of the host
 //! stand for those of a GPU: they have no graphs, so each step queues its operations, and the table is read when they are queued.
 //!
-//! Both print how many calls the CPU has made for a step: launches of graphs, waits for the end of the step, and all others. With `cuda` the others are measured. The stand-in for the driver
-//! counts all calls of this thread; with a real driver, those are counted that queue operations of this library on the streams ([`CudaStream::driver_calls`](doorbell::CudaStream::driver_calls)).
+//! Both print how many calls the CPU has made for a step: launches of graphs, waits for the end of the step with the calls of the driver in them, and all others. With `cuda` they are measured
+//! from the first launch to the end of the last wait. The stand-in for the driver counts the calls of this thread, and those of all other threads of the process. With a real driver, the
+//! launches and waits of this program are counted, and what queues operations of this library on the streams ([`CudaStream::driver_calls`](doorbell::CudaStream::driver_calls)). Doorbells that
+//! the CPU rings are no calls of the driver: the last line says who rings them.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -16,8 +18,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use clap::{Parser, ValueEnum};
 use doorbell::{
-    Access, Device, Endpoint, EndpointConfig, Executor, HostStream, QueueKind, Region, Work,
-    stream_wait_count64,
+    Access, Control, Device, Endpoint, EndpointConfig, Executor, HostStream, QueueKind, Region,
+    Work, stream_wait_count64,
 };
 
 /// The longest wait for the peer.
@@ -47,13 +49,26 @@ struct Options {
     steps: u64,
 }
 
+/// Calls of the driver until now.
+#[cfg(feature = "cuda")]
+pub struct Counted {
+    /// Of this thread.
+    pub here: u64,
+    /// Of all threads of the process.
+    pub all: u64,
+}
+
 /// Calls of the CPU for the steps.
 #[derive(Default)]
 pub struct Calls {
     launches: Cell<u64>,
-    /// For the end of a step: they make nothing happen.
+    /// For the end of a step, one a worker: they make nothing happen.
     waits: Cell<u64>,
+    /// Calls of the driver during the waits.
+    wait_calls: Cell<u64>,
     others: Cell<u64>,
+    /// Calls of the driver by other threads of the process during the steps.
+    of_other_threads: Cell<u64>,
     /// Of the steps alone.
     time: Cell<Duration>,
 }
@@ -77,27 +92,43 @@ impl Calls {
         result
     }
 
-    /// Begins a step by that many launches. Whatever else is counted meanwhile are other calls.
+    /// A step: that many launches, and the waits for them. Whatever else is counted while it launches are other calls.
     #[cfg(feature = "cuda")]
-    pub fn launch<T>(
+    pub fn step(
         &self,
         launches: u64,
-        counted: impl Fn() -> u64,
-        launch: impl FnOnce() -> T,
-    ) -> T {
+        counted: impl Fn() -> Counted,
+        launch: impl FnOnce() -> Result<()>,
+        wait: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let add = |cell: &Cell<u64>, more: u64| cell.set(cell.get() + more);
         let before = counted();
-        let result = launch();
-        let calls = counted() - before;
-        self.launches.set(self.launches.get() + launches);
-        self.others
-            .set(self.others.get() + calls.saturating_sub(launches));
-        result
+        launch()?;
+        let launched = counted();
+        wait()?;
+        let ended = counted();
+        add(&self.launches, launches);
+        let beside = (launched.here - before.here).saturating_sub(launches);
+        add(&self.others, beside);
+        add(&self.wait_calls, ended.here - launched.here);
+        let elsewhere = |counted: &Counted| counted.all - counted.here;
+        add(
+            &self.of_other_threads,
+            elsewhere(&ended) - elsewhere(&before),
+        );
+        Ok(())
     }
 
-    /// Launches, waits and others, of all steps.
+    /// Calls of the driver by other threads, in all steps.
     #[allow(dead_code)] // Reason: only the test asks.
-    pub fn all(&self) -> [u64; 3] {
-        [&self.launches, &self.waits, &self.others].map(Cell::get)
+    pub fn of_other_threads(&self) -> u64 {
+        self.of_other_threads.get()
+    }
+
+    /// Launches, waits, calls in the waits, and others, of all steps.
+    #[allow(dead_code)] // Reason: only the test asks.
+    pub fn all(&self) -> [u64; 4] {
+        [&self.launches, &self.waits, &self.wait_calls, &self.others].map(Cell::get)
     }
 }
 
@@ -204,15 +235,32 @@ pub fn run(arguments: &[String]) -> Result<Calls> {
     let steps = options.steps;
     let time = calls.time.get() / u32::try_from(steps).unwrap_or(u32::MAX).max(1);
     println!(
-        "{steps} steps of {} layers with {} pages of {} bytes: {time:.1?} a step, {} launches, {} waits and {} other calls of the CPU for both workers",
+        "{steps} steps of {} layers with {} pages of {} bytes: {time:.1?} a step, {} launches, {} waits with {} calls of the driver, and {} other calls of the CPU for both workers; other threads called the driver {} times in all steps",
         options.layers,
         options.pages,
         options.page_bytes,
         per_step(calls.launches.get(), steps),
         per_step(calls.waits.get(), steps),
+        per_step(calls.wait_calls.get(), steps),
         per_step(calls.others.get(), steps),
+        calls.of_other_threads.get(),
     );
+    println!("{}", who_rings(&options, workers.prefill.path().control));
     Ok(calls)
+}
+
+/// Which component stores to the doorbells of the NIC. The counts above do not have these stores.
+fn who_rings(options: &Options, control: Control) -> &'static str {
+    match (control, options.streams) {
+        (Control::Direct, Streams::Cuda) => "doorbells: rung by the GPU",
+        (Control::Direct, Streams::Host) => {
+            "doorbells: rung by the CPU, in the threads of the streams"
+        }
+        (Control::Proxy, _) => {
+            "doorbells: rung by the CPU, in a thread of the library (the path is proxy)"
+        }
+        _ => "doorbells: rung by the CPU, in the thread of this program",
+    }
 }
 
 fn per_step(count: u64, steps: u64) -> String {
@@ -297,6 +345,7 @@ mod host {
 mod cuda {
     #![allow(unsafe_code)] // captures and launches by the driver's calls
 
+    use std::ffi::CStr;
     use std::ptr::null_mut;
 
     use anyhow::anyhow;
@@ -313,13 +362,13 @@ mod cuda {
         raw: sys::CUstream,
         stream: CudaStream,
         exec: sys::CUgraphExec,
-        launches: Cell<u64>,
+        /// Calls of the driver by this program.
+        own_calls: Cell<u64>,
     }
 
-    /// How many calls of the driver this thread has made, if the driver is the stand-in, which counts them.
-    fn standin() -> Option<extern "C" fn() -> u64> {
-        let name = c"doorbell_cuda_standin_calls_here";
-        // SAFETY: the library is loaded already, and stays; the function has this type.
+    /// A counter of the stand-in for the driver, if that is the driver.
+    fn counter(name: &CStr) -> Option<extern "C" fn() -> u64> {
+        // SAFETY: the library is loaded already, and stays; the counters have this type.
         unsafe {
             let library = libc::dlopen(
                 c"libcuda.so.1".as_ptr(),
@@ -372,30 +421,31 @@ mod cuda {
                     raw,
                     stream,
                     exec,
-                    launches: Cell::new(0),
+                    own_calls: Cell::new(0),
                 })
             }
         }
 
         fn launch(&self) -> Result<()> {
-            self.launches.set(self.launches.get() + 1);
+            self.own_calls.set(self.own_calls.get() + 1);
             // SAFETY: both live.
             driver("cuGraphLaunch", unsafe {
                 sys::cuGraphLaunch(self.exec, self.raw)
             })
         }
 
-        /// Launches, and calls that queued operations of the library.
+        /// Calls of this program, and calls that queued operations of the library.
         fn calls(&self) -> u64 {
-            self.launches.get() + self.stream.driver_calls()
+            self.own_calls.get() + self.stream.driver_calls()
         }
 
         /// Waits for the launches, and reports what was not executed.
         fn wait(&self, calls: &Calls) -> Result<()> {
+            self.own_calls.set(self.own_calls.get() + 1);
             // SAFETY: as above.
             let waited = unsafe { sys::cuStreamSynchronize(self.raw) };
             driver("cuStreamSynchronize", calls.wait(waited))?;
-            Ok(calls.wait(self.stream.query()).map(drop)?)
+            Ok(self.stream.query().map(drop)?)
         }
     }
 
@@ -429,20 +479,36 @@ mod cuda {
         none.copy_from_host(0, &[0; 16])?;
         let none = Region::register_device(&domain, &none, Access::ALL)?;
         let (prefill, decode) = capture(options, workers, &context, (&tables, table_bytes), &none)?;
-        let standin = standin();
-        let counted = || match standin {
-            Some(calls_here) => calls_here(),
-            None => prefill.calls() + decode.calls(),
+        let here = counter(c"doorbell_cuda_standin_calls_here");
+        let all = counter(c"doorbell_cuda_standin_calls");
+        let counted = || match (here, all) {
+            (Some(here), Some(all)) => Counted {
+                here: here(),
+                all: all(),
+            },
+            _ => {
+                let own = prefill.calls() + decode.calls();
+                Counted {
+                    here: own,
+                    all: own,
+                }
+            }
         };
         for step in 1..=options.steps {
             workers.fill(options, step)?;
             calls.time(|| {
-                calls.launch(2, counted, || {
-                    decode.launch()?;
-                    prefill.launch()
-                })?;
-                decode.wait(calls)?;
-                prefill.wait(calls)
+                calls.step(
+                    2,
+                    counted,
+                    || {
+                        decode.launch()?;
+                        prefill.launch()
+                    },
+                    || {
+                        decode.wait(calls)?;
+                        prefill.wait(calls)
+                    },
+                )
             })?;
             workers.check(options, step)?;
         }

@@ -188,7 +188,10 @@ typedef enum gds_membar_flags {
 	GDS_MEMBAR_MLX5 = 1 << 7
 } gds_membar_flags_t;
 
-/* As in cuStreamWaitValue32. Waits for words of GPU memory on a CUDA stream have no timeout. */
+/*
+ * As in cuStreamWaitValue32. The driver executes a wait on a CUDA stream for a word of GPU memory, and in a library without kernels a wait for
+ * equality. These waits have no timeout.
+ */
 typedef enum gds_wait_cond_flag {
 	GDS_WAIT_COND_GEQ = 0, /* (int32_t)(word - value) >= 0 */
 	GDS_WAIT_COND_EQ,
@@ -258,8 +261,9 @@ int gds_stream_post_polls_and_immediate_copies(CUstream stream, size_t n_polls, 
 					       void *imm_datas[], size_t imm_bytes[], int imm_flags[]);
 
 /*
- * Registers memory for waits and stores of streams; `*dev_ptr` is its address on the device. Registering a part of registered memory increments
- * its count; a partial overlap returns EINVAL. The last gds_unregister_mem needs that waits and stores that use the memory are done.
+ * Registers memory for waits and stores of streams. `*dev_ptr` is its address on the device of the current context, or without one on the CPU.
+ * Registering a part of registered memory increments its count; a partial overlap returns EINVAL. The last gds_unregister_mem needs that waits and
+ * stores that use the memory are done.
  */
 int gds_register_mem(void *ptr, size_t size, gds_memory_type_t type, CUdeviceptr *dev_ptr);
 int gds_unregister_mem(void *ptr, size_t size);

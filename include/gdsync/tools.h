@@ -5,7 +5,7 @@
 #define DOORBELL_GDSYNC_TOOLS_H
 
 typedef struct gds_mem_desc {
-	CUdeviceptr d_ptr; /* address on the device */
+	CUdeviceptr d_ptr; /* address on the device of the context that was current, or on the CPU without one */
 	void *h_ptr;	   /* address on the host */
 	void *bar_ptr;	   /* NULL: GDRCopy is not used */
 	int flags;

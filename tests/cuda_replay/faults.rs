@@ -94,46 +94,66 @@ fn replays_under_random_faults_are_right_or_have_a_typed_error() {
         });
         let launches = 1 + random.below(60);
         let at = random.below(launches);
-        let mut failed = false;
-        for launch in 0..launches {
-            let value = random.next() as u8;
-            from.fill(0, len, value).unwrap();
-            to.fill(0, len, !value).unwrap();
-            if launch == at {
-                let fault = |faults| assert!(device.set_faults(faults));
-                match event {
-                    Event::Nothing => {}
-                    Event::AbortSender => a.abort(),
-                    Event::AbortReceiver => b.abort(),
-                    Event::Deregister => drop(to.deregister()),
-                    Event::Cut => fault(Faults {
-                        loss: 1.0,
-                        ..strict()
-                    }),
-                    Event::FailSend => fault(Faults {
-                        fail_send: (1, 0x04),
-                        ..strict()
-                    }),
-                    Event::FailRecv => fault(Faults {
-                        fail_recv: (1, 0x04),
-                        ..strict()
-                    }),
+        // In some rounds several are launched before a wait.
+        let most = *random.pick(&[1, 1, 8]);
+        let (mut failed, mut sender_failed) = (false, false);
+        let mut done = 0;
+        while done < launches {
+            let before = done;
+            let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
+            let inverse: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
+            from.write(0, &bytes).unwrap();
+            to.write(0, &inverse).unwrap();
+            done = launches.min(done + 1 + random.below(most));
+            for launch in before..done {
+                if launch == at {
+                    let fault = |faults| assert!(device.set_faults(faults));
+                    match event {
+                        Event::Nothing => {}
+                        Event::AbortSender => a.abort(),
+                        Event::AbortReceiver => b.abort(),
+                        Event::Deregister => drop(to.deregister()),
+                        Event::Cut => fault(Faults {
+                            loss: 1.0,
+                            ..strict()
+                        }),
+                        Event::FailSend => fault(Faults {
+                            fail_send: (1, 0x04),
+                            ..strict()
+                        }),
+                        Event::FailRecv => fault(Faults {
+                            fail_recv: (1, 0x04),
+                            ..strict()
+                        }),
+                    }
                 }
+                bench.b.launch(&receiver);
+                bench.a.launch(&sender);
             }
-            bench.b.launch(&receiver);
-            bench.a.launch(&sender);
             bench.a.wait();
             bench.b.wait();
-            launched += 1;
+            launched += done - before;
             let counts: Vec<u64> = tickets.iter().filter_map(Ticket::launches).collect();
-            let label = format!("{label}, {event:?} at {at}, launch {launch}, {counts:?}");
+            let label =
+                format!("{label}, {event:?} at {at}, launches {before} to {done}, {counts:?}");
             // A count says no more than what was done.
             assert!(counts[1] <= counts[0] && counts[3] <= counts[2], "{label}");
-            if counts[3] == launch + 1 {
-                let is_right = to.is_filled_with(0, len, value).unwrap();
-                assert!(is_right, "{label}");
+            let mut found = vec![0; len as usize];
+            to.read(0, &mut found).unwrap();
+            // What a wait of the receiver counts has arrived, and so has what a wait of the sender for a WRITE counts.
+            if counts[3] > before || writes && counts[1] > before {
+                assert_eq!(found, bytes, "{label}");
             }
-            if counts.iter().all(|count| *count == launch + 1) {
+            // Nothing is sent behind a failure of the sender. A late packet of the launch that has failed may have written what it had.
+            if sender_failed {
+                let (found, sent) = (found.chunks(8), bytes.chunks(8));
+                assert!(
+                    found.zip(sent).all(|(found, sent)| found != sent),
+                    "{label}"
+                );
+            }
+            sender_failed |= counts[1] < done;
+            if counts.iter().all(|count| *count == done) {
                 assert!(!failed, "{label}");
                 continue;
             }
@@ -143,7 +163,7 @@ fn replays_under_random_faults_are_right_or_have_a_typed_error() {
                 .into_iter()
                 .enumerate()
             {
-                if counts[2 * at + 1] == launch + 1 {
+                if counts[2 * at + 1] == done {
                     continue;
                 }
                 let until = std::time::Instant::now() + Duration::from_secs(20);

@@ -2,12 +2,14 @@
 
 use std::ptr::null_mut;
 
-use cudarc::driver::sys::{self, CUstreamCaptureMode as Mode};
-use doorbell::{Executor, HostStream, QueueKind, Status, Work};
+use cudarc::driver::sys::{self, CUdeviceptr, CUstreamCaptureMode as Mode};
+use doorbell::{Executor, HostStream, QueueKind, Region, Status, Work};
 
 use crate::rig::gpu::alone;
-use crate::rig::{Pair, SOON, device, from_env};
-use crate::{Bench, Graph, SIDE, assert_never_over, check, config, exchange, number, ok};
+use crate::rig::{Pair, Random, SOON, device, from_env};
+use crate::{
+    Application, Bench, Graph, SIDE, assert_never_over, check, config, exchange, number, ok,
+};
 
 /// Sends, receives, and waits of both sides, in every mode of captures. The contents of the memory are those of the launch.
 #[test]
@@ -101,6 +103,103 @@ fn launches_behind_each_other_are_all_executed_once() {
     assert_eq!(number(&to), 3 * launches);
     assert_eq!(number(&from), 3 * launches - 1);
     assert_eq!(waited.unwrap().launches(), Some(launches));
+}
+
+/// The bytes of a launch, others at each offset.
+fn payload(launch: u64, len_bytes: u64) -> Vec<u8> {
+    let mut random = Random(launch + 1);
+    (0..len_bytes).map(|_| random.next() as u8).collect()
+}
+
+/// Moves all slots but one by one slot, by nodes of the captured graph: down, or up.
+struct Shift {
+    slots: CUdeviceptr,
+    spare: CUdeviceptr,
+    slot_bytes: u64,
+    all_bytes: u64,
+}
+
+impl Shift {
+    fn capture(&self, application: &Application, down: bool) {
+        let (from, to) = match down {
+            true => (self.slot_bytes, 0),
+            false => (0, self.slot_bytes),
+        };
+        let len_bytes = (self.all_bytes - self.slot_bytes) as usize;
+        for (to, from) in [
+            (self.spare, self.slots + from),
+            (self.slots + to, self.spare),
+        ] {
+            // SAFETY: the regions live until the graph is gone, and the slots are within them.
+            ok(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, len_bytes, application.raw) });
+        }
+    }
+}
+
+/// Nothing but launches: nodes of the graphs put the bytes of the next launch in place, and those that have arrived away. So the bytes of each launch are seen, at the end,
+/// in the place of that launch.
+#[test]
+fn launches_behind_each_other_have_each_its_own_bytes() {
+    const LAUNCHES: u64 = 200;
+    const SLOT: u64 = 128;
+    const ALL: u64 = (LAUNCHES + 1) * SLOT;
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("launches_behind_each_other_have", &config()) else {
+        return;
+    };
+    let [next, arrived, spare] = [ALL, ALL, 2 * ALL].map(|len_bytes| bench.pair.region(len_bytes));
+    let context = bench.a.stream.context().clone();
+    let spare_at = spare.device_address(&context).unwrap();
+    let shift = |region: &Region, spare| Shift {
+        slots: region.device_address(&context).unwrap(),
+        spare,
+        slot_bytes: SLOT,
+        all_bytes: ALL,
+    };
+    let shifts = [shift(&next, spare_at), shift(&arrived, spare_at + ALL)];
+    let mode = Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    let mut tickets = Vec::new();
+    let Pair { a, b, .. } = &mut bench.pair;
+    let sender = bench.a.capture(mode, |stream| {
+        // In another order and of other lengths than at the receiver.
+        let slices = [(100, 28), (0, 40), (40, 60)].map(|(at, len)| next.slice(at, len).unwrap());
+        a.stream_queue_send(stream, &Work::send(&slices)).unwrap();
+        tickets.push(a.stream_wait_cq(stream, QueueKind::Send).unwrap());
+        shifts[0].capture(&bench.a, true);
+    });
+    let receiver = bench.b.capture(mode, |stream| {
+        let slices = [(28, 50), (78, 50), (0, 28)].map(|(at, len)| arrived.slice(at, len).unwrap());
+        b.stream_queue_recv(stream, 0, &slices).unwrap();
+        tickets.push(b.stream_wait_cq(stream, QueueKind::Recv).unwrap());
+        shifts[1].capture(&bench.b, false);
+    });
+    for round in 0..3 {
+        for launch in 0..LAUNCHES {
+            let bytes = payload(round * LAUNCHES + launch, SLOT);
+            next.write(launch * SLOT, &bytes).unwrap();
+        }
+        arrived.fill(0, ALL, 0xee).unwrap();
+        for _ in 0..LAUNCHES {
+            bench.b.launch(&receiver);
+            bench.a.launch(&sender);
+        }
+        bench.a.wait();
+        bench.b.wait();
+        for launch in 0..LAUNCHES {
+            let sent = payload(round * LAUNCHES + launch, SLOT);
+            let sent = [&sent[100..], &sent[..100]].concat();
+            let mut expected = vec![0; SLOT as usize];
+            expected[28..].copy_from_slice(&sent[..100]);
+            expected[..28].copy_from_slice(&sent[100..]);
+            let mut found = vec![0; SLOT as usize];
+            // The last one is in the slot behind the first.
+            let slot = LAUNCHES - launch;
+            arrived.read(slot * SLOT, &mut found).unwrap();
+            assert_eq!(found, expected, "round {round}, launch {launch}");
+        }
+        let launches = Some((round + 1) * LAUNCHES);
+        assert!(tickets.iter().all(|ticket| ticket.launches() == launches));
+    }
 }
 
 /// The queues are in the middle of a lap when they are handed over.

@@ -3,14 +3,15 @@
 use std::ptr::{NonNull, null_mut};
 use std::time::Duration;
 
-use cudarc::driver::sys::CUstreamCaptureMode as Mode;
+use cudarc::driver::sys::{self, CUstreamCaptureMode as Mode};
 use doorbell::{Access, Executor, PagePush, QueueKind, Region, stream_wait_count64};
 
+use crate::kv_push::Counted;
 use crate::rig::gpu::alone;
 use crate::rig::{Pair, Random, SOON, from_env};
 use crate::standin::is_standin;
 use crate::waived::waived;
-use crate::{Bench, config, gpu_region, is_failed, lacks_gpu_memory};
+use crate::{Bench, config, gpu_region, is_failed, lacks_gpu_memory, ok};
 
 /// Layers, each with a kernel, a push of the pages of its table, and a signal; the peer waits for the signals by counts. One launch a step on each side, and no other call.
 #[test]
@@ -100,6 +101,7 @@ fn a_step_of_layers_is_one_launch() {
         }
         all
     };
+    let mut elsewhere = 0;
     for step in 1..=50u64 {
         let entries = fill_tables(&mut random);
         for layer in 0..LAYERS {
@@ -110,15 +112,12 @@ fn a_step_of_layers_is_one_launch() {
                 cache.fill(at, PAGE, !value).unwrap();
             }
         }
-        let before = calls_here();
+        let before = calls();
         bench.b.launch(&receiver);
         bench.a.launch(&sender);
-        if let (Some(before), Some(after)) = (before, calls_here()) {
-            assert_eq!(
-                after - before,
-                2,
-                "calls of the driver in a step of both sides"
-            );
+        if let (Some(before), Some(after)) = (before, calls()) {
+            assert_eq!(after.here - before.here, 2, "calls in a step of both sides");
+            elsewhere += (after.all - after.here) - (before.all - before.here);
         }
         bench.b.wait();
         for (layer, entries) in entries.iter().enumerate() {
@@ -142,6 +141,7 @@ fn a_step_of_layers_is_one_launch() {
         bench.a.wait();
         assert!(tickets.iter().all(|ticket| ticket.launches() == Some(step)));
     }
+    assert!(elsewhere <= OF_OTHER_THREADS, "{elsewhere} in 50 steps");
     // Steps behind each other: the signals keep them apart.
     fill_tables(&mut random);
     for _ in 0..50 {
@@ -174,31 +174,54 @@ fn a_step_of_layers_is_one_launch() {
     assert_eq!(words.load_u64(8), Ok(100));
 }
 
-/// How many calls of the driver this thread has made, by the stand-in.
-fn calls_here() -> Option<u64> {
-    is_standin().then(crate::standin::calls_here)
+/// How many calls of the driver were made, by the stand-in.
+fn calls() -> Option<Counted> {
+    is_standin().then(counted)
 }
+
+fn counted() -> Counted {
+    Counted {
+        here: crate::standin::calls_here(),
+        all: crate::standin::calls(),
+    }
+}
+
+/// The most calls of other threads in a test: the library frees what a test has dropped, once, in a thread of its own. No step has calls there.
+const OF_OTHER_THREADS: u64 = 12;
+
+/// Calls of the driver in the waits of the example for a step. Each worker synchronizes its stream by one call, and asks the library for faults of the stream: 5 calls, of which 4 are
+/// those that keep captures of other threads and the current context as they are.
+const IN_WAITS: u64 = 2 * (1 + 5);
 
 /// The example pushes the pages of each step, on both kinds of streams; it checks them itself.
 #[test]
 fn the_example_pushes_layers() {
     let _alone = alone();
-    if Bench::new("the_example_pushes_layers", &config()).is_none() {
+    // Kept, so that nothing of it is freed meanwhile.
+    let Some(_bench) = Bench::new("the_example_pushes_layers", &config()) else {
         return;
-    }
+    };
+    // With a real driver the example counts its own calls.
+    let in_waits = if is_standin() { IN_WAITS } else { 2 };
     let name = std::env::var("DOORBELL_TEST_DEVICE");
     let device = name.as_deref().unwrap_or("softcx");
     for (streams, expected) in [
         // For each layer a wait and a function on both sides, 8 pages and a signal, and a wait for that; and what the two sides tell each other of.
-        ("host", [0, 2 * 5, (6 * 13 + 3) * 5]),
-        ("cuda", [2 * 5, 4 * 5, 0]),
+        ("host", [0, 2 * 50, 0, (6 * 13 + 3) * 50]),
+        ("cuda", [2 * 50, 2 * 50, in_waits * 50, 0]),
     ] {
-        let arguments = [streams, "--device", device, "--steps", "5", "--layers", "6"];
+        let arguments = [
+            streams, "--device", device, "--steps", "50", "--layers", "6",
+        ];
         match crate::kv_push::run(&arguments.map(String::from)) {
             Err(error) if lacks_gpu_memory(&format!("{error:#}")) => {
                 waived("the_example_pushes_layers", &format!("{error:#}"));
             }
-            pushed => assert_eq!(pushed.unwrap().all(), expected, "{streams}"),
+            pushed => {
+                let pushed = pushed.unwrap();
+                assert_eq!(pushed.all(), expected, "{streams}");
+                assert!(pushed.of_other_threads() <= OF_OTHER_THREADS);
+            }
         }
     }
 }
@@ -283,18 +306,37 @@ fn the_example_counts_what_is_called_beside_its_launches() {
     let Some(bench) = Bench::new(test, &config()) else {
         return;
     };
-    let Some(counted) = calls_here().map(|_| || crate::standin::calls_here()) else {
+    if !is_standin() {
         return waived(test, "a real driver does not say how often it is called");
-    };
+    }
     let graph = (bench.a).capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL, |stream| {
         stream.spin(Duration::from_micros(5)).unwrap();
     });
-    let calls = crate::kv_push::Calls::default();
-    calls.launch(1, counted, || bench.a.launch(&graph));
-    assert_eq!(calls.all(), [1, 0, 0]);
-    calls.launch(1, counted, || {
+    let launch = || {
         bench.a.launch(&graph);
+        Ok(())
+    };
+    let wait = || {
         bench.a.wait();
-    });
-    assert_eq!(calls.all(), [2, 0, 1]);
+        Ok(())
+    };
+    let calls = crate::kv_push::Calls::default();
+    calls.step(1, counted, launch, wait).unwrap();
+    assert_eq!(calls.all(), [1, 0, 1, 0]);
+    // Of this thread, and of another one.
+    let beside = || {
+        launch()?;
+        wait()?;
+        let other = std::thread::spawn(|| {
+            let mut version = 0;
+            // SAFETY: writes one number.
+            ok(unsafe { sys::cuDriverGetVersion(&mut version) });
+        });
+        other.join().unwrap();
+        Ok(())
+    };
+    let elsewhere = calls.of_other_threads();
+    calls.step(1, counted, beside, || Ok(())).unwrap();
+    assert_eq!(calls.all(), [2, 0, 1, 1]);
+    assert!(calls.of_other_threads() > elsewhere);
 }

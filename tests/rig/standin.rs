@@ -40,7 +40,7 @@ pub fn with_setting(test: &str, name: &str, value: &str) -> bool {
 /// How often calls of this thread have waited for work of streams although that was not their purpose. Always 0 with a real driver, which does not say.
 pub fn waits_here() -> u64 {
     if is_standin() {
-        count_here(c"doorbell_cuda_standin_waits_here")
+        count_of(c"doorbell_cuda_standin_waits_here")
     } else {
         0
     }
@@ -48,15 +48,20 @@ pub fn waits_here() -> u64 {
 
 /// Calls of the driver that this thread has made. The driver has to be the stand-in.
 pub fn calls_here() -> u64 {
-    count_here(c"doorbell_cuda_standin_calls_here")
+    count_of(c"doorbell_cuda_standin_calls_here")
+}
+
+/// Calls of the driver that all threads of the process have made. The driver has to be the stand-in.
+pub fn calls() -> u64 {
+    count_of(c"doorbell_cuda_standin_calls")
 }
 
 /// Memory operations that this thread has queued. The driver has to be the stand-in.
 pub fn memops_here() -> u64 {
-    count_here(c"doorbell_cuda_standin_memops_here")
+    count_of(c"doorbell_cuda_standin_memops_here")
 }
 
-fn count_here(name: &CStr) -> u64 {
+fn count_of(name: &CStr) -> u64 {
     // SAFETY: a function of that type.
     unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> u64>(symbol(name))() }
 }

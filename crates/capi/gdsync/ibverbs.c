@@ -95,7 +95,10 @@ int gds_ibv_resize_cq(struct ibv_cq *cq, int cqe)
 	return other ? other(cq, cqe) : ENOSYS;
 }
 
-/* Registers memory with libibverbs, or, where it cannot, as memory of a GPU, with this library in the same domain. */
+/*
+ * Registers memory with libibverbs. Memory of a GPU that libibverbs refuses is registered with this library in the same domain. A
+ * refusal of other memory is libibverbs' own: this library would ignore access rights that are optional.
+ */
 struct ibv_mr *gds_ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
 	/* libibverbs knows nothing of a protection domain of gds_alloc_pd. */
@@ -104,7 +107,7 @@ struct ibv_mr *gds_ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int 
 	__typeof__(&ibv_reg_mr) other = DOORBELL_GDS_OTHER(ibv_reg_mr);
 	struct ibv_mr *mr = other ? other(pd, addr, length, access) : NULL;
 	int error = errno;
-	if (!mr)
+	if (!mr && doorbell_gds_is_gpu_memory(addr))
 		mr = gds_reg_mr(pd, addr, length, access);
 	if (!mr)
 		errno = error;

@@ -286,6 +286,9 @@ int doorbell_gds_give_all(const struct doorbell_gds_target *target, size_t n_des
 /* words.c */
 /* The CUDA context of the calling thread; NULL if there is none. */
 void *doorbell_gds_current_context(void);
+/* The address of a region's byte on the GPU of the current context, or without a context on the CPU. The caller must not hold
+   the lock: the driver may wait for its GPU. */
+int doorbell_gds_device_address(const doorbell_region *region, uint64_t offset, CUdeviceptr *address);
 /* Whether the driver knows an address as memory of a GPU. */
 int doorbell_gds_is_gpu_memory(const void *address);
 /* A wait or a store by the driver's own call on a stream of the driver. */

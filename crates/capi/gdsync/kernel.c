@@ -8,14 +8,16 @@
 int gds_mlx5_get_dword_wait_info(uint32_t *ptr, uint32_t value, int flags, gds_mlx5_dword_wait_info_t *mlx5_info)
 {
 	const doorbell_region *region;
+	CUdeviceptr address;
 	uint64_t offset;
 	int error = mlx5_info ? doorbell_gds_check_flags(flags, 0) : EINVAL;
 	if (!error)
 		error = doorbell_gds_words(ptr, 4, &region, &offset);
+	if (!error)
+		error = doorbell_gds_device_address(region, offset, &address);
 	if (error)
 		return error;
-	/* With unified addressing it is the host's address. */
-	mlx5_info->ptr = ptr;
+	mlx5_info->ptr = (uint32_t *)(uintptr_t)address;
 	mlx5_info->value = value;
 	return 0;
 }

@@ -575,7 +575,9 @@ int gds_dereg_mr(struct ibv_mr *mr)
 int gds_register_mem(void *ptr, size_t size, gds_memory_type_t type, CUdeviceptr *dev_ptr)
 {
 	const uint64_t start = (uint64_t)(uintptr_t)ptr;
+	const doorbell_region *region = NULL;
 	struct doorbell_gds_memory *place;
+	uint64_t offset = 0;
 	uint32_t number;
 	int error = 0;
 	if (!ptr || size == 0 || start + size < start || (type != GDS_MEMORY_GPU && type != GDS_MEMORY_HOST && type != GDS_MEMORY_IO))
@@ -593,9 +595,17 @@ int gds_register_mem(void *ptr, size_t size, gds_memory_type_t type, CUdeviceptr
 		if (!error)
 			error = doorbell_gds_enter(NULL, ptr, size, DOORBELL_ACCESS_ALL, DOORBELL_GDS_WORDS, 1, &place);
 	}
+	if (!error) {
+		region = place->region;
+		offset = start - place->start;
+	}
 	doorbell_gds_unlock();
-	if (!error && dev_ptr)
-		*dev_ptr = (CUdeviceptr)start;
+	/* This call's count keeps the region. */
+	if (!error && dev_ptr) {
+		error = doorbell_gds_device_address(region, offset, dev_ptr);
+		if (error)
+			gds_unregister_mem(ptr, size);
+	}
 	return error;
 }
 
@@ -622,7 +632,10 @@ int gds_unregister_mem(void *ptr, size_t size)
 
 int gds_alloc_mapped_memory(gds_mem_desc_t *desc, size_t size, int flags)
 {
+	struct doorbell_gds_left left = {NULL, NULL};
 	struct doorbell_gds_memory *place;
+	const doorbell_region *region = NULL;
+	CUdeviceptr address;
 	int error = 0;
 	if (size == 0)
 		return 0;
@@ -632,16 +645,27 @@ int gds_alloc_mapped_memory(gds_mem_desc_t *desc, size_t size, int flags)
 		return EOPNOTSUPP;
 	doorbell_gds_lock();
 	error = doorbell_gds_enter(NULL, NULL, size, DOORBELL_ACCESS_ALL, DOORBELL_GDS_OWN, 1, &place);
-	if (!error) {
-		desc->d_ptr = (CUdeviceptr)place->start;
-		desc->h_ptr = (void *)(uintptr_t)place->start;
-		desc->bar_ptr = NULL;
-		desc->flags = flags;
-		desc->alloc_size = size;
-		desc->original_d_ptr = desc->d_ptr;
-	}
+	if (!error)
+		region = place->region;
 	doorbell_gds_unlock();
-	return error;
+	if (error)
+		return error;
+	/* No other thread has the address of the memory yet. */
+	error = doorbell_gds_device_address(region, 0, &address);
+	if (error) {
+		doorbell_gds_lock();
+		left = doorbell_gds_leave(place);
+		doorbell_gds_unlock();
+		doorbell_gds_end_region(left);
+		return error;
+	}
+	desc->d_ptr = address;
+	desc->h_ptr = doorbell_region_pointer(region);
+	desc->bar_ptr = NULL;
+	desc->flags = flags;
+	desc->alloc_size = size;
+	desc->original_d_ptr = desc->d_ptr;
+	return 0;
 }
 
 int gds_free_mapped_memory(gds_mem_desc_t *desc)

@@ -446,7 +446,7 @@ static int doorbell_gds_wait_word(const struct doorbell_gds_target *target, cons
 	code = doorbell_stream_wait_value32(target->handle, region, offset, condition, wait->value, doorbell_gds_wait_timeout_ms(),
 					    NULL);
 	if (code == DOORBELL_ESTATE && cond == GDS_WAIT_COND_EQ && target->is_cuda) {
-		/* The library has no kernels, one of which would wait with a timeout. */
+		/* The library has no kernels, one of which would wait with a timeout. The driver's wait has none. */
 		error = doorbell_gds_errno(doorbell_region_device_pointer(region, &mapped));
 		return error ? error : doorbell_gds_driver_wait(target->name, mapped + offset, wait->value, cond, wait->flags);
 	}

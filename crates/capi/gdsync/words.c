@@ -1,5 +1,5 @@
 /*
- * Words that libdoorbell does not wait for: those of GPU memory, and waits for equality. On a stream of the driver, these
+ * Words that libdoorbell does not wait for: those of GPU memory, and in a library without kernels waits for equality. On a stream of the driver, these
  * are the driver's own operations on the same stream, which executes them in order with libdoorbell's.
  */
 #include "internal.h"
@@ -55,6 +55,21 @@ void *doorbell_gds_current_context(void)
 	const struct doorbell_gds_driver *driver = doorbell_gds_get_driver();
 	void *context = NULL;
 	return driver->get_current && driver->get_current(&context) == 0 ? context : NULL;
+}
+
+int doorbell_gds_device_address(const doorbell_region *region, uint64_t offset, CUdeviceptr *address)
+{
+	uint64_t start = (uint64_t)(uintptr_t)doorbell_region_pointer(region);
+	int code = 0;
+	/* Registration tells only the NIC of host memory. A kernel may access it before the first operation of a stream would
+	   map it. */
+	if (doorbell_region_kind(region) == DOORBELL_REGION_HOST && doorbell_gds_current_context())
+		code = doorbell_region_device_pointer(region, &start);
+	/* A library without CUDA has no streams of the driver. Its words are the CPU's. */
+	if (code < 0 && code != DOORBELL_EFEATURE)
+		return doorbell_gds_errno(code);
+	*address = (CUdeviceptr)(start + offset);
+	return 0;
 }
 
 int doorbell_gds_is_gpu_memory(const void *address)

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub use cudarc::driver::sys::CUresult;
 
@@ -12,6 +12,7 @@ use crate::fault;
 pub type CudaResult<T = ()> = Result<T, CUresult>;
 
 static INITIALIZED: AtomicBool = AtomicBool::new(false);
+static CALLS_OF_ALL: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
@@ -36,6 +37,18 @@ pub fn as_host_function(run: impl FnOnce()) {
 #[unsafe(no_mangle)]
 pub extern "C" fn doorbell_cuda_standin_calls_here() -> u64 {
     CALLS.get()
+}
+
+/// How many functions of the driver all threads of the process have called.
+#[unsafe(no_mangle)]
+pub extern "C" fn doorbell_cuda_standin_calls() -> u64 {
+    CALLS_OF_ALL.load(Ordering::Relaxed)
+}
+
+fn count_call() {
+    CALLS_OF_ALL.fetch_add(1, Ordering::Relaxed);
+    // A thread that is ending has no counter any more.
+    let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
 }
 
 /// The call waits for streams although it is not a call for that.
@@ -63,8 +76,7 @@ pub extern "C" fn doorbell_cuda_standin_memops_here() -> u64 {
 
 /// A call that works before `cuInit` too.
 pub fn always(name: &'static str, work: impl FnOnce() -> CudaResult) -> CUresult {
-    // A thread that is ending has no counter any more.
-    let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
+    count_call();
     run(name, work)
 }
 
@@ -83,7 +95,7 @@ fn run(name: &'static str, work: impl FnOnce() -> CudaResult) -> CUresult {
 
 /// Any other call.
 pub fn enter(name: &'static str, work: impl FnOnce() -> CudaResult) -> CUresult {
-    let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
+    count_call();
     if !INITIALIZED.load(Ordering::Acquire) {
         return CUresult::CUDA_ERROR_NOT_INITIALIZED;
     }

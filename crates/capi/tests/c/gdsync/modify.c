@@ -18,6 +18,22 @@ struct end {
 	uint8_t *buffer;
 };
 
+/* The errno of the next registration by libibverbs, which is not made; 0: it is made. */
+static int refusal;
+
+/* Before libibverbs' own call, to which it goes. */
+struct ibv_mr *(ibv_reg_mr)(struct ibv_pd *pd, void *start, size_t len_bytes, int access)
+{
+	struct ibv_mr *(*own)(struct ibv_pd *, void *, size_t, int);
+	if (refusal) {
+		errno = refusal;
+		refusal = 0;
+		return NULL;
+	}
+	find(RTLD_NEXT, "ibv_reg_mr", &own);
+	return own(pd, start, len_bytes, access);
+}
+
 /* The program is linked to fixed addresses, so this is at a low address, and what mmap gives is at a high one. */
 static uint8_t low[BYTES] __attribute__((aligned(4096)));
 
@@ -141,6 +157,18 @@ static void transfer(struct end *a, struct end *b)
 		WORKS(ibv_dereg_mr(parts[i]));
 	}
 	end_stream(stream);
+}
+
+/* No second attempt is made for memory of the host. */
+static void refused_memory(struct end *end)
+{
+	const int codes[] = {ENOMEM, EINVAL, EPERM};
+	size_t i;
+	for (i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
+		refusal = codes[i];
+		REFUSED(codes[i], ibv_reg_mr(end->pd, end->buffer, 4096, IBV_ACCESS_LOCAL_WRITE));
+		EXPECT(refusal == 0);
+	}
 }
 
 /*
@@ -331,6 +359,7 @@ int main(void)
 	transfer(&b, &a);
 	pairs_of_keys(&a, &b);
 	datagrams(&a, &b);
+	refused_memory(&a);
 	invalid_key(&a, &b);
 	end_end(&a);
 	end_end(&b);

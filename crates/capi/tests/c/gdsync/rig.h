@@ -53,6 +53,7 @@ struct driver {
 	int (*stream_destroy)(CUstream);
 	int (*register_host)(void *, size_t, unsigned);
 	int (*unregister_host)(void *);
+	int (*device_address)(CUdeviceptr *, void *, unsigned);
 	void *context;
 };
 
@@ -85,9 +86,19 @@ static inline const struct driver *driver(void)
 	find(library, "cuStreamDestroy_v2", &found.stream_destroy);
 	find(library, "cuMemHostRegister_v2", &found.register_host);
 	find(library, "cuMemHostUnregister", &found.unregister_host);
+	find(library, "cuMemHostGetDevicePointer_v2", &found.device_address);
 	WORKS(found.init(0));
 	WORKS(found.retain(&found.context, 0));
 	return &found;
+}
+
+/* The address that a kernel uses for memory of the host. The driver has one only for memory that is mapped. */
+static inline CUdeviceptr on_device(void *memory)
+{
+	CUdeviceptr address = (CUdeviceptr)(uintptr_t)memory;
+	if (by_cuda())
+		WORKS(driver()->device_address(&address, memory, 0));
+	return address;
 }
 
 static inline CUstream new_stream(void)

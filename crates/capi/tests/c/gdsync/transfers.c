@@ -142,7 +142,7 @@ static void prepared(struct side *a, struct side *b)
 	memset(&words, 0, sizeof(words));
 	WORKS(gds_alloc_mapped_memory(&words, 4096, GDS_MEMORY_HOST));
 	word = (uint32_t *)words.h_ptr;
-	EXPECT(words.d_ptr == (CUdeviceptr)(uintptr_t)words.h_ptr && words.alloc_size == 4096 && !words.bar_ptr && *word == 0);
+	EXPECT(words.d_ptr == on_device(words.h_ptr) && words.alloc_size == 4096 && !words.bar_ptr && *word == 0);
 	EXPECT(words.original_d_ptr == words.d_ptr);
 	for (i = 0; i < 9; i++)
 		post_recv(b, (uint64_t)i, 4096, 64);
@@ -230,7 +230,7 @@ static void descriptors(struct side *a, struct side *b)
 	CUdeviceptr device = 0;
 	int turn;
 	WORKS(gds_register_mem(page, sizeof(page), GDS_MEMORY_HOST, &device));
-	EXPECT(device == (CUdeviceptr)(uintptr_t)page);
+	EXPECT(device == on_device(page));
 	for (turn = 0; turn < 3; turn++) {
 		const uint32_t value = 1000 + (uint32_t)turn;
 		memset(page, 0, sizeof(page));
@@ -332,7 +332,7 @@ static void words(void)
 	memset(page, 0, sizeof(page));
 	WORKS(gds_register_mem(page, sizeof(page), GDS_MEMORY_HOST, NULL));
 	WORKS(gds_mlx5_get_dword_wait_info(page + 9, 77, GDS_MEMORY_HOST, &info));
-	EXPECT(info.ptr == page + 9 && info.value == 77);
+	EXPECT((CUdeviceptr)(uintptr_t)info.ptr == on_device(page + 9) && info.value == 77);
 	/* Equality: a larger word does not do. */
 	store(page + 12, 9);
 	WORKS(gds_stream_post_poll_dword(stream, page + 12, 8, GDS_WAIT_COND_EQ, GDS_MEMORY_HOST));
@@ -390,7 +390,7 @@ static void memory(void)
 	memset(page, 0, 8192);
 	WORKS(gds_register_mem(page, 8192, GDS_MEMORY_HOST, &device));
 	WORKS(gds_register_mem(page + 4, 64, GDS_MEMORY_GPU, &device));
-	EXPECT(device == (CUdeviceptr)(uintptr_t)(page + 4));
+	EXPECT(device == on_device(page + 4));
 	WORKS(gds_stream_post_poke_dword(stream, page, 1, GDS_MEMORY_HOST));
 	sync_stream(stream);
 	WORKS(gds_unregister_mem(page, 8192));
@@ -526,7 +526,7 @@ static void send_behind_a_wait(CUstream stream, struct side *a, struct side *b, 
 	store(word, 0);
 	memset(a->buffer, 0x66, 8);
 	memset(b->buffer, 0, 8);
-	WORKS(wait_value(stream, (CUdeviceptr)(uintptr_t)word, 1, 0));
+	WORKS(wait_value(stream, on_device(word), 1, 0));
 	WORKS(gds_stream_queue_send(stream, a->qp, &wr, &bad));
 	for (const int64_t end_ms = now_ms() + 50; now_ms() < end_ms;)
 		EXPECT(has_none(a->qp->send_cq.cq) && *(volatile uint8_t *)b->buffer == 0);
@@ -552,8 +552,8 @@ static void default_streams(struct side *a, struct side *b)
 	find(dlopen("libcuda.so.1", RTLD_NOW), "cuCtxDestroy_v2", &destroy);
 	contexts[0] = driver()->context;
 	WORKS(create(&contexts[1], 0, 0));
-	/* Portable: for both contexts. */
-	WORKS(driver()->register_host(page, sizeof(page), 1));
+	/* Portable and mapped: for both contexts. */
+	WORKS(driver()->register_host(page, sizeof(page), 1 | 2));
 	for (name = 0; name < 2; name++) {
 		for (i = 0; i < 2; i++) {
 			WORKS(driver()->set_current(contexts[i]));
