@@ -544,8 +544,12 @@ impl Writer<'_> {
 }
 
 impl Next {
-    /// Writes a packet to its place, behind its checksum.
+    /// Writes a packet to its place, behind its checksum. Waits for room in the send queue: when packets are sent again, those of before the refusal may have no completion yet, and
+    /// two large windows are more requests than it holds.
     fn post(&mut self, block: &Block, packet: u32) -> doorbell::Result<()> {
+        while self.endpoint.room(QueueKind::Send) < 2 {
+            self.endpoint.wait_cq(QueueKind::Send, Some(DEADLINE))?;
+        }
         let (at, len_bytes) = block.place(packet);
         let place = 4 * u64::from(packet);
         let sum = block.sums.load_u32(place)?.to_ne_bytes();

@@ -215,7 +215,8 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
             Err(error) => error,
         })?;
     }
-    group.barrier()?;
+    // Further ranks have nothing to do.
+    support::wait_for_all(&group)?;
     group.leave()?;
     Ok(())
 }

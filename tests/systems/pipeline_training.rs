@@ -367,6 +367,29 @@ fn training_goes_on_without_a_killed_rank_and_after_a_new_start() {
     );
 }
 
+/// A checkpoint that is further than the steps of a run cannot be gone on from. One of as many steps is the end of the run.
+#[test]
+fn checkpoint_of_more_steps_is_refused() {
+    let test = "checkpoint_of_more_steps_is_refused";
+    let Some(data) = digits(test) else {
+        return;
+    };
+    let checkpoint = crate::folder(test);
+    let folder = checkpoint.to_str().unwrap();
+    let arguments = ["--ranks", "2", "--every", "2", "--checkpoint", folder];
+    for steps in [4, 4] {
+        let (is_success, error) = train(&data, steps, &arguments);
+        assert!(is_success, "{error}");
+    }
+    let (is_success, error) = train(&data, 2, &arguments);
+    assert!(!is_success, "{error}");
+    assert!(
+        error.contains("has 4 steps, which are more than --steps 2"),
+        "{error}"
+    );
+    assert!(!error.contains("panicked"), "{error}");
+}
+
 /// With one micro-batch the stages run one after the other, so three of four are idle, as the formula says. With eight they meet.
 #[test]
 fn stages_are_idle_as_the_schedule_predicts() {

@@ -1,8 +1,11 @@
 //! The outcomes of the litmus tests, counters whose lines are written back at once, and the versions of all keys of the store against those of the same puts made one after the other.
 
+use std::os::unix::process::CommandExt;
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 
-use super::{Drawing, Launcher, example, folder};
+use super::{Drawing, Launcher, example, folder, program};
 
 const LITMUS_RANKS: u64 = 4;
 /// More than the cores: a rank that is paused between two messages lets others overtake it.
@@ -209,4 +212,40 @@ fn split_mix(state: &mut u64) -> u64 {
     let value = (*state ^ *state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ value >> 31
+}
+
+/// One key, whose home is one of two ranks. When the other one has ended in the middle of a put, the home must not wait for a whole record for ever.
+#[test]
+fn rank_that_ends_in_the_middle_of_a_put_is_named() {
+    for victim in ["0", "1"] {
+        let file = folder("remote_memory_killed").join("said");
+        let mut command = std::process::Command::new(program("remote_memory"));
+        command.args(["--ranks", "2", "--rounds", "0", "--increments", "0"]);
+        command.args(["--methods", "direct", "--keys", "1", "--gets", "100"]);
+        command.args(["--operations", "100000000", "--kill", victim]);
+        let said = std::fs::File::create(&file).unwrap();
+        command.process_group(0);
+        let mut running = command.stderr(said).spawn().unwrap();
+        let begin = Instant::now();
+        let status = loop {
+            if let Some(status) = running.try_wait().unwrap() {
+                break status;
+            }
+            if begin.elapsed() > Duration::from_secs(60) {
+                // With the rank that goes on.
+                let group = format!("-{}", running.id());
+                let kill = ["-KILL", "--", &group];
+                std::process::Command::new("kill")
+                    .args(kill)
+                    .status()
+                    .unwrap();
+                panic!("rank {victim} has ended, and the other one goes on");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let said = std::fs::read_to_string(&file).unwrap();
+        assert!(!status.success(), "{said}");
+        let named = format!("rank {victim} of the group");
+        assert!(said.contains(&named), "{said}");
+    }
 }

@@ -77,6 +77,7 @@ fn check_weights_and_keys(launcher: Launcher) {
         "/task:0;/task:1;b;3: step 3 was aborted: out of memory",
         "/task:0;/task:1;a;3, sent later: step 3 was aborted: out of memory",
         "/task:0;/task:1;c;4: received",
+        "/task:0;/task:1;long;7: 1014 of 1200 bytes of the reason",
         "waiting when its producer ends the step: step 5 was aborted: it is over",
         "asking when the producer has ended the step: step 5 was aborted: it is over",
         "waiting when its consumer ends the step: step 5 was aborted: it is over",

@@ -204,6 +204,35 @@ fn throughput_is_that_of_ranks_one_after_the_other() {
     assert!((0.1..=3.0 / 0.4).contains(&throughput), "{out}");
 }
 
+/// The clients of each further rank begin 21 s after those of the one before. Those of the first rank wait for longer than a barrier of the group does, and they do not fail.
+#[test]
+fn ranks_that_are_done_wait_for_the_others() {
+    let file = folder("rpc_waiting").join("out.json");
+    let arguments = [
+        "--ranks",
+        "5",
+        "--methods",
+        "events",
+        "--sizes",
+        "8",
+        "--clients",
+        "4",
+        "--calls",
+        "4",
+        "--stagger-us",
+        "21000000",
+        "--out",
+        file.to_str().unwrap(),
+    ];
+    let output = Launcher::Itself.example(5, "rpc", &arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {error}", output.status);
+    let out: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let throughput = out["cells"][0]["throughput"].as_f64().unwrap();
+    // Four calls in more than 60 s.
+    assert!((0.01..=4.0 / 60.0).contains(&throughput), "{out}");
+}
+
 fn pairs() -> Vec<(&'static str, &'static str)> {
     let behind = |at: usize| {
         METHODS[at + 1..]

@@ -464,6 +464,12 @@ pub fn with_checkpoints(
     loop {
         let network = load(folder, options)?;
         let from = network.losses.len();
+        ensure!(
+            from <= options.steps,
+            "the checkpoint in {} has {from} steps, which are more than --steps {}",
+            folder.display(),
+            options.steps
+        );
         let schedule = (count, Schedule::OneForwardOneBackward);
         let trained =
             Pipeline::new(group, options, digits, network, schedule, 1).and_then(|mut pipeline| {

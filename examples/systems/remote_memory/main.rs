@@ -69,6 +69,9 @@ struct Options {
     cache_lines: usize,
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// This rank begins with a put by `direct`, and ends in the middle of it, as if its host lost power
+    #[arg(long)]
+    kill: Option<u32>,
     /// Writes outcomes and the final versions of all keys as JSON
     #[arg(long)]
     out: Option<PathBuf>,
@@ -83,7 +86,7 @@ fn main() -> Result<()> {
         options.value_bytes <= VALUE_BYTES_MAX,
         "a value has at most {VALUE_BYTES_MAX} bytes"
     );
-    support::run(options.ranks, |group| rank(&options, group))
+    support::run_with_victim(options.ranks, options.kill, |group| rank(&options, group))
 }
 
 fn rank(options: &Options, group: Group) -> Result<()> {
@@ -119,6 +122,9 @@ fn rank(options: &Options, group: Group) -> Result<()> {
         )
     };
     let mut tables: Vec<Table> = options.methods.iter().zip(0..).map(table).collect();
+    for table in &mut tables {
+        table.is_killed = table.method == Method::Direct && options.kill == Some(node.rank());
+    }
     let mut versions = Vec::new();
     if options.operations > 0 {
         let puts = measure(options, &mut node, &mut tables)?;
@@ -288,7 +294,7 @@ fn measure_one(
     let started = Instant::now();
     let mut puts = 0;
     for _ in 0..options.operations {
-        let is_get = random.below(100) < share;
+        let is_get = random.below(100) < share && !table.is_killed;
         let key = zipf.draw(&mut random);
         if is_get {
             table.get(node, key)?;

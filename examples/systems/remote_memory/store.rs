@@ -4,13 +4,14 @@
 //! read can be checked, and the table at the end follows from the puts alone.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 
-use crate::node::{LINE_BYTES, Node};
+use crate::node::{DEADLINE, LINE_BYTES, Node};
 use crate::random::{Random, mix};
+use crate::support;
 
 const KEY_AT: usize = 8;
 const VERSION_AT: usize = 16;
@@ -45,6 +46,8 @@ pub struct Table {
     value_bytes: usize,
     /// Lines of keys that were found. A key never moves.
     found: HashMap<u64, u64>,
+    /// This process ends in the middle of its next put, as if its host lost power.
+    pub is_killed: bool,
     /// Reads of records that another rank was writing, and locks that were taken.
     pub retries: u64,
 }
@@ -57,6 +60,7 @@ impl Table {
             lines,
             value_bytes,
             found: HashMap::new(),
+            is_killed: false,
             retries: 0,
         }
     }
@@ -105,6 +109,7 @@ impl Table {
     pub fn get(&mut self, node: &mut Node, key: u64) -> Result<u64> {
         let line = self.find(node, key)?;
         let mut bytes = vec![0; VALUE_AT + self.value_bytes];
+        let (mut pause, started) = (PAUSE_MIN, Instant::now());
         loop {
             self.read(node, line, &mut bytes)?;
             if let Some(version) = check(&bytes, key) {
@@ -114,7 +119,14 @@ impl Table {
                 self.method == Method::Direct,
                 "key {key}: a record that no put has made"
             );
+            ensure!(
+                started.elapsed() < DEADLINE,
+                "key {key}: its record was never whole for {DEADLINE:?}"
+            );
             self.retries += 1;
+            // The rank that writes the record may need this core. If it has ended, the record stays as it is, and the pause fails.
+            node.pause(pause)?;
+            pause = (2 * pause).min(PAUSE_MAX);
         }
     }
 
@@ -143,6 +155,13 @@ impl Table {
         self.read(node, line, &mut bytes[..VALUE_AT + value_bytes])?;
         let version = word(&bytes, VERSION_AT) + 1;
         make(&mut bytes, key, version, value_bytes);
+        if self.is_killed {
+            // A part of the record is there, and its lock is taken.
+            let at = line * LINE_BYTES;
+            let torn = &bytes[KEY_AT..CHECKSUM_AT];
+            node.write_direct(at + KEY_AT as u64, torn, (at, 1))?;
+            support::kill_myself();
+        }
         self.write_direct(node, line, &bytes)
     }
 

@@ -12,12 +12,21 @@ use doorbell::{
 };
 
 use crate::DEADLINE;
-use crate::note::{Aborted, Cancelled, ENCODED_HEADER, Key, Method, Note};
+use crate::note::{Aborted, Cancelled, ENCODED_HEADER, Key, Method, Note, REASON_HEADER};
 use crate::over::FinishedSteps;
 use crate::tensor::{Allocator, Buffer, Tensor};
 
 /// Longest message without a tensor: it is eager.
 const CONTROL_BYTES: u32 = 1024;
+
+/// As much of a reason as a message has room for behind a kind and a number, up to the end of a character.
+fn fitting(reason: &str) -> &str {
+    let mut len = reason.len().min(CONTROL_BYTES as usize - REASON_HEADER);
+    while !reason.is_char_boundary(len) {
+        len -= 1;
+    }
+    &reason[..len]
+}
 
 /// The reason with which receives of a finished step fail.
 const OVER: &str = "it is over";
@@ -307,8 +316,10 @@ impl<'a> Rendezvous<'a> {
         })
     }
 
-    /// Aborts a step at all ranks: its receives fail with this reason, and so do later sends.
+    /// Aborts a step at all ranks: its receives fail with this reason, and so do later sends. What does not fit into a message is cut off.
     pub fn abort(&mut self, step: u64, reason: &str) -> Result<()> {
+        // Here, too, so that all ranks have the same reason.
+        let reason = fitting(reason);
         self.aborted(step, reason);
         let note = Note::Abort { step, reason }.to_bytes();
         let peers: Vec<u32> = self.peers.keys().copied().collect();

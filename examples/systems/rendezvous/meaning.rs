@@ -103,10 +103,35 @@ pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
     rendezvous.drain("the check of aborts")?;
     rendezvous.finish_step(aborted)?;
     rendezvous.finish_step(goes_on)?;
+    check_long_reason(rendezvous)?;
     check_ends(rendezvous)?;
     let held = rendezvous.held_bytes();
     ensure!(held == 0, "{held} bytes are held when all tensors are gone");
     Ok(())
+}
+
+/// An abort for a reason that is longer than a message, and of which the last byte that would have room is the first one of a character.
+fn check_long_reason(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
+    let (step, reason) = (7, "\u{e9}".repeat(600));
+    let key = Key::new(0, 1, "long", step);
+    match rendezvous.group.rank() {
+        0 => {
+            rendezvous.until("ask for a tensor", |r| r.is_awaited(&key))?;
+            rendezvous.abort(step, &reason)?;
+        }
+        1 => {
+            let id = rendezvous.start_recv(&key, Method::Read)?;
+            let failure = rendezvous.wait(id).err();
+            let failure = failure.context("a receive of an aborted step has ended well")?;
+            let failure: Aborted = failure.downcast()?;
+            ensure!(reason.starts_with(&failure.reason), "{failure}");
+            let len = failure.reason.len();
+            println!("{key}: {len} of {} bytes of the reason", reason.len());
+        }
+        _ => rendezvous.until("abort", |r| r.knows(step))?,
+    }
+    rendezvous.drain("the check of a long reason")?;
+    rendezvous.finish_step(step)
 }
 
 /// The end of a step with receives that wait, a receive that is cancelled, and dead tensors.

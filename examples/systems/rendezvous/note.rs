@@ -146,6 +146,8 @@ pub enum Note<'a> {
 
 /// Bytes of an encoded tensor in front of its values.
 pub const ENCODED_HEADER: usize = 9;
+/// Bytes of an abort or a refusal in front of its reason.
+pub const REASON_HEADER: usize = 9;
 
 impl<'a> Note<'a> {
     pub fn to_bytes(&self) -> Vec<u8> {

@@ -123,6 +123,12 @@ pub fn kill_myself() -> ! {
     unreachable!("SIGKILL returns")
 }
 
+/// A barrier for ranks that have nothing to do while others work, however long that takes: unlike [`Group::barrier`] it ends only when all ranks are here or one has failed. A rank
+/// that works has a limit of its own for each wait, and fails if that is over.
+pub fn wait_for_all(group: &Group) -> Result<()> {
+    Ok(group.store().barrier(Duration::MAX)?)
+}
+
 /// The numbers of all ranks of a group, by rank, on each of them.
 pub fn gather(group: &Group, own: &[u64]) -> Result<Vec<Vec<u64>>> {
     let own: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
