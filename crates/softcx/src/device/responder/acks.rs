@@ -90,7 +90,7 @@ impl Qp {
             }
         }
         if self.responder.late.is_none() && std::mem::take(&mut self.responder.owes_ack) {
-            let psn = psn_add(self.responder.expected_psn, 0xff_ffff);
+            let psn = self.responder.ack_psn;
             self.send(
                 context,
                 PacketKind::Ack,

@@ -57,7 +57,7 @@ impl Qp {
                         return self.refuse(context, AckCode::AccessError);
                     }
                     self.advance_message(header.psns.into());
-                    self.responder.owes_ack |= header.has(flag::WANTS_ACK);
+                    self.responder.owe_ack(header);
                     let ended = EndedMessage::new(header, send_opcode(header), index, done);
                     self.end_message(context, ended);
                 } else {
@@ -178,7 +178,7 @@ impl Qp {
         if last {
             self.responder.arriving = None;
             self.advance_message(header.psns.into());
-            self.responder.owes_ack |= header.has(flag::WANTS_ACK);
+            self.responder.owe_ack(header);
             if let Some(index) = receive {
                 let ended = EndedMessage::new(header, CqeOpcode::RespWriteImm, index, total);
                 self.end_message(context, ended);
@@ -233,7 +233,7 @@ impl Qp {
     /// A packet that does not end its message.
     fn advance_inside(&mut self, header: &Header) {
         self.advance(header.psns.into());
-        self.responder.owes_ack |= header.has(flag::WANTS_ACK);
+        self.responder.owe_ack(header);
     }
 }
 

@@ -64,6 +64,8 @@ impl Qp {
         }
         let answer = ReadAnswer::new(header, false);
         self.responder.answers.push_back(Response::Read(answer));
+        // The response acknowledges what came before, too.
+        self.responder.owes_ack = false;
         self.advance_message(self.response_packets(header.total_bytes));
     }
 
@@ -99,6 +101,7 @@ impl Qp {
             old,
             repeats: false,
         });
+        self.responder.owes_ack = false;
         self.advance_message(1);
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::device::packet::{AckCode, Header, psn_add, psn_distance};
+use crate::device::packet::{AckCode, Header, flag, psn_add, psn_distance};
 use doorbell_wire::mlx5::CqeOpcode;
 
 /// Reads and atomics of the peer that may wait for their answer, and atomics whose answer is kept for a repetition: the
@@ -34,6 +34,9 @@ pub(crate) struct Responder {
     pub(super) results: VecDeque<(u32, u64)>,
     /// An acknowledgement is owed, once nothing is late.
     pub(super) owes_ack: bool,
+    /// What it acknowledges: the last packet of a send or a write that was taken. Never a read or an atomic: their acknowledgement is their response, and
+    /// SoftRoCE takes another one for a response without a value.
+    pub(super) ack_psn: u32,
     /// What has arrived and is not placed.
     pub(super) late: Option<LatePacket>,
     /// What completes when that is placed.
@@ -50,6 +53,14 @@ pub(crate) struct Responder {
 impl Responder {
     pub(crate) fn connect(&mut self, psn: u32) {
         self.expected_psn = psn;
+        self.ack_psn = psn_add(psn, 0xff_ffff);
+    }
+
+    /// A packet of a send or a write was taken.
+    #[inline]
+    pub(super) fn owe_ack(&mut self, header: &Header) {
+        self.ack_psn = psn_add(self.expected_psn, 0xff_ffff);
+        self.owes_ack |= header.has(flag::WANTS_ACK);
     }
 
     /// The PSN of the next packet that is taken.

@@ -611,3 +611,50 @@ fn refusals_of_repeated_requests_do_not_pile_up() {
         assert_eq!(case.a.all_sent(), [(1, None)], "{which}");
     }
 }
+
+/// SoftRoCE takes an acknowledgement of the packet of an atomic for its response, and reports success without a value. A read and an atomic are acknowledged by
+/// their responses; what acknowledges a write, also one that is repeated, names a write.
+#[test]
+fn acknowledgements_name_no_read_and_no_atomic() {
+    for atomic in [false, true] {
+        let mut case = case();
+        let (local, remote) = (case.b.qp.local(), case.a.qp.local());
+        let path =
+            std::env::temp_dir().join(format!("doorbell-acks-{}-{atomic}", std::process::id()));
+        case.world.devices[0].lock().set_trace(&path).unwrap();
+        let (at, key) = (case.b.at(0), case.b.key);
+        let list = [case.a.segment(0, 8)];
+        let write = SendRequest::write(at, key).segments(&list);
+        case.a.post(&write.signaled(true));
+        let answered = match atomic {
+            false => SendRequest::read(at, key),
+            true => SendRequest::fetch_add(at, key, 1),
+        };
+        case.a.post(&answered.segments(&list).signaled(true));
+        case.a.ring();
+        case.world.settle();
+        assert_eq!(case.a.all_sent(), [(0, None), (1, None)]);
+        let sent = case.world.devices[0].counters().packets_sent;
+        assert_eq!(sent, 3, "the answer acknowledges the write, too");
+        let repeated = Header {
+            flags: flag::FIRST | flag::LAST | flag::WANTS_ACK,
+            rkey: key,
+            addr: at,
+            total_bytes: 8,
+            ..Header::new(PacketKind::Write, local.qpn, remote.psn, local.connection)
+        };
+        case.world.devices[0].lock().inject(&repeated, &[0; 8]);
+        case.world.settle();
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let acks: Vec<_> = text
+            .lines()
+            .filter(|line| line.contains(" TX ") && line.ends_with(" ACK"))
+            .collect();
+        let psn = format!(" psn {:#08x} ACK", remote.psn);
+        assert!(
+            matches!(acks[..], [ack] if ack.ends_with(&psn)),
+            "atomic: {atomic}\n{text}"
+        );
+    }
+}
