@@ -1,10 +1,11 @@
 /*
  * Traffic in which every byte and every order can be checked, both ways at once, between two processes:
- * `lossy listen|connect|both SOCKET ROUNDS`, where `both` forks. They exchange addresses over a Unix socket, and then each does ROUNDS
- * times, SLOTS of them in flight: a write, a read of what was written, a fetch-and-add, a compare-and-swap, a send, a write with
+ * `lossy listen|connect|both SOCKET ROUNDS`, where `both` forks. They exchange addresses over a Unix socket or, if SOCKET is ADDRESS:PORT, by
+ * TCP, and then each does ROUNDS times, SLOTS of them in flight: a write, a read of what was written, a fetch-and-add, a compare-and-swap, a send, a write with
  * immediate. A wire that loses, doubles or reorders packets must not show in anything but the time.
  */
 #include "pair.h"
+#include <arpa/inet.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -166,19 +167,36 @@ static void arrived(const struct ibv_wc *completion)
 
 static int meet(const char *path)
 {
-	struct sockaddr_un name = { .sun_family = AF_UNIX };
-	int fd = socket(AF_UNIX, SOCK_STREAM, 0);
-	CHECK(fd >= 0 && strlen(path) < sizeof(name.sun_path));
-	strcpy(name.sun_path, path);
+	struct sockaddr_un file = { .sun_family = AF_UNIX };
+	struct sockaddr_in host = { .sin_family = AF_INET };
+	const char *port = strchr(path, ':');
+	struct sockaddr *name = port ? (struct sockaddr *)&host : (struct sockaddr *)&file;
+	const socklen_t bytes = port ? sizeof(host) : sizeof(file);
+	int fd;
+
+	CHECK(strlen(path) < sizeof(file.sun_path));
+	strcpy(file.sun_path, path);
+	if (port) {
+		file.sun_path[port - path] = 0;
+		CHECK(inet_pton(AF_INET, file.sun_path, &host.sin_addr) == 1);
+		host.sin_port = htons((uint16_t)atoi(port + 1));
+	}
 	if (listens) {
-		int listener = fd;
-		CHECK(bind(listener, (struct sockaddr *)&name, sizeof(name)) == 0 && listen(listener, 1) == 0);
+		int listener = socket(name->sa_family, SOCK_STREAM, 0), on = 1;
+		CHECK(listener >= 0 && setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0);
+		CHECK(bind(listener, name, bytes) == 0 && listen(listener, 1) == 0);
 		CHECK((fd = accept(listener, NULL, NULL)) >= 0);
 		close(listener);
 	} else {
 		const time_t begun = time(NULL);
-		while (connect(fd, (struct sockaddr *)&name, sizeof(name)) != 0) {
-			CHECK((errno == ENOENT || errno == ECONNREFUSED) && time(NULL) - begun < LIMIT_S);
+		for (;;) {
+			/* A socket whose connect failed is not used again. */
+			CHECK((fd = socket(name->sa_family, SOCK_STREAM, 0)) >= 0);
+			if (connect(fd, name, bytes) == 0)
+				break;
+			CHECK((errno == ENOENT || errno == ECONNREFUSED || errno == EHOSTUNREACH || errno == ETIMEDOUT) &&
+			      time(NULL) - begun < LIMIT_S);
+			close(fd);
 			usleep(2000);
 		}
 	}
@@ -194,7 +212,7 @@ static void swap_bytes(int fd, const void *mine, void *yours, size_t bytes)
 int main(int argc, char **argv)
 {
 	/* 67 ms eight times over, and for ever where a receive is not there yet. */
-	const struct patience patience = { .timeout = 14, .retries = 7, .rnr_retries = 7, .rnr_timer = 1 };
+	const struct patience patience = { .timeout = (uint8_t)number_of("LOSSY_TIMEOUT", 14), .retries = 7, .rnr_retries = 7, .rnr_timer = 1 };
 	struct address mine;
 	uint32_t posted = 0, done = 0;
 	time_t begun;

@@ -31,13 +31,14 @@
 #define EVERY_ACCESS                                                                                                           \
 	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |                \
 	 IBV_ACCESS_MW_BIND)
-/* Nothing takes nearly as long that works. */
-#define LIMIT_S 60
+/* Nothing takes nearly as long that works. In an emulated host PAIR_LIMIT_S sets another limit. */
+#define LIMIT_S limit_s()
 
 struct device {
 	struct ibv_context *context;
 	struct ibv_pd *pd;
 	struct ibv_port_attr port;
+	uint8_t gid_index;
 	union ibv_gid gid;
 };
 
@@ -54,9 +55,25 @@ struct patience {
 };
 static const struct patience PATIENT = { .timeout = 14, .retries = 7, .rnr_retries = 7, .rnr_timer = 1 };
 
+/* An environment variable that holds a number. */
+__attribute__((unused)) static int number_of(const char *name, int usual)
+{
+	const char *text = getenv(name);
+	return text ? atoi(text) : usual;
+}
+
+__attribute__((unused)) static int limit_s(void)
+{
+	static int limit;
+	if (limit == 0)
+		limit = number_of("PAIR_LIMIT_S", 60);
+	return limit;
+}
+
+/* The first device. Its first GID, or PAIR_GID_INDEX: the first of SoftRoCE is no address of its host. */
 __attribute__((unused)) static struct device open_device(void)
 {
-	struct device device;
+	struct device device = { .gid_index = (uint8_t)number_of("PAIR_GID_INDEX", 0) };
 	int count = 0;
 	struct ibv_device **list = ibv_get_device_list(&count);
 	CHECK(list && count >= 1);
@@ -64,7 +81,7 @@ __attribute__((unused)) static struct device open_device(void)
 	ibv_free_device_list(list);
 	CHECK((device.pd = ibv_alloc_pd(device.context)));
 	CALL(ibv_query_port(device.context, 1, &device.port));
-	CALL(ibv_query_gid(device.context, 1, 0, &device.gid));
+	CALL(ibv_query_gid(device.context, 1, device.gid_index, &device.gid));
 	return device;
 }
 
@@ -99,7 +116,7 @@ __attribute__((unused)) static struct ibv_ah_attr way_to(const struct device *de
 		.dlid = (uint16_t)to->lid,
 		.port_num = 1,
 		.is_global = device->port.link_layer == IBV_LINK_LAYER_ETHERNET,
-		.grh = { .dgid = to->gid, .hop_limit = 8 },
+		.grh = { .dgid = to->gid, .sgid_index = device->gid_index, .hop_limit = 8 },
 	};
 }
 
