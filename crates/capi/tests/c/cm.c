@@ -2,6 +2,7 @@
 #include "expect.h"
 
 #include <pthread.h>
+#include <semaphore.h>
 
 static void without_the_feature(struct rig *rig)
 {
@@ -33,11 +34,13 @@ struct active {
 	doorbell_endpoint *endpoint;
 	const char *address;
 	int refused;
+	/* Posted when the active end has looked at the connection, which the passive end then ends. */
+	sem_t seen;
 };
 
 static void *connects(void *argument)
 {
-	const struct active *active = argument;
+	struct active *active = argument;
 	doorbell_cm_connection *connection;
 	char bytes[256], peer[64];
 
@@ -52,6 +55,7 @@ static void *connects(void *argument)
 	EXPECT(memcmp(bytes, "pong", 4) == 0);
 	EXPECT(doorbell_cm_connection_peer(connection, peer, sizeof peer) > 0 && strcmp(peer, active->address) == 0);
 	WORKS(doorbell_cm_connection_check(connection));
+	EXPECT(sem_post(&active->seen) == 0);
 	WORKS(doorbell_cm_connection_wait_disconnected(connection, SOON_MS));
 	GIVES(DOORBELL_ESTATE, doorbell_cm_connection_check(connection));
 	WORKS(doorbell_cm_connection_destroy(connection));
@@ -93,6 +97,7 @@ static void everything(struct rig *rig, const char *host)
 	GIVES(DOORBELL_ETIMEOUT, doorbell_cm_listener_accept(listener, 10, &request));
 	other.endpoint = active;
 	other.address = address;
+	EXPECT(sem_init(&other.seen, 0, 0) == 0);
 
 	other.refused = 1;
 	request = requested(&other, &thread, listener, "x");
@@ -107,6 +112,7 @@ static void everything(struct rig *rig, const char *host)
 	WORKS(doorbell_cm_request_accept(request, passive, "pong", 4, SOON_MS, &connection));
 	GIVES(1, doorbell_endpoint_is_connected(passive));
 	WORKS(doorbell_cm_connection_check(connection));
+	EXPECT(sem_wait(&other.seen) == 0);
 	WORKS(doorbell_cm_connection_disconnect(connection, SOON_MS));
 	EXPECT(pthread_join(thread, NULL) == 0);
 	GIVES(0, doorbell_endpoint_is_connected(active));
