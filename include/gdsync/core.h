@@ -261,7 +261,8 @@ int gds_stream_post_polls_and_immediate_copies(CUstream stream, size_t n_polls, 
 					       void *imm_datas[], size_t imm_bytes[], int imm_flags[]);
 
 /*
- * Registers memory for waits and stores of streams. `*dev_ptr` is its address on the device of the current context, or without one on the CPU.
+ * Registers memory for waits and stores of streams. `*dev_ptr` is its address on the device of the current context, or without one on the CPU. If
+ * it is asked for, the first call in a context maps the memory, and so may wait for work of the GPU that runs. Other calls take addresses of the CPU.
  * Registering a part of registered memory increments its count; a partial overlap returns EINVAL. The last gds_unregister_mem needs that waits and
  * stores that use the memory are done.
  */

@@ -11,7 +11,7 @@
 #define DOORBELL_GDSYNC_MLX5_H
 
 typedef struct gds_mlx5_dword_wait_info {
-	uint32_t *ptr; /* address on the device of the current context, or on the CPU without one */
+	uint32_t *ptr; /* address on the device of the current context, which maps the memory at first, or on the CPU without one */
 	uint32_t value;
 } gds_mlx5_dword_wait_info_t;
 

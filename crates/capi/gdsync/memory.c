@@ -575,11 +575,12 @@ int gds_dereg_mr(struct ibv_mr *mr)
 int gds_register_mem(void *ptr, size_t size, gds_memory_type_t type, CUdeviceptr *dev_ptr)
 {
 	const uint64_t start = (uint64_t)(uintptr_t)ptr;
+	struct doorbell_gds_left left = {NULL, NULL};
 	const doorbell_region *region = NULL;
 	struct doorbell_gds_memory *place;
 	uint64_t offset = 0;
 	uint32_t number;
-	int error = 0;
+	int error = 0, has_entered = 0;
 	if (!ptr || size == 0 || start + size < start || (type != GDS_MEMORY_GPU && type != GDS_MEMORY_HOST && type != GDS_MEMORY_IO))
 		return EINVAL;
 	if (type == GDS_MEMORY_IO)
@@ -594,6 +595,7 @@ int gds_register_mem(void *ptr, size_t size, gds_memory_type_t type, CUdeviceptr
 				error = EINVAL;
 		if (!error)
 			error = doorbell_gds_enter(NULL, ptr, size, DOORBELL_ACCESS_ALL, DOORBELL_GDS_WORDS, 1, &place);
+		has_entered = !error;
 	}
 	if (!error) {
 		region = place->region;
@@ -603,8 +605,16 @@ int gds_register_mem(void *ptr, size_t size, gds_memory_type_t type, CUdeviceptr
 	/* This call's count keeps the region. */
 	if (!error && dev_ptr) {
 		error = doorbell_gds_device_address(region, offset, dev_ptr);
-		if (error)
-			gds_unregister_mem(ptr, size);
+		if (error) {
+			doorbell_gds_lock();
+			place->count--;
+			/* Others may use memory that was registered before this call, also with a count of 0. */
+			if (has_entered && place->count == 0)
+				left = doorbell_gds_leave(place);
+			doorbell_gds_unlock();
+			if (left.region)
+				doorbell_gds_end_region(left);
+		}
 	}
 	return error;
 }
