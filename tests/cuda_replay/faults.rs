@@ -97,6 +97,13 @@ fn replays_under_random_faults_are_right_or_have_a_typed_error() {
         // In some rounds several are launched before a wait.
         let most = *random.pick(&[1, 1, 8]);
         let (mut failed, mut sender_failed) = (false, false);
+        // Whether nothing is under way any more when the sender is known to have failed. After a wait that took too long, and after an abort in the middle of several
+        // launches, the device may send what it has once more, with new bytes, until it has stopped.
+        let fails_at_rest = match event {
+            Event::Nothing => false,
+            Event::AbortSender => most == 1,
+            _ => true,
+        };
         let mut done = 0;
         while done < launches {
             let before = done;
@@ -145,7 +152,7 @@ fn replays_under_random_faults_are_right_or_have_a_typed_error() {
                 assert_eq!(found, bytes, "{label}");
             }
             // Nothing is sent behind a failure of the sender. A late packet of the launch that has failed may have written what it had.
-            if sender_failed {
+            if sender_failed && fails_at_rest {
                 let (found, sent) = (found.chunks(8), bytes.chunks(8));
                 assert!(
                     found.zip(sent).all(|(found, sent)| found != sent),

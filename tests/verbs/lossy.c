@@ -211,7 +211,7 @@ static void swap_bytes(int fd, const void *mine, void *yours, size_t bytes)
 
 int main(int argc, char **argv)
 {
-	/* 67 ms eight times over, and for ever where a receive is not there yet. */
+	/* 67 ms eight times over, if LOSSY_TIMEOUT sets no other time, and for ever where a receive is not there yet. */
 	const struct patience patience = { .timeout = (uint8_t)number_of("LOSSY_TIMEOUT", 14), .retries = 7, .rnr_retries = 7, .rnr_timer = 1 };
 	struct address mine;
 	uint32_t posted = 0, done = 0;
