@@ -99,6 +99,8 @@ pub struct Node {
     direct_done: bool,
     accesses: u32,
     barriers: u64,
+    /// Messages that are not handled yet, with their senders.
+    received: VecDeque<(u32, Message)>,
     /// Of each stage, the last barrier of which the message has come.
     arrived: [u64; 8],
 }
@@ -166,6 +168,7 @@ impl Node {
             direct_done: false,
             accesses: 0,
             barriers: 0,
+            received: VecDeque::new(),
             arrived: [0; 8],
         })
     }
@@ -254,7 +257,10 @@ impl Node {
                 ..Message::of(Kind::Barrier, number)
             };
             self.send(peer, message)?;
-            self.wait("a barrier", |node| node.arrived[stage as usize] >= number)?;
+            // One-sided accesses of the others bring no message here, however long they go on. Each of their waits has a limit.
+            self.wait_at_most(Duration::MAX, "a barrier", |node| {
+                node.arrived[stage as usize] >= number
+            })?;
         }
         Ok(())
     }

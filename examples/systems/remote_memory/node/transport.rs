@@ -1,6 +1,6 @@
 //! The endpoints between the ranks: posts whose completions are taken when there is time, and receives of messages.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use doorbell::{Endpoint, QueueKind, Work};
@@ -95,6 +95,8 @@ impl Node {
         let started = Instant::now();
         while self.links[to as usize].signals >= SIGNALS {
             self.collect(to)?;
+            // The peer may be in this loop, too, because of this rank's receives. They are handled later: a message is not posted in the middle of another one's handling.
+            self.receive()?;
             ensure!(
                 started.elapsed() < DEADLINE,
                 "rank {to} takes no work for {DEADLINE:?}"
@@ -139,9 +141,8 @@ impl Node {
         Ok(())
     }
 
-    /// Handles the messages that have come. Returns whether there were any.
-    pub(super) fn serve(&mut self) -> Result<bool> {
-        let mut found = false;
+    /// Takes the messages that have come, so that their receives are posted again.
+    fn receive(&mut self) -> Result<()> {
         let rank = self.rank();
         for peer in (0..self.size()).filter(|peer| *peer != rank) {
             loop {
@@ -156,14 +157,36 @@ impl Node {
                 self.region.read(at, &mut bytes)?;
                 let slices = [self.region.slice(at, MESSAGE_BYTES)?];
                 endpoint.post_recv(completion.wr_id, &slices)?;
-                self.handle(peer, Message::from_bytes(&bytes)?)?;
-                found = true;
+                self.received
+                    .push_back((peer, Message::from_bytes(&bytes)?));
             }
+        }
+        Ok(())
+    }
+
+    /// Handles the messages that have come. Returns whether there were any.
+    pub(super) fn serve(&mut self) -> Result<bool> {
+        self.receive()?;
+        let found = !self.received.is_empty();
+        // With those that come meanwhile while a post waits.
+        while let Some((from, message)) = self.received.pop_front() {
+            self.handle(from, message)?;
         }
         Ok(found)
     }
 
+    /// Goes on until something is so. Fails if nothing has come for a while.
     pub(super) fn wait(&mut self, what: &str, until: impl Fn(&Node) -> bool) -> Result<()> {
+        self.wait_at_most(DEADLINE, what, until)
+    }
+
+    /// As [`Node::wait`], with this longest time in which nothing comes.
+    pub(super) fn wait_at_most(
+        &mut self,
+        longest: Duration,
+        what: &str,
+        until: impl Fn(&Node) -> bool,
+    ) -> Result<()> {
         let mut idle = 0_u32;
         let mut started = None;
         while !until(self) {
@@ -171,7 +194,7 @@ impl Node {
                 self.collect(peer)?;
             }
             if self.serve()? {
-                idle = 0;
+                (idle, started) = (0, None);
                 continue;
             }
             idle += 1;
@@ -183,8 +206,8 @@ impl Node {
                 self.group.check()?;
                 let started = started.get_or_insert_with(Instant::now);
                 ensure!(
-                    started.elapsed() < DEADLINE,
-                    "{what} of rank {} took {DEADLINE:?}",
+                    started.elapsed() < longest,
+                    "{what} of rank {}: nothing has come for {longest:?}",
                     self.rank()
                 );
             }
