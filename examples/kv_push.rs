@@ -9,8 +9,8 @@
 //!
 //! Both print how many calls the CPU has made for a step: launches of graphs, waits for the end of the step with the calls of the driver in them, and all others. With `cuda` they are measured
 //! from the first launch to the end of the last wait. The stand-in for the driver counts the calls of this thread, and those of all other threads of the process. With a real driver, the
-//! launches and waits of this program are counted, and what queues operations of this library on the streams ([`CudaStream::driver_calls`](doorbell::CudaStream::driver_calls)). Doorbells that
-//! the CPU rings are no calls of the driver: the last line says who rings them.
+//! launches and waits of this program are counted, and what queues operations of this library on the streams ([`CudaStream::driver_calls`](doorbell::CudaStream::driver_calls)). The counts do
+//! not include doorbells that the CPU rings. The last line says whether the GPU or the CPU rings the doorbells.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

@@ -178,59 +178,44 @@ fn server_reads_several_requests_at_once_and_only_some_methods_sleep() {
 /// the last end.
 #[test]
 fn throughput_is_that_of_ranks_one_after_the_other() {
-    let file = folder("rpc_staggered").join("out.json");
-    let arguments = [
-        "--ranks",
-        "4",
-        "--methods",
-        "two-sided",
-        "--sizes",
-        "8",
-        "--clients",
-        "3",
-        "--calls",
-        "3",
-        "--stagger-us",
-        "200000",
-        "--out",
-        file.to_str().unwrap(),
-    ];
-    let output = Launcher::Itself.example(4, "rpc", &arguments);
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {error}", output.status);
-    let out: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
-    let throughput = out["cells"][0]["throughput"].as_f64().unwrap();
     // Three calls, and at least 0.4 s between the begins.
-    assert!((0.1..=3.0 / 0.4).contains(&throughput), "{out}");
+    let throughput = throughput_of_staggered(3, "two-sided", 200_000);
+    assert!((0.1..=3.0 / 0.4).contains(&throughput), "{throughput}");
 }
 
 /// The clients of each further rank begin 25 s after those of the one before. Those of the first rank wait for longer than a barrier of the group does, 60 s, and they do not fail.
 #[test]
 fn ranks_that_are_done_wait_for_the_others() {
-    let file = folder("rpc_waiting").join("out.json");
+    // Four calls in more than 60 s.
+    let throughput = throughput_of_staggered(4, "events", 25_000_000);
+    assert!((0.01..=4.0 / 60.0).contains(&throughput), "{throughput}");
+}
+
+/// Calls a second of that many clients, each in a rank of its own, with one call each, of which each begins so long after the one before.
+fn throughput_of_staggered(clients: u32, method: &str, stagger_us: u32) -> f64 {
+    let file = folder(&format!("rpc_staggered_{clients}")).join("out.json");
+    let [ranks, clients, stagger_us] = [clients + 1, clients, stagger_us].map(|n| n.to_string());
     let arguments = [
         "--ranks",
-        "5",
+        &ranks,
         "--methods",
-        "events",
+        method,
         "--sizes",
         "8",
         "--clients",
-        "4",
+        &clients,
         "--calls",
-        "4",
+        &clients,
         "--stagger-us",
-        "25000000",
+        &stagger_us,
         "--out",
         file.to_str().unwrap(),
     ];
-    let output = Launcher::Itself.example(5, "rpc", &arguments);
+    let output = Launcher::Itself.example(ranks.parse().unwrap(), "rpc", &arguments);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {error}", output.status);
     let out: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
-    let throughput = out["cells"][0]["throughput"].as_f64().unwrap();
-    // Four calls in more than 60 s.
-    assert!((0.01..=4.0 / 60.0).contains(&throughput), "{out}");
+    out["cells"][0]["throughput"].as_f64().unwrap()
 }
 
 fn pairs() -> Vec<(&'static str, &'static str)> {
