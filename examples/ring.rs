@@ -8,16 +8,14 @@
 //! done; wait
 //! ```
 //!
-//! The arguments are the number of rounds, and the bytes of a block. If a rank ends early, every other one ends with an error that names it.
+//! The arguments are the number of rounds, the bytes of a block, and the time limit of a round in seconds (30). If a rank ends early, every other one
+//! ends with an error that names it.
 
 use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use doorbell::{Access, Executor, Group, HostStream, QueueKind, Region, Work};
-
-/// Time limit of a round.
-const ROUND: Duration = Duration::from_secs(30);
 
 #[allow(dead_code)] // the tests start `ring` themselves
 fn main() -> anyhow::Result<()> {
@@ -26,11 +24,17 @@ fn main() -> anyhow::Result<()> {
         Some(text) => text.parse().with_context(|| format!("`{text}`")),
         None => Ok(default),
     };
-    ring(number(10)?, number(65536)?, |_, _| {})
+    let (rounds, len_bytes, limit_s) = (number(10)?, number(65536)?, number(30)?);
+    ring(rounds, len_bytes, Duration::from_secs(limit_s), |_, _| {})
 }
 
-/// Joins the group, goes `rounds` times around, and leaves; `after` gets each finished round and the rank of this process.
-pub fn ring(rounds: u64, len_bytes: u64, after: impl Fn(u32, u64)) -> anyhow::Result<()> {
+/// Joins the group, goes `rounds` times around, each within `limit`, and leaves; `after` gets each finished round and the rank of this process.
+pub fn ring(
+    rounds: u64,
+    len_bytes: u64,
+    limit: Duration,
+    after: impl Fn(u32, u64),
+) -> anyhow::Result<()> {
     let mut group = Group::from_env()?;
     let (rank, size) = (group.rank(), group.size());
     ensure!(
@@ -44,7 +48,7 @@ pub fn ring(rounds: u64, len_bytes: u64, after: impl Fn(u32, u64)) -> anyhow::Re
     )?;
     let stream = HostStream::new("ring")?;
     for round in 0..rounds {
-        if let Err(error) = around(&mut group, &stream, &blocks, len_bytes, round) {
+        if let Err(error) = around(&mut group, &stream, &blocks, len_bytes, round, limit) {
             // The endpoint only reports that it failed; the group has the cause.
             return Err(group.cause_of(error).into());
         }
@@ -69,6 +73,7 @@ fn around(
     blocks: &Region,
     len_bytes: u64,
     round: u64,
+    limit: Duration,
 ) -> doorbell::Result<()> {
     let (rank, size) = (group.rank(), group.size());
     let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
@@ -95,7 +100,7 @@ fn around(
         let received = group.endpoint(before)?;
         tickets.push(received.stream_wait_cq(stream, QueueKind::Recv)?);
     }
-    stream.synchronize(Some(ROUND))?;
+    stream.synchronize(Some(limit))?;
     tickets
         .iter()
         .try_for_each(|ticket| ticket.check().map(drop))

@@ -50,7 +50,7 @@ fn member() {
             thread::sleep(LIMIT);
         }
     };
-    let done = ring::ring(rounds.parse().unwrap(), LEN_BYTES, after);
+    let done = ring::ring(rounds.parse().unwrap(), LEN_BYTES, LIMIT / 3, after);
     // Bypasses the harness, which would print a backtrace.
     if let Err(error) = done {
         // One write: mpirun puts what the ranks say side by side.

@@ -213,6 +213,8 @@ int main(int argc, char **argv)
 {
 	/* 67 ms eight times over, if LOSSY_TIMEOUT sets no other time, and for ever where a receive is not there yet. */
 	const struct patience patience = { .timeout = (uint8_t)number_of("LOSSY_TIMEOUT", 14), .retries = 7, .rnr_retries = 7, .rnr_timer = 1 };
+	/* What it sleeps when there is no completion. */
+	const useconds_t pause_us = (useconds_t)number_of("LOSSY_PAUSE_US", 0);
 	struct address mine;
 	uint32_t posted = 0, done = 0;
 	time_t begun;
@@ -249,6 +251,8 @@ int main(int argc, char **argv)
 		struct ibv_wc completions[16];
 		int found = ibv_poll_cq(cq, 16, completions);
 		CHECK(found >= 0 && time(NULL) - begun < LIMIT_S);
+		if (found == 0 && pause_us > 0)
+			usleep(pause_us);
 		if (recv(fd, &ready, 1, MSG_DONTWAIT | MSG_PEEK) == 0) {
 			fprintf(stderr, "the peer is gone\n");
 			return GAVE_UP;
