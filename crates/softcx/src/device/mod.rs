@@ -23,6 +23,7 @@ mod dma;
 mod engine;
 pub(crate) mod fabric;
 mod faults;
+pub(crate) mod file_mapping;
 mod foreign;
 mod gather;
 mod handle;

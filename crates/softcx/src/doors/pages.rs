@@ -3,10 +3,10 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
 use std::time::{Duration, SystemTime};
 
 use crate::device::client::Errno;
+use crate::device::file_mapping::FileMapping;
 use crate::doors::abi::{Layout, Mlx5ClockInfo};
 use crate::doors::event_pipe::{inode, last_errno, reopen};
 use crate::doors::limits;
@@ -26,14 +26,9 @@ const NAME: &CStr = c"uverbs0";
 pub(super) struct DevicePages {
     file: OwnedFd,
     inode: (u64, u64),
-    start: NonNull<u8>,
+    mapping: FileMapping,
     taken: Vec<bool>,
 }
-
-// SAFETY: the mapping is owned; what lies in it is accessed by the device and by processes, never by reference.
-unsafe impl Send for DevicePages {}
-// SAFETY: as above; `taken` changes through `&mut` only.
-unsafe impl Sync for DevicePages {}
 
 impl DevicePages {
     /// A sparse file: only pages that are used take memory.
@@ -57,25 +52,12 @@ impl DevicePages {
         if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
             return Err(last_errno());
         }
-        // SAFETY: a new mapping, wherever there is room.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(last_errno());
-        }
-        let start = NonNull::new(start.cast()).ok_or(libc::ENOMEM)?;
+        let mapping = FileMapping::new(&file, length);
+        let mapping = mapping.map_err(|error| error.raw_os_error().unwrap_or(libc::ENOMEM))?;
         Ok(DevicePages {
             inode: inode(&file)?,
             file,
-            start,
+            mapping,
             taken: vec![false; UARS],
         })
     }
@@ -148,13 +130,11 @@ impl DevicePages {
 
     fn at(&self, page: usize) -> *mut u8 {
         // SAFETY: no page behind the mapping.
-        unsafe { self.start.as_ptr().add(page.min(PAGES - 1) * PAGE_BYTES) }
-    }
-}
-
-impl Drop for DevicePages {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new` with this length, and all users of its pages are gone.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), PAGES * PAGE_BYTES) };
+        unsafe {
+            self.mapping
+                .start()
+                .as_ptr()
+                .add(page.min(PAGES - 1) * PAGE_BYTES)
+        }
     }
 }

@@ -6,13 +6,13 @@ use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::NODES;
 use super::folder::folder;
-use crate::device::inbox::{file_error, is_inbox, last_error, started};
+use crate::device::file_mapping::FileMapping;
+use crate::device::inbox::{file_error, is_inbox, started, system_error};
 use crate::device::options::LinkLayer;
 use crate::{Error, Result, StateKind};
 
@@ -68,10 +68,7 @@ impl NodeEntry {
 
 /// A table, mapped.
 #[derive(Debug)]
-pub(super) struct FabricTable(NonNull<TableLayout>);
-
-// SAFETY: the table is plain shared memory, accessed by atomics only.
-unsafe impl Send for FabricTable {}
+pub(super) struct FabricTable(FileMapping);
 
 impl FabricTable {
     /// The table of a file that is long enough.
@@ -79,28 +76,15 @@ impl FabricTable {
     /// # Errors
     /// [`Error::System`] if it cannot be mapped.
     fn map(file: &File) -> Result<FabricTable> {
-        // SAFETY: a fresh shared mapping of a file of at least this length.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                TABLE_BYTES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(last_error("mmap of a fabric"));
-        }
-        NonNull::new(start.cast())
-            .map(FabricTable)
-            .ok_or_else(|| last_error("mmap of a fabric"))
+        let mapping = FileMapping::new(file, TABLE_BYTES);
+        Ok(FabricTable(
+            mapping.map_err(system_error("mmap of a fabric"))?,
+        ))
     }
 
     fn table(&self) -> &TableLayout {
-        // SAFETY: mapped in `map` for longer than a table and until `drop`; any bytes are a valid table.
-        unsafe { self.0.as_ref() }
+        // SAFETY: mapped in `map` for longer than a table and until `drop`; any bytes are a valid table, whose fields are atomics.
+        unsafe { self.0.start().cast::<TableLayout>().as_ref() }
     }
 
     /// The entry of a node; `None` for an invalid number.
@@ -128,13 +112,6 @@ impl FabricTable {
             }
             magic => magic == MAGIC && head.version.load(Ordering::Relaxed) == VERSION,
         }
-    }
-}
-
-impl Drop for FabricTable {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `map` with this length; no reference into it is left.
-        unsafe { libc::munmap(self.0.as_ptr().cast(), TABLE_BYTES) };
     }
 }
 

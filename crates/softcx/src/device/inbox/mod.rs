@@ -10,20 +10,20 @@ mod lane;
 mod process;
 
 use std::cell::Cell;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::Result;
 use crate::device::cursor::{Corrupt, Cursors};
 use crate::device::dma;
+use crate::device::file_mapping::FileMapping;
 use crate::device::packet::{HEADER_BYTES, Header, MAX_PAYLOAD_BYTES};
 use crate::device::wake_word::WakeWord;
 
 pub(crate) use lane::{LaneWriter, is_inbox};
 use process::host;
-pub(crate) use process::{file_error, last_error, random, start_of, started};
+pub(crate) use process::{file_error, last_error, random, start_of, started, system_error};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"doorbell");
 /// Changes with every change of the layout or of the packet header.
@@ -117,48 +117,30 @@ pub(crate) enum WireAddress {
     Host([u8; 16]),
 }
 
-/// Shared memory, mapped.
+/// The shared memory of an inbox.
 #[derive(Debug)]
-struct SharedMapping {
-    start: NonNull<u8>,
-}
-
-// SAFETY: plain shared memory; access to it is by atomics, and to slots as the cursors allow.
-unsafe impl Send for SharedMapping {}
-// SAFETY: as above.
-unsafe impl Sync for SharedMapping {}
+struct SharedMapping(FileMapping);
 
 impl SharedMapping {
+    /// `file` is INBOX_BYTES long and sealed against shrinking.
     fn new(file: &OwnedFd) -> Result<SharedMapping> {
-        // SAFETY: a fresh shared mapping of a file that is INBOX_BYTES long and sealed against shrinking.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                INBOX_BYTES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_NORESERVE,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(last_error("mmap of an inbox"));
-        }
-        NonNull::new(start.cast())
-            .map(|start| SharedMapping { start })
-            .ok_or_else(|| last_error("mmap of an inbox"))
+        let mapping = FileMapping::new(file, INBOX_BYTES);
+        Ok(SharedMapping(
+            mapping.map_err(system_error("mmap of an inbox"))?,
+        ))
     }
 
     fn head(&self) -> &InboxHead {
         // SAFETY: the mapping is page aligned, longer than a head, lives as long as `self`, and any bytes are a valid head.
-        unsafe { self.start.cast::<InboxHead>().as_ref() }
+        unsafe { self.0.start().cast::<InboxHead>().as_ref() }
     }
 
     fn lane(&self, lane: usize) -> &LaneHead {
         debug_assert!(lane < LANES);
         // SAFETY: within the mapping and aligned: lanes start at multiples of 64 bytes; any bytes are a valid head.
         unsafe {
-            self.start
+            self.0
+                .start()
                 .add(4096 + lane % LANES * LANE_BYTES)
                 .cast::<LaneHead>()
                 .as_ref()
@@ -168,14 +150,7 @@ impl SharedMapping {
     fn slot(&self, lane: usize, count: u64) -> *mut u8 {
         let offset =
             4096 + lane % LANES * LANE_BYTES + 4096 + (count as usize % SLOTS) * SLOT_BYTES;
-        self.start.as_ptr().wrapping_add(offset)
-    }
-}
-
-impl Drop for SharedMapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length; no reference into it is left.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), INBOX_BYTES) };
+        self.0.start().as_ptr().wrapping_add(offset)
     }
 }
 

@@ -8,9 +8,14 @@ use std::sync::OnceLock;
 use crate::{Error, Result, StateKind};
 
 pub(crate) fn last_error(operation: &'static str) -> Error {
-    Error::System {
+    system_error(operation)(io::Error::last_os_error())
+}
+
+/// Makes the kernel's refusal of an operation an error of this crate.
+pub(crate) fn system_error(operation: &'static str) -> impl Fn(io::Error) -> Error {
+    move |error| Error::System {
         operation,
-        errno: io::Error::last_os_error().raw_os_error().unwrap_or(0),
+        errno: error.raw_os_error().unwrap_or(0),
     }
 }
 
