@@ -22,14 +22,18 @@ use rdma_sys::{self as verbs, ibv_access_flags as Flags};
 
 const LEN_BYTES: usize = 4096;
 
-/// What the program had before it knew of this library.
+/// Two pages, as memory is registered.
+#[repr(C, align(4096))]
+struct Pages([[u8; LEN_BYTES]; 2]);
+
+/// What the program had before it knew of this library. After an error it is left to the end of the process.
 struct Theirs {
     context: NonNull<verbs::ibv_context>,
     pd: NonNull<verbs::ibv_pd>,
     /// Registrations of the two pages of `memory`.
     source: NonNull<verbs::ibv_mr>,
     target: NonNull<verbs::ibv_mr>,
-    memory: *mut [u8; 2 * LEN_BYTES],
+    memory: *mut Pages,
 }
 
 // SAFETY: libibverbs' calls for these objects may come from any thread; of the memory, only the owner of the last handle takes it back.
@@ -39,15 +43,17 @@ unsafe impl Sync for Theirs {}
 
 impl Theirs {
     fn open() -> Result<Theirs> {
-        let memory = Box::into_raw(Box::new([0; 2 * LEN_BYTES]));
+        let memory = Box::into_raw(Box::new(Pages([[0; LEN_BYTES]; 2])));
         let rights = Flags::IBV_ACCESS_LOCAL_WRITE | Flags::IBV_ACCESS_REMOTE_WRITE;
         // SAFETY: calls of libibverbs in their order, each with what the one before gave; the memory is taken back after its registrations.
         unsafe {
-            let list = verbs::ibv_get_device_list(null_mut());
-            let first = NonNull::new(list).and_then(|list| NonNull::new(*list.as_ptr()));
-            let first = first.context("no verbs device")?;
+            let list = some(
+                "ibv_get_device_list",
+                verbs::ibv_get_device_list(null_mut()),
+            )?;
+            let first = NonNull::new(*list.as_ptr()).context("no verbs device")?;
             let context = some("ibv_open_device", verbs::ibv_open_device(first.as_ptr()))?;
-            verbs::ibv_free_device_list(list);
+            verbs::ibv_free_device_list(list.as_ptr());
             let pd = some("ibv_alloc_pd", verbs::ibv_alloc_pd(context.as_ptr()))?;
             let register = |page: usize| {
                 let start = memory.cast::<u8>().add(page * LEN_BYTES).cast::<c_void>();
@@ -69,7 +75,8 @@ impl Theirs {
         // SAFETY: each object is ended once, and the memory after its registrations.
         unsafe {
             for mr in [self.source, self.target] {
-                ensure!(verbs::ibv_dereg_mr(mr.as_ptr()) == 0, "ibv_dereg_mr");
+                let ended = verbs::ibv_dereg_mr(mr.as_ptr());
+                ensure!(ended == 0, "ibv_dereg_mr: error {ended}");
             }
             let freed = verbs::ibv_dealloc_pd(self.pd.as_ptr());
             ensure!(freed == 0, "ibv_dealloc_pd: error {freed}");
@@ -126,7 +133,8 @@ pub fn adopt(settings: &str) -> Result<()> {
     ensure!(written.check()? && target.is_filled_with(0, len, 0x5a)?);
     let path = a.path();
 
-    // Nothing of the library is left that uses the program's objects: the last owner is the program again, and each of them can be ended.
+    // All work is complete, and the endpoints end before the regions, so this releases the library's owners. Of work in flight, another thread may release them
+    // later: a program that has some waits for that before it ends its objects.
     drop((written, stream, a, b, source, target, domain));
     let theirs = Arc::into_inner(theirs).context("the library still has an owner")?;
     theirs.close()?;

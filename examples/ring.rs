@@ -8,14 +8,16 @@
 //! done; wait
 //! ```
 //!
-//! The arguments are the number of rounds, the bytes of a block, and the time limit of a round in seconds (30). If a rank ends early, every other one
+//! The arguments are the number of rounds, the bytes of a block, and the time limit of a round, and of each wait in it, in seconds (30). If a rank ends early, every other one
 //! ends with an error that names it.
 
 use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use doorbell::{Access, Executor, Group, HostStream, QueueKind, Region, Work};
+use doorbell::{
+    Access, EndpointConfig, Executor, Group, GroupConfig, HostStream, QueueKind, Region, Work,
+};
 
 #[allow(dead_code)] // the tests start `ring` themselves
 fn main() -> anyhow::Result<()> {
@@ -35,7 +37,8 @@ pub fn ring(
     limit: Duration,
     after: impl Fn(u32, u64),
 ) -> anyhow::Result<()> {
-    let mut group = Group::from_env()?;
+    let endpoint = EndpointConfig::default().wait_timeout(Some(limit));
+    let mut group = Group::from_env_with(&GroupConfig::default().endpoint(endpoint))?;
     let (rank, size) = (group.rank(), group.size());
     ensure!(
         (2..=64).contains(&size),

@@ -1,7 +1,7 @@
 //! A file of shared memory, mapped.
 //!
 //! The memory monitors of libfabric and UCX write a jump over the code of libc's `mmap` and `munmap` while the process runs, and a thread that is in them dies.
-//! With a card no thread but the program's own would be. The device's threads are in the same process behind the preload door, so they call the kernel.
+//! With a card only the program's own threads would be in them. The device's threads are in the same process behind the preload door, so they call the kernel.
 #![allow(unsafe_code)] // maps memory
 
 use std::io;
@@ -31,9 +31,9 @@ impl FileMapping {
                 libc::SYS_mmap,
                 std::ptr::null_mut::<u8>(),
                 len_bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_NORESERVE,
-                file.as_fd().as_raw_fd(),
+                i64::from(libc::PROT_READ | libc::PROT_WRITE),
+                i64::from(libc::MAP_SHARED | libc::MAP_NORESERVE),
+                i64::from(file.as_fd().as_raw_fd()),
                 0_i64,
             )
         };
