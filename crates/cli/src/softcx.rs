@@ -132,7 +132,7 @@ impl RunOptions {
             options.wire = device::WireKind::parse(&wire)?;
         }
         if options.wire != device::WireKind::SharedMemory && self.link() != LinkOption::Eth {
-            bail!("--wire udp needs --link eth");
+            bail!("--wire udp and --wire udp+shm need --link eth");
         }
         options.function = function_of(&self.function().unwrap_or_default())?;
         options.faults = faults;

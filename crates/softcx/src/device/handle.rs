@@ -62,8 +62,10 @@ impl Device {
     /// As [`Device::open`]; [`Error::State`] if the address of the wire is in use or not one of this host.
     pub fn open_on(wire: WireKind) -> Result<Device> {
         let mut core = DeviceCore::new()?;
-        if let WireKind::Udp(address) = wire {
-            core.set_udp(address)?;
+        match wire {
+            WireKind::SharedMemory => {}
+            WireKind::Udp(address) => core.set_udp(address)?,
+            WireKind::UdpAndMemory(address) => core.set_udp_beside_memory(address)?,
         }
         if let Ok(list) = std::env::var(FAULT) {
             let mut faults = Faults::default();
@@ -86,16 +88,15 @@ impl Device {
         let mut core = DeviceCore::on_fabric(&options.fabric, options.link)?;
         match options.wire {
             WireKind::SharedMemory => {}
-            WireKind::Udp(address) if options.link == LinkLayer::Ethernet => {
-                core.set_udp(address)?;
-            }
-            WireKind::Udp(_) => {
+            _ if options.link != LinkLayer::Ethernet => {
                 return Err(Error::state(
                     StateKind::Unsupported,
                     "open of the UDP wire",
                     "RoCE needs an Ethernet link",
                 ));
             }
+            WireKind::Udp(address) => core.set_udp(address)?,
+            WireKind::UdpAndMemory(address) => core.set_udp_beside_memory(address)?,
         }
         core.set_faults(options.faults);
         if let Some(path) = &options.trace {

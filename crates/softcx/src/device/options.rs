@@ -62,6 +62,9 @@ pub enum WireKind {
     /// RoCE v2 on UDP, also between hosts and with other implementations. The address is the port's GID; without one, the device takes a free address of
     /// 127.0.0.0/16. Only for [`LinkLayer::Ethernet`].
     Udp(Option<std::net::IpAddr>),
+    /// Shared memory to devices that have this wire, too, on the same fabric in the same network namespace; RoCE v2 on UDP to all others. The address as for
+    /// [`WireKind::Udp`]. Only for [`LinkLayer::Ethernet`], and for devices on a named fabric.
+    UdpAndMemory(Option<std::net::IpAddr>),
 }
 
 impl WireKind {
@@ -73,23 +76,24 @@ impl WireKind {
         std::env::var(WIRE).map_or(Ok(WireKind::SharedMemory), |text| WireKind::parse(&text))
     }
 
-    /// Reads `shm`, `udp` or `udp:ADDRESS`.
+    /// Reads `shm`, `udp`, `udp:ADDRESS`, `udp+shm` or `udp+shm:ADDRESS`.
     ///
     /// # Errors
     /// [`Error::Malformed`](crate::Error::Malformed) for another word, or if ADDRESS is no IP address.
     pub fn parse(text: &str) -> crate::Result<WireKind> {
-        let address = match text.split_once(':') {
-            _ if text == "shm" => return Ok(WireKind::SharedMemory),
-            _ if text == "udp" => return Ok(WireKind::Udp(None)),
-            Some(("udp", address)) => address.parse().ok(),
-            _ => None,
+        let malformed = || crate::Error::Malformed {
+            what: "wire of the device",
+            reason: format!("`{text}` is none of shm, udp, udp:ADDRESS, udp+shm, udp+shm:ADDRESS"),
         };
-        match address {
-            Some(address) => Ok(WireKind::Udp(Some(address))),
-            None => Err(crate::Error::Malformed {
-                what: "wire of the device",
-                reason: format!("`{text}` is none of shm, udp, udp:ADDRESS"),
-            }),
+        let (kind, address) = match text.split_once(':') {
+            None => (text, None),
+            Some((kind, address)) => (kind, Some(address.parse().map_err(|_| malformed())?)),
+        };
+        match kind {
+            "shm" if address.is_none() => Ok(WireKind::SharedMemory),
+            "udp" => Ok(WireKind::Udp(address)),
+            "udp+shm" => Ok(WireKind::UdpAndMemory(address)),
+            _ => Err(malformed()),
         }
     }
 }

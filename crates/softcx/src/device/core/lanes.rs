@@ -79,6 +79,7 @@ impl DeviceCore {
         if let Some(Some(qp)) = self.qps.get_mut(slot) {
             qp.remote = Some(RemoteEnd {
                 to,
+                host: self.parts.host_gid.map(|_| path.dgid),
                 qpn,
                 connection: 0,
                 node,
@@ -138,6 +139,7 @@ impl DeviceCore {
             for _ in 0..BURST {
                 match self.inbox.receive(lane, read) {
                     Arrival::Packet(count, header, start) => {
+                        self.parts.sender = self.parts.host_behind(&header);
                         let len_bytes = u32::from(header.payload_bytes);
                         self.dispatch(now_ns, &header, &GatherSource::Lane { start, len_bytes });
                         (read, last) = (read + 1, Some(count));
@@ -159,6 +161,7 @@ impl DeviceCore {
             }
             self.give_back(now_ns, lane, last);
         }
+        self.parts.sender = None;
         worked
     }
 

@@ -35,7 +35,6 @@ use self::qp_numbers::QpNumbers;
 use self::registers::Registers;
 use self::uar_page::UarPage;
 use self::work_lists::WorkLists;
-use crate::Result;
 use crate::device::commands::Commands;
 use crate::device::fabric::Fabric;
 use crate::device::faults::Faults;
@@ -45,6 +44,7 @@ use crate::device::qp::{Counters, DeviceParts, Qp};
 use crate::device::requester::TransmitStop;
 use crate::device::trace::Trace;
 use crate::device::udp::UdpWire;
+use crate::{Error, Result, StateKind};
 
 /// A full lane, or a full socket buffer, is tried again this often, if nothing else happens.
 const LANE_RETRY_NS: u64 = 50_000;
@@ -124,6 +124,19 @@ impl DeviceCore {
         self.numbers = QpNumbers::random(self.inbox.address().port);
         self.parts.udp = Some(Box::new(udp));
         Ok(())
+    }
+
+    /// Makes UDP its wire to other hosts, beside the memory of this one.
+    pub(crate) fn set_udp_beside_memory(&mut self, address: Option<IpAddr>) -> Result<()> {
+        self.set_udp(address)?;
+        match (&mut self.parts.fabric, self.parts.host_gid) {
+            (Some(fabric), Some(gid)) => fabric.tell_host(gid),
+            _ => Err(Error::state(
+                StateKind::Unsupported,
+                "open of the wire udp+shm",
+                "it needs a named fabric, which a device of the library has not: use the wire udp, or `doorbell softcx run`",
+            )),
+        }
     }
 
     /// The largest MTU that its packets may have.

@@ -139,6 +139,7 @@ impl DeviceCore {
         let qp = self.qp_mut(slot)?;
         qp.remote = Some(RemoteEnd {
             to,
+            host: remote.port.host_gid(),
             qpn: remote.qpn & 0xff_ffff,
             connection: theirs,
             node: 0,

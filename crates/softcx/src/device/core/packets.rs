@@ -19,12 +19,14 @@ impl DeviceCore {
     pub(super) fn deliver(&mut self, now_ns: u64) -> bool {
         let packets = self.parts.wire.take_arrived();
         for Packet { header, payload } in &packets {
+            self.parts.sender = self.parts.host_behind(header);
             self.dispatch(
                 now_ns,
                 header,
                 &GatherSource::of(payload, header.payload_bytes),
             );
         }
+        self.parts.sender = None;
         let worked = !packets.is_empty();
         self.parts.wire.give_back(packets);
         self.settle(now_ns);

@@ -8,13 +8,14 @@ mod folder;
 mod node_releaser;
 mod table;
 
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 pub(crate) use self::node_releaser::NodeReleaser;
 use self::table::{FabricTable, NodeEntry};
-use crate::device::inbox::{InboxAddress, start_of};
+use crate::device::inbox::{InboxAddress, start_of, system_error};
 use crate::device::options::LinkLayer;
 use crate::device::wire::Destination;
 use crate::{Error, Result, StateKind};
@@ -38,6 +39,8 @@ pub(crate) struct Fabric {
     address: InboxAddress,
     path: PathBuf,
     inode: u64,
+    /// The network namespace of a device that has told the others its GID; 0 before that.
+    namespace: u64,
 }
 
 impl Fabric {
@@ -67,6 +70,7 @@ impl Fabric {
             address,
             inode: locked.inode().unwrap_or(0),
             path,
+            namespace: 0,
         };
         let node = (1..=NODES).find(|&node| fabric.entry(node).is_some_and(NodeEntry::is_vacant));
         let Some(node) = node else {
@@ -79,6 +83,7 @@ impl Fabric {
         let at = start_of(address.pid)?;
         if let Some(entry) = fabric.entry(node) {
             entry.port.store(0, Ordering::Release);
+            entry.clear_host();
             entry.pid.store(address.pid, Ordering::Relaxed);
             entry.fd.store(address.fd, Ordering::Relaxed);
             entry.started.store(at, Ordering::Relaxed);
@@ -139,6 +144,45 @@ impl Fabric {
         } else {
             Destination::Nowhere
         }
+    }
+
+    /// Tells the others the GID by which devices of other hosts reach this one. From then on it finds those that have told theirs.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the network namespace of the process cannot be found out.
+    pub(crate) fn tell_host(&mut self, gid: [u8; 16]) -> Result<()> {
+        let own = std::fs::metadata("/proc/self/ns/net");
+        self.namespace = own
+            .map_err(system_error("stat of a network namespace"))?
+            .ino();
+        for entry in (1..=NODES).filter_map(|node| self.entry(node)) {
+            // The address is ours: a device that had it is dead.
+            if entry.host_in(self.namespace) == Some(gid) {
+                entry.clear_host();
+            }
+        }
+        if let Some(entry) = self.entry(self.node) {
+            entry.set_host(gid, self.namespace);
+        }
+        Ok(())
+    }
+
+    /// The GID that a node has told, if this device has told its own.
+    #[inline]
+    pub(crate) fn host_of(&self, node: u16) -> Option<[u8; 16]> {
+        if self.namespace == 0 {
+            return None;
+        }
+        self.entry(node)?.host_in(self.namespace)
+    }
+
+    /// Where packets for a GID go without leaving the host: to the node that has told it.
+    pub(crate) fn route_within_host(&self, gid: &[u8; 16]) -> Option<Destination> {
+        if self.namespace == 0 {
+            return None;
+        }
+        let node = (1..=NODES).find(|&node| self.host_of(node).as_ref() == Some(gid))?;
+        Some(self.route(node))
     }
 
     /// Whether the device of this number is gone without a word.
@@ -285,6 +329,36 @@ mod tests {
         drop(b);
         drop(other);
         is_forgotten(&name);
+    }
+
+    #[test]
+    fn nodes_are_found_by_the_addresses_that_they_have_told() {
+        let name = name("addresses");
+        let ((_inbox_a, mut a), (_inbox_b, mut b)) = (fabric(&name), fabric(&name));
+        let (mine, theirs) = ([1; 16], [2; 16]);
+        a.tell_host(mine).unwrap();
+        assert_eq!((a.host_of(1), a.host_of(2)), (Some(mine), None));
+        assert_eq!(a.route_within_host(&theirs), None);
+        // Who has not told an address finds none.
+        assert_eq!((b.host_of(1), b.route_within_host(&mine)), (None, None));
+        b.tell_host(theirs).unwrap();
+        assert_eq!(a.route_within_host(&theirs), Some(Destination::Lane(2)));
+        assert_eq!(b.route_within_host(&mine), Some(Destination::Lane(1)));
+        assert_eq!(a.route_within_host(&mine), Some(Destination::Local));
+        // The same address in another network namespace is another host's.
+        b.entry(2).unwrap().set_host(theirs, a.namespace + 1);
+        assert_eq!(a.route_within_host(&theirs), None);
+        b.tell_host(theirs).unwrap();
+        // A device that has been killed has no address any more, once another one has that.
+        let (_inbox_c, mut c) = fabric(&name);
+        c.tell_host(theirs).unwrap();
+        assert_eq!(a.route_within_host(&theirs), Some(Destination::Lane(3)));
+        assert_eq!(a.host_of(2), None);
+        // Nor has the next device of its number.
+        drop(c);
+        assert_eq!((a.host_of(3), a.route_within_host(&theirs)), (None, None));
+        let (_inbox_d, d) = fabric(&name);
+        assert_eq!((d.node(), a.host_of(3)), (3, None));
     }
 
     #[test]

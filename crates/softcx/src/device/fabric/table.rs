@@ -18,7 +18,7 @@ use crate::{Error, Result, StateKind};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"doorfabr");
 /// Changes with every change of the layout.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const TABLE_BYTES: usize = 8192;
 /// Tables of others that are looked over when one is opened.
 const SWEEP: usize = 64;
@@ -44,7 +44,11 @@ pub(super) struct NodeEntry {
     pub(super) fd: AtomicU32,
     /// When that process started.
     pub(super) started: AtomicU64,
-    _pad: [u64; 5],
+    /// The GID of a device that other hosts reach by UDP, as two words; valid with `namespace`.
+    host: [AtomicU64; 2],
+    /// The network namespace that the GID is an address of; 0 without a GID.
+    namespace: AtomicU64,
+    _pad: [u64; 2],
 }
 
 const _: () = assert!(size_of::<TableLayout>() <= TABLE_BYTES);
@@ -63,6 +67,34 @@ impl NodeEntry {
             Ok(Some(_)) => is_inbox(pid, self.fd.load(Ordering::Relaxed)) == Some(false),
             Err(_) => false,
         }
+    }
+
+    /// The GID of the device, if it has one in that network namespace.
+    pub(super) fn host_in(&self, namespace: u64) -> Option<[u8; 16]> {
+        if self.namespace.load(Ordering::Acquire) != namespace
+            || self.port.load(Ordering::Acquire) == 0
+        {
+            return None;
+        }
+        let [high, low] = self
+            .host
+            .each_ref()
+            .map(|word| word.load(Ordering::Relaxed));
+        Some((u128::from(high) << 64 | u128::from(low)).to_be_bytes())
+    }
+
+    /// Makes it the entry of a device with this GID.
+    pub(super) fn set_host(&self, gid: [u8; 16], namespace: u64) {
+        let gid = u128::from_be_bytes(gid);
+        self.host[0].store((gid >> 64) as u64, Ordering::Relaxed);
+        self.host[1].store(gid as u64, Ordering::Relaxed);
+        // Release: a reader that sees it sees the words.
+        self.namespace.store(namespace, Ordering::Release);
+    }
+
+    /// The device has no GID, or none yet.
+    pub(super) fn clear_host(&self) {
+        self.namespace.store(0, Ordering::Release);
     }
 }
 

@@ -9,7 +9,7 @@ use crate::device::datagram_paths::DatagramPaths;
 use crate::device::fabric::{Fabric, gid_of};
 use crate::device::gather::Gather;
 use crate::device::keys::Keys;
-use crate::device::packet::MAX_PAYLOAD_BYTES;
+use crate::device::packet::{Header, MAX_PAYLOAD_BYTES};
 use crate::device::roce::CongestionNotice;
 use crate::device::srq::Srq;
 use crate::device::trace::Trace;
@@ -40,7 +40,7 @@ pub(crate) struct DeviceParts {
     pub(crate) udp: Option<Box<UdpWire>>,
     /// The address of such a device.
     pub(crate) host_gid: Option<[u8; 16]>,
-    /// The address that the packet at hand comes from, if it came by UDP.
+    /// The address that the packet at hand comes from, if this device has one.
     pub(crate) sender: Option<[u8; 16]>,
     /// Notices of congestion that are to be sent.
     pub(crate) notices: Vec<CongestionNotice>,
@@ -76,14 +76,26 @@ impl DeviceParts {
 
     /// The GIDs of this device and of the one that a packet is for.
     pub(crate) fn ends_of(&self, to: Destination) -> Option<([u8; 16], [u8; 16])> {
-        let (link, node) = (self.link(), self.fabric.as_ref().map_or(0, Fabric::node));
-        let own = self.host_gid.unwrap_or_else(|| gid_of(link, node));
+        let node = self.fabric.as_ref().map_or(0, Fabric::node);
+        let own = self.host_gid.unwrap_or_else(|| self.gid_of_node(node));
         match to {
             Destination::Local => Some((own, own)),
-            Destination::Lane(node) => Some((own, gid_of(link, node as u16))),
+            Destination::Lane(node) => Some((own, self.gid_of_node(node as u16))),
             Destination::Host(gid) => Some((own, gid)),
             Destination::Nowhere => None,
         }
+    }
+
+    /// The address of the device that a packet without an address comes from, with the wire `udp+shm`.
+    #[inline]
+    pub(crate) fn host_behind(&self, header: &Header) -> Option<[u8; 16]> {
+        self.fabric.as_ref()?.host_of(header.source_lid)
+    }
+
+    /// The GID of another device of the fabric.
+    fn gid_of_node(&self, node: u16) -> [u8; 16] {
+        let told = self.fabric.as_ref().and_then(|fabric| fabric.host_of(node));
+        told.unwrap_or_else(|| gid_of(self.link(), node))
     }
 
     /// If packets lie there that a living process of this host has not read, because its device has not had its turn: how many have been dropped there

@@ -27,6 +27,8 @@ pub use doorbell_wire::verbs::{Attributes, State};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RemoteEnd {
     pub(crate) to: Destination,
+    /// The address of its device, if this one has one.
+    pub(crate) host: Option<[u8; 16]>,
     pub(crate) qpn: u32,
     /// The connection number that the other end expects.
     pub(crate) connection: u32,
@@ -153,7 +155,8 @@ impl Qp {
         context.wire.send(context.now_ns, to, packet);
     }
 
-    /// Whether a packet that has come for this number is of its transport, and from its peer. `sender` is the address that it comes from, by UDP.
+    /// Whether a packet that has come for this number is of its transport, and from its peer. `sender` is the address that it comes from, of a device that
+    /// has one: with the wire `udp+shm` packets of one peer may come either way, if it opened its device between the connects of the two ends.
     #[inline]
     pub(crate) fn expects(&self, header: &Header, sender: Option<[u8; 16]>) -> bool {
         match (self.parts.transport, header.service) {
@@ -173,8 +176,7 @@ impl Qp {
 
     /// Whether it is connected to a queue pair at this address.
     pub(crate) fn is_connected_to(&self, gid: [u8; 16]) -> bool {
-        self.remote
-            .is_some_and(|remote| remote.to == Destination::Host(gid))
+        self.remote.is_some_and(|remote| remote.host == Some(gid))
     }
 
     /// Whether it sends.

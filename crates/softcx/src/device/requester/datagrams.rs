@@ -129,8 +129,13 @@ impl DeviceParts {
             .collect()
     }
 
-    /// Where packets for an address go, of a device whose wire is UDP: through the sockets, also if the address is its own.
+    /// Where packets for an address go, of a device whose wire is UDP: through the sockets, also if the address is its own; with the wire `udp+shm`
+    /// through memory, if a device of this host has it.
     pub(crate) fn route_to_host(&self, gid: &[u8; 16]) -> Destination {
+        let fabric = self.fabric.as_ref();
+        if let Some(to) = fabric.and_then(|fabric| fabric.route_within_host(gid)) {
+            return to;
+        }
         let is_v4 = |gid: &[u8; 16]| Ipv6Addr::from(*gid).to_ipv4_mapped().is_some();
         match self.host_gid {
             Some(own) if is_v4(&own) == is_v4(gid) && *gid != [0; 16] => Destination::Host(*gid),

@@ -78,6 +78,11 @@ fn wires_are_read_by_name() {
     assert_eq!(WireKind::parse("udp"), Ok(WireKind::Udp(None)));
     let v6 = "fd00::7".parse().ok();
     assert_eq!(WireKind::parse("udp:fd00::7"), Ok(WireKind::Udp(v6)));
+    assert_eq!(WireKind::parse("udp+shm"), Ok(WireKind::UdpAndMemory(None)));
+    assert_eq!(
+        WireKind::parse("udp+shm:fd00::7"),
+        Ok(WireKind::UdpAndMemory(v6))
+    );
     for bad in ["", "tcp", "udp:", "udp:host", "shm:1.2.3.4"] {
         assert!(WireKind::parse(bad).is_err(), "{bad}");
     }

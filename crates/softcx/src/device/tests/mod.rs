@@ -1,5 +1,6 @@
 //! Tests of the transport in a world whose clock stands still unless it is moved: every run is the same.
 
+mod beside_memory;
 mod clients;
 mod commands;
 mod datagrams;

@@ -10,7 +10,7 @@ fn a_connection_carries_private_data_and_the_attributes_of_both_queue_pairs() {
         // By the address of this host, which any device of the fabric may have: the other device has the service. On UDP a device has one address.
         let ip = match options.wire {
             WireKind::SharedMemory => "127.0.0.1".into(),
-            WireKind::Udp(_) => server.ip(),
+            _ => server.ip(),
         };
         let id = client.routed(TCP, &ip, 7174);
         assert_eq!(client.attributes(id, 2), client.attributes(id, 2));

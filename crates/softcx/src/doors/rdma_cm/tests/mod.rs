@@ -65,8 +65,8 @@ fn fabric() -> DeviceOptions {
     }
 }
 
-/// A fabric of each link, and one whose devices are connected by UDP.
-fn fabrics() -> [DeviceOptions; 3] {
+/// A fabric of each link, one whose devices are connected by UDP, and one whose devices have addresses and memory.
+fn fabrics() -> [DeviceOptions; 4] {
     let of = |link, wire| DeviceOptions {
         link,
         wire,
@@ -76,6 +76,7 @@ fn fabrics() -> [DeviceOptions; 3] {
         of(LinkLayer::InfiniBand, WireKind::SharedMemory),
         of(LinkLayer::Ethernet, WireKind::SharedMemory),
         of(LinkLayer::Ethernet, WireKind::Udp(None)),
+        of(LinkLayer::Ethernet, WireKind::UdpAndMemory(None)),
     ]
 }
 
