@@ -42,7 +42,7 @@ pub struct RunOptions {
     /// Link layer of the port [default: that of an enclosing run, or ib]
     #[arg(long, value_enum)]
     link: Option<LinkOption>,
-    /// Wire between devices: shm (memory of this host), udp or udp:ADDRESS (RoCE v2 on UDP port 4791, with --link eth) [default: that of an enclosing run, or shm]
+    /// Wire between devices: shm (memory of this host), udp or udp:ADDRESS (RoCE v2 on UDP port 4791, with --link eth), udp+shm or udp+shm:ADDRESS (shm to devices of this host that have it, too, udp to others) [default: that of an enclosing run, or shm]
     #[arg(long, value_name = "WIRE", value_parser = wire)]
     wire: Option<String>,
     /// Properties of the emulated port and PCI function, separated by commas: grh (a global route is required), no-atomics, no-blueflame, foreign-gid, memlock [default: that of an enclosing run, or none]

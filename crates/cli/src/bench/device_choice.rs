@@ -79,7 +79,7 @@ impl Identity {
     ) -> Result<(Vec<String>, String)> {
         let is_near = !self.is_on_another_host(peer);
         let on = |wire: &str| format!("{SOFTWARE_DEVICE},wire={wire}");
-        let is_udp = matches!(wire, WireKind::Udp(_));
+        let is_udp = matches!(wire, WireKind::Udp(_) | WireKind::UdpAndMemory(_));
         let device = peer.device.as_deref();
         if is_near && matches!(device, None | Some(SOFTWARE_DEVICE)) {
             // Shared memory and UDP do not reach each other.
@@ -97,7 +97,9 @@ impl Identity {
         // On one host a device reaches itself.
         names.sort_by_key(|name| !(is_near && device == Some(name)));
         let software = match (peer.udp_address, wire) {
-            (_, WireKind::Udp(Some(address))) if !address.is_loopback() => {
+            (_, WireKind::Udp(Some(own)) | WireKind::UdpAndMemory(Some(own)))
+                if !own.is_loopback() =>
+            {
                 Some(SOFTWARE_DEVICE.into())
             }
             (Some(_), _) => Some(on(&format!("udp:{local}"))),

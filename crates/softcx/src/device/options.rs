@@ -63,7 +63,7 @@ pub enum WireKind {
     /// 127.0.0.0/16. Only for [`LinkLayer::Ethernet`].
     Udp(Option<std::net::IpAddr>),
     /// Shared memory to devices that have this wire, too, on the same fabric in the same network namespace; RoCE v2 on UDP to all others. The address as for
-    /// [`WireKind::Udp`]. Only for [`LinkLayer::Ethernet`], and for devices on a named fabric.
+    /// [`WireKind::Udp`]. Only for [`LinkLayer::Ethernet`].
     UdpAndMemory(Option<std::net::IpAddr>),
 }
 

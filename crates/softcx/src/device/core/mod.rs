@@ -35,6 +35,7 @@ use self::qp_numbers::QpNumbers;
 use self::registers::Registers;
 use self::uar_page::UarPage;
 use self::work_lists::WorkLists;
+use crate::Result;
 use crate::device::commands::Commands;
 use crate::device::fabric::Fabric;
 use crate::device::faults::Faults;
@@ -44,7 +45,6 @@ use crate::device::qp::{Counters, DeviceParts, Qp};
 use crate::device::requester::TransmitStop;
 use crate::device::trace::Trace;
 use crate::device::udp::UdpWire;
-use crate::{Error, Result, StateKind};
 
 /// A full lane, or a full socket buffer, is tried again this often, if nothing else happens.
 const LANE_RETRY_NS: u64 = 50_000;
@@ -126,16 +126,12 @@ impl DeviceCore {
         Ok(())
     }
 
-    /// Makes UDP its wire to other hosts, beside the memory of this one.
+    /// Makes UDP its wire to other hosts, beside the memory of this one. A device without a fabric has no others there.
     pub(crate) fn set_udp_beside_memory(&mut self, address: Option<IpAddr>) -> Result<()> {
         self.set_udp(address)?;
         match (&mut self.parts.fabric, self.parts.host_gid) {
             (Some(fabric), Some(gid)) => fabric.tell_host(gid),
-            _ => Err(Error::state(
-                StateKind::Unsupported,
-                "open of the wire udp+shm",
-                "it needs a named fabric, which a device of the library has not: use the wire udp, or `doorbell softcx run`",
-            )),
+            _ => Ok(()),
         }
     }
 
