@@ -150,7 +150,7 @@ impl Device {
     #[cfg(test)]
     pub(crate) fn without_engine_on(wire: WireKind) -> Result<Device> {
         let mut core = DeviceCore::new()?;
-        if let WireKind::Udp(address) = wire {
+        if let WireKind::Udp(address) | WireKind::UdpAndMemory(address) = wire {
             core.set_udp(address)?;
         }
         Ok(Device::resting(core, Function::default()))

@@ -139,9 +139,15 @@ impl DeviceCore {
             for _ in 0..BURST {
                 match self.inbox.receive(lane, read) {
                     Arrival::Packet(count, header, start) => {
-                        self.parts.sender = self.parts.host_behind(&header);
                         let len_bytes = u32::from(header.payload_bytes);
-                        self.dispatch(now_ns, &header, &GatherSource::Lane { start, len_bytes });
+                        self.parts.sender = self.parts.host_behind(&header);
+                        if self.parts.host_gid.is_some() && self.parts.sender.is_none() {
+                            // Of a device that has told no address: by memory it is no peer of this one.
+                            self.parts.counters.packets_dropped += 1;
+                        } else {
+                            let source = GatherSource::Lane { start, len_bytes };
+                            self.dispatch(now_ns, &header, &source);
+                        }
                         (read, last) = (read + 1, Some(count));
                     }
                     Arrival::Garbage(count) => {

@@ -73,9 +73,9 @@ impl DeviceCore {
         let taken = source.take(&self.parts.keys, &mut self.parts.copies);
         let mad = MadBytes::try_from(taken.ok()?).ok()?;
         let name = cm_message_name(&mad)?;
-        let from = match (self.parts.host_gid, self.parts.sender) {
-            (Some(own), sender) => MadPeer::Host(sender.unwrap_or(own)),
-            (None, _) => MadPeer::Node(header.source_lid),
+        let from = match self.parts.host_gid {
+            Some(_) => MadPeer::Host(self.parts.sender?),
+            None => MadPeer::Node(header.source_lid),
         };
         self.management.arrived.push(from, mad).then_some(name)
     }

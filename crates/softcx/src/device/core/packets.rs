@@ -64,19 +64,20 @@ impl DeviceCore {
         let slot = self.slot_of(header.dst_qpn);
         let receiver = numbered(&mut self.qps, slot, header.dst_qpn);
         let sender = self.parts.sender;
+        let by_udp = sender.filter(|_| header.source_lid == 0);
         let Some(qp) = receiver.filter(|qp| qp.expects(header, sender)) else {
             let message = self.receive_mad(header, source);
             let is_kept = message.is_some();
             self.parts.counters.packets_received += u64::from(is_kept);
             self.parts.counters.packets_dropped += u64::from(!is_kept);
             if let Some(trace) = &mut self.parts.trace {
-                trace.received(now_ns, sender, header, message, is_kept);
+                trace.received(now_ns, by_udp, header, message, is_kept);
             }
             return;
         };
         self.parts.counters.packets_received += 1;
         if let Some(trace) = &mut self.parts.trace {
-            trace.received(now_ns, sender, header, None, true);
+            trace.received(now_ns, by_udp, header, None, true);
         }
         self.parts
             .copies
@@ -116,8 +117,9 @@ impl DeviceCore {
     fn dispatch_to_group(&mut self, now_ns: u64, header: &Header, source: &GatherSource<'_>) {
         let members = self.group_members(&header.grh_gid());
         let sender = self.parts.sender;
+        let by_udp = sender.filter(|_| header.source_lid == 0);
         if let Some(trace) = &mut self.parts.trace {
-            trace.received(now_ns, sender, header, None, members.is_some());
+            trace.received(now_ns, by_udp, header, None, members.is_some());
         }
         let (is_for_this_node, before) = (
             sender.is_some() || members.is_some(),

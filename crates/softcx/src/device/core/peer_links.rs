@@ -82,6 +82,14 @@ impl PeerLinks {
         link.as_ref()
     }
 
+    /// Whether the device of that node is there, and its lane can be had. The kernel is asked once in [`OWNED_NS`].
+    pub(crate) fn reaches(&mut self, fabric: &Fabric, node: u16, now_ns: u64) -> bool {
+        let node = usize::from(node);
+        self.open_to_node(fabric, node, now_ns).is_some()
+            && (self.links.get_mut(node).and_then(Option::as_mut))
+                .is_some_and(|link| link.is_owned(now_ns))
+    }
+
     /// Whether packets lie there that a living process has not read. Lanes drop none, so nothing is lost: its device has not had its turn.
     #[cold]
     pub(crate) fn is_behind(&mut self, to: Destination, now_ns: u64) -> bool {

@@ -149,21 +149,25 @@ impl Fabric {
     /// Tells the others the GID by which devices of other hosts reach this one. From then on it finds those that have told theirs.
     ///
     /// # Errors
-    /// [`Error::System`] if the network namespace of the process cannot be found out.
+    /// [`Error::System`] if the network namespace of the thread cannot be found out; [`Error::Timeout`] if another process keeps the table locked.
     pub(crate) fn tell_host(&mut self, gid: [u8; 16]) -> Result<()> {
-        let own = std::fs::metadata("/proc/self/ns/net");
-        self.namespace = own
+        // Of the thread: a thread may have entered another one, and its sockets are in that.
+        let own = std::fs::metadata("/proc/thread-self/ns/net");
+        let namespace = own
             .map_err(system_error("stat of a network namespace"))?
             .ino();
+        // Nobody takes a number meanwhile.
+        let _locked = table::lock(&self.path)?;
         for entry in (1..=NODES).filter_map(|node| self.entry(node)) {
-            // The address is ours: a device that had it is dead.
-            if entry.host_in(self.namespace) == Some(gid) {
+            // The address is ours: a device that had it has left or is dead.
+            if entry.host_in(namespace) == Some(gid) {
                 entry.clear_host();
             }
         }
         if let Some(entry) = self.entry(self.node) {
-            entry.set_host(gid, self.namespace);
+            entry.set_host(gid, namespace);
         }
+        self.namespace = namespace;
         Ok(())
     }
 
@@ -176,13 +180,12 @@ impl Fabric {
         self.entry(node)?.host_in(self.namespace)
     }
 
-    /// Where packets for a GID go without leaving the host: to the node that has told it.
-    pub(crate) fn route_within_host(&self, gid: &[u8; 16]) -> Option<Destination> {
+    /// The node that has told this GID. Whether its device is alive is not looked at.
+    pub(crate) fn node_of_host(&self, gid: &[u8; 16]) -> Option<u16> {
         if self.namespace == 0 {
             return None;
         }
-        let node = (1..=NODES).find(|&node| self.host_of(node).as_ref() == Some(gid))?;
-        Some(self.route(node))
+        (1..=NODES).find(|&node| self.port(node) != 0 && self.host_of(node).as_ref() == Some(gid))
     }
 
     /// Whether the device of this number is gone without a word.
@@ -338,27 +341,48 @@ mod tests {
         let (mine, theirs) = ([1; 16], [2; 16]);
         a.tell_host(mine).unwrap();
         assert_eq!((a.host_of(1), a.host_of(2)), (Some(mine), None));
-        assert_eq!(a.route_within_host(&theirs), None);
+        assert_eq!(a.node_of_host(&theirs), None);
         // Who has not told an address finds none.
-        assert_eq!((b.host_of(1), b.route_within_host(&mine)), (None, None));
+        assert_eq!((b.host_of(1), b.node_of_host(&mine)), (None, None));
         b.tell_host(theirs).unwrap();
-        assert_eq!(a.route_within_host(&theirs), Some(Destination::Lane(2)));
-        assert_eq!(b.route_within_host(&mine), Some(Destination::Lane(1)));
-        assert_eq!(a.route_within_host(&mine), Some(Destination::Local));
+        assert_eq!(a.node_of_host(&theirs), Some(2));
+        assert_eq!(b.node_of_host(&mine), Some(1));
+        assert_eq!(a.node_of_host(&mine), Some(1));
         // The same address in another network namespace is another host's.
         b.entry(2).unwrap().set_host(theirs, a.namespace + 1);
-        assert_eq!(a.route_within_host(&theirs), None);
+        assert_eq!(a.node_of_host(&theirs), None);
         b.tell_host(theirs).unwrap();
         // A device that has been killed has no address any more, once another one has that.
         let (_inbox_c, mut c) = fabric(&name);
         c.tell_host(theirs).unwrap();
-        assert_eq!(a.route_within_host(&theirs), Some(Destination::Lane(3)));
-        assert_eq!(a.host_of(2), None);
-        // Nor has the next device of its number.
+        assert_eq!((a.node_of_host(&theirs), a.host_of(2)), (Some(3), None));
+        // One that has left is not found, and what it has sent is still its own.
         drop(c);
-        assert_eq!((a.host_of(3), a.route_within_host(&theirs)), (None, None));
+        assert_eq!(
+            (a.host_of(3), a.node_of_host(&theirs)),
+            (Some(theirs), None)
+        );
         let (_inbox_d, d) = fabric(&name);
         assert_eq!((d.node(), a.host_of(3)), (3, None));
+    }
+
+    #[test]
+    fn table_of_version_1_is_used_if_no_device_does() {
+        let name = name("version");
+        let (inbox, a) = fabric(&name);
+        let join = || Fabric::join(&name, LinkLayer::InfiniBand, inbox.address());
+        let mut kept = Vec::new();
+        for (version, is_used, is_taken) in [(1, true, false), (1, false, true), (3, false, false)]
+        {
+            a.table.set_version(version);
+            let port = if is_used { a.address.port } else { 0 };
+            a.entry(1).unwrap().port.store(port, Ordering::Relaxed);
+            let joined = join();
+            assert_eq!(joined.is_ok(), is_taken, "{version} {joined:?}");
+            // The last one to leave removes the table.
+            kept.push(joined);
+        }
+        a.table.set_version(2);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use super::NODES;
@@ -69,22 +69,26 @@ impl NodeEntry {
         }
     }
 
-    /// The GID of the device, if it has one in that network namespace.
+    /// The GID that the device of this entry has told, if that is one of this network namespace. It stays when the device leaves, until another device has
+    /// the number: packets that it sent before may not have been read.
     pub(super) fn host_in(&self, namespace: u64) -> Option<[u8; 16]> {
-        if self.namespace.load(Ordering::Acquire) != namespace
-            || self.port.load(Ordering::Acquire) == 0
-        {
+        let is_told = || self.namespace.load(Ordering::Acquire) == namespace;
+        if !is_told() {
             return None;
         }
         let [high, low] = self
             .host
             .each_ref()
             .map(|word| word.load(Ordering::Relaxed));
-        Some((u128::from(high) << 64 | u128::from(low)).to_be_bytes())
+        // Orders the loads of the words before the second look.
+        fence(Ordering::Acquire);
+        let gid = u128::from(high) << 64 | u128::from(low);
+        is_told().then_some(gid.to_be_bytes())
     }
 
     /// Makes it the entry of a device with this GID.
     pub(super) fn set_host(&self, gid: [u8; 16], namespace: u64) {
+        self.clear_host();
         let gid = u128::from_be_bytes(gid);
         self.host[0].store((gid >> 64) as u64, Ordering::Relaxed);
         self.host[1].store(gid as u64, Ordering::Relaxed);
@@ -94,7 +98,9 @@ impl NodeEntry {
 
     /// The device has no GID, or none yet.
     pub(super) fn clear_host(&self) {
-        self.namespace.store(0, Ordering::Release);
+        self.namespace.store(0, Ordering::Relaxed);
+        // Orders it before the stores of other words.
+        fence(Ordering::Release);
     }
 }
 
@@ -133,7 +139,12 @@ impl FabricTable {
         (1..=NODES).all(|node| self.entry(node).is_none_or(NodeEntry::is_vacant))
     }
 
-    /// Whether it is a table of this version; fresh memory becomes one.
+    #[cfg(test)]
+    pub(super) fn set_version(&self, version: u64) {
+        self.table().version.store(version, Ordering::Relaxed);
+    }
+
+    /// Whether it is a table of this version; fresh memory becomes one, and one of version 1 that no device uses. The caller has its lock.
     fn is_ours(&self) -> bool {
         let head = self.table();
         match head.magic.load(Ordering::Acquire) {
@@ -142,7 +153,15 @@ impl FabricTable {
                 head.magic.store(MAGIC, Ordering::Release);
                 true
             }
-            magic => magic == MAGIC && head.version.load(Ordering::Relaxed) == VERSION,
+            MAGIC => {
+                // The words that version 2 added were zero before it.
+                let is_older = head.version.load(Ordering::Relaxed) == 1 && self.is_deserted();
+                if is_older {
+                    head.version.store(VERSION, Ordering::Relaxed);
+                }
+                is_older || head.version.load(Ordering::Relaxed) == VERSION
+            }
+            _ => false,
         }
     }
 }

@@ -105,7 +105,7 @@ impl DeviceParts {
     }
 
     /// Where a datagram goes. The members of a group may be anywhere: every node gets a copy, this one, too, and knows whether it has members.
-    fn datagram_destinations(&self, to: &Datagram) -> Vec<Destination> {
+    fn datagram_destinations(&mut self, to: &Datagram) -> Vec<Destination> {
         let multicast = to.is_multicast();
         let fabric = match (&self.fabric, self.host_gid) {
             // Without a fabric the device has numbered the ports that it was asked about.
@@ -130,16 +130,27 @@ impl DeviceParts {
     }
 
     /// Where packets for an address go, of a device whose wire is UDP: through the sockets, also if the address is its own; with the wire `udp+shm`
-    /// through memory, if a device of this host has it.
-    pub(crate) fn route_to_host(&self, gid: &[u8; 16]) -> Destination {
-        let fabric = self.fabric.as_ref();
-        if let Some(to) = fabric.and_then(|fabric| fabric.route_within_host(gid)) {
-            return to;
-        }
+    /// through memory, if a device of this host has told the address and its lane can be had.
+    pub(crate) fn route_to_host(&mut self, gid: &[u8; 16]) -> Destination {
         let is_v4 = |gid: &[u8; 16]| Ipv6Addr::from(*gid).to_ipv4_mapped().is_some();
         match self.host_gid {
-            Some(own) if is_v4(&own) == is_v4(gid) && *gid != [0; 16] => Destination::Host(*gid),
+            Some(own) if is_v4(&own) == is_v4(gid) && *gid != [0; 16] => {
+                let within = self.route_within_host(own, gid);
+                within.unwrap_or(Destination::Host(*gid))
+            }
             _ => Destination::Nowhere,
+        }
+    }
+
+    fn route_within_host(&mut self, own: [u8; 16], gid: &[u8; 16]) -> Option<Destination> {
+        let fabric = self.fabric.as_ref()?;
+        let node = fabric.node_of_host(gid)?;
+        match fabric.route(node) {
+            Destination::Local => (own == *gid).then_some(Destination::Local),
+            to => {
+                let is_there = self.links.reaches(fabric, node, self.now_ns);
+                is_there.then_some(to)
+            }
         }
     }
 

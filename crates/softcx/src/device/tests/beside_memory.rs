@@ -1,5 +1,7 @@
 //! Devices with the wire `udp+shm`: by memory to each other, by UDP to all others.
 
+use std::net::Ipv4Addr;
+
 use crate::device::client::Transport;
 use crate::device::tests::datagrams::address as address_of_datagram;
 use crate::device::tests::driver::{ALL, Driver, Process, Work, data};
@@ -9,8 +11,19 @@ use crate::device::{Device, DeviceOptions, Faults, LinkLayer, WireKind};
 use doorbell_wire::mlx5::SendRequest;
 
 const BYTES: usize = 30_000;
-const BOTH: WireKind = WireKind::UdpAndMemory(None);
 const UDP: WireKind = WireKind::Udp(None);
+
+/// A wire with an address that no device has by its number, for the `number`th device of the `test`th test here.
+fn both(test: u8, number: u8) -> WireKind {
+    let pid = std::process::id();
+    let address = Ipv4Addr::new(
+        127,
+        64 + (pid >> 8 & 127) as u8,
+        pid as u8,
+        test * 10 + number,
+    );
+    WireKind::UdpAndMemory(Some(address.into()))
+}
 
 /// A world of devices with these wires on a fabric of its own.
 fn world(test: &str, wires: &[WireKind]) -> World {
@@ -62,7 +75,7 @@ fn pair(a: &Device, b: &Device) -> (End, End) {
 
 #[test]
 fn devices_with_both_wires_use_memory_and_reach_the_others_by_udp() {
-    let mut world = world("mixed", &[BOTH, BOTH, UDP]);
+    let mut world = world("mixed", &[both(1, 1), both(1, 2), UDP]);
     let devices = world.devices.clone();
     let [a, b, far] = &devices[..] else { panic!() };
     assert_eq!(route(a, b), Destination::Lane(2));
@@ -95,7 +108,7 @@ fn devices_with_both_wires_use_memory_and_reach_the_others_by_udp() {
 /// The first end was connected before the other device had told its address, so the two directions go different ways.
 #[test]
 fn packets_of_one_connection_may_come_either_way() {
-    let mut world = world("either", &[BOTH, UDP]);
+    let mut world = world("either", &[both(2, 1), UDP]);
     let devices = world.devices.clone();
     let [a, b] = &devices[..] else { panic!() };
     let (mut x, mut y) = (End::new(a, Shape::default()), End::new(b, Shape::default()));
@@ -120,7 +133,7 @@ fn packets_of_one_connection_may_come_either_way() {
 
 #[test]
 fn datagrams_have_the_addresses_of_their_devices() {
-    let world = &mut world("datagrams", &[BOTH, BOTH]);
+    let world = &mut world("datagrams", &[both(3, 1), both(3, 2)]);
     let devices = world.devices.clone();
     devices.iter().for_each(close_sockets);
     let mut ends: Vec<_> = (devices.iter())
@@ -143,8 +156,15 @@ fn datagrams_have_the_addresses_of_their_devices() {
     driver.process.write(*from, &pattern(7, 500));
     segments.push(data(*from, *key, 500));
     driver.send(qp, &Work::new(0x0a, &segments));
-    world.settle();
+    while world.now_ns < 100_000 {
+        world.now_ns += 1_000;
+        devices[0].turn_at(world.now_ns);
+    }
     assert_eq!(driver.poll(cq).unwrap().syndrome, 0);
+    // The program of the sender ends, and the receiver has not had its turn.
+    let releaser = devices[0].lock().fabric().unwrap().node_releaser();
+    releaser.release();
+    world.settle();
     let (driver, cq, ..) = &mut ends[1];
     assert_eq!(driver.poll(cq).unwrap().byte_count, 540);
     assert_eq!(driver.process.read(at + 40, 500), pattern(7, 500));
@@ -154,11 +174,54 @@ fn datagrams_have_the_addresses_of_their_devices() {
     assert_eq!(addresses[4..], devices[1].gid()[12..]);
 }
 
+/// It is no peer of a device with an address, which knows its peers by their addresses.
+#[test]
+fn packets_of_a_device_without_an_address_are_dropped() {
+    let mut world = world("numbered", &[both(5, 1), WireKind::SharedMemory]);
+    let devices = world.devices.clone();
+    let (mut x, mut y) = (
+        End::new(&devices[0], Shape::default()),
+        End::new(&devices[1], Shape::default()),
+    );
+    x.connect(&x);
+    y.aim(1, x.qp.qpn());
+    let list = [x.segment(0, 64)];
+    x.receive(&list);
+    let list = [y.segment(0, 64)];
+    y.send(&SendRequest::send().segments(&list));
+    for _ in 0..50 {
+        world.turn();
+    }
+    assert_eq!(x.received().map(|_| ()), None);
+    assert!(devices[0].counters().packets_dropped > 0);
+}
+
+#[test]
+fn the_address_of_a_killed_device_is_reached_by_udp() {
+    let world = world("killed", &[both(6, 1), both(6, 2), both(6, 3)]);
+    let [a, b, c] = &world.devices[..] else {
+        panic!()
+    };
+    b.lock().fabric().unwrap().mark_dead();
+    assert_eq!(route(a, b), Destination::Host(b.gid()));
+    assert_eq!(route(a, c), Destination::Lane(3));
+    // Addresses of the other family are no peers, as by UDP alone.
+    let v6 = [0xfd; 16];
+    c.lock()
+        .parts
+        .fabric
+        .as_mut()
+        .unwrap()
+        .tell_host(v6)
+        .unwrap();
+    assert_eq!(a.lock().parts.route_to_host(&v6), Destination::Nowhere);
+}
+
 /// As a device of the library has none, without a door.
 #[test]
 fn a_device_without_a_fabric_has_udp_alone() {
-    let open = |_| Device::open_on(BOTH).unwrap();
-    let devices = [0, 1].map(open);
+    let open = |number| Device::open_on(both(4, number)).unwrap();
+    let devices = [1, 2].map(open);
     let [a, b] = &devices;
     assert_eq!(route(a, b), Destination::Host(b.gid()));
     assert_eq!(route(a, a), Destination::Host(a.gid()));
