@@ -92,6 +92,14 @@ pub(super) struct CmExchange {
     pub(super) service: u64,
 }
 
+impl CmExchange {
+    /// Whether the device at its peer's place is still the one that it began with, given the port that is there now. That of another host is not known.
+    pub(super) fn is_with(&self, port: u64) -> bool {
+        let is_far = matches!(self.peer, Some(MadPeer::Host(_))) && self.port == 0;
+        is_far || self.port == port
+    }
+}
+
 /// One identifier.
 #[derive(Debug)]
 pub(super) struct ConnectionId {

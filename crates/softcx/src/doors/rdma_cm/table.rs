@@ -198,16 +198,18 @@ impl CmTable {
         let handle = *self.connections.get(&(peer, guid, qpn))?;
         let exchange = &self.ids.get(&handle)?.exchange;
         // A connection with the device that had the peer's number before ends when its device is found to be gone.
-        let is_same = exchange.port == self.port_of(peer);
+        let is_same = exchange.is_with(self.port_of(peer));
         (is_same && !matches!(exchange.state, Idle | TimeWait)).then_some(handle)
     }
 
-    /// The port that has the number of a peer on the fabric now. The UDP wire has no numbers.
+    /// The port that has the number of a peer on the fabric now; 0 if there is none, or the peer is not known to be on the fabric.
     pub(super) fn port_of(&self, peer: MadPeer) -> u64 {
-        match peer {
-            MadPeer::Node(node) => self.device.lock().port_of(node),
-            MadPeer::Host(_) => 0,
-        }
+        let core = self.device.lock();
+        let node = match peer {
+            MadPeer::Node(node) => Some(node),
+            MadPeer::Host(gid) => core.fabric().and_then(|fabric| fabric.node_of_host(&gid)),
+        };
+        node.map_or(0, |node| core.port_of(node))
     }
 
     pub(super) fn gid(&self, peer: MadPeer) -> [u8; 16] {

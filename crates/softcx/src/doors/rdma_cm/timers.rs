@@ -105,7 +105,7 @@ impl CmTable {
                 continue;
             };
             let port = *ports.entry(peer).or_insert_with(|| self.port_of(peer));
-            if port != exchange.port {
+            if !exchange.is_with(port) {
                 gone.push(handle);
             }
         }
