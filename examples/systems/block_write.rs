@@ -192,15 +192,18 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
     let mut by_rdma = Vec::new();
     let mut by_tcp = Vec::new();
     let mut corrupted = 0;
+    let mut posted = Posted::default();
     let mut chain = None;
     while by_rdma.is_empty() {
         let name = names[group.rank() as usize];
+        posted = Posted::default();
         let mut writer = Writer {
             options,
             group: &group,
             names: &names,
             crc: &crc,
             corrupted: &mut corrupted,
+            posted: &mut posted,
         };
         let begin = Recorder::now_ms();
         let written = writer.connect(&block).and_then(|(mut made, first)| {
@@ -217,6 +220,10 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
             Ok((made, cost))
         });
         recorder.add("RDMA", begin);
+        if name == CLIENT {
+            let Posted { packets, most } = posted;
+            println!("rank {name}: posted {packets} packets, at most {most} not acknowledged");
+        }
         match written {
             Ok((made, cost)) => {
                 chain = Some(made);
@@ -256,6 +263,7 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
                 names: &names,
                 crc: &crc,
                 corrupted: &mut corrupted,
+                posted: &mut posted,
             };
             let begin = Recorder::now_ms();
             by_tcp.push(writer.measure(|writer| sockets.write(writer, &mut copy))?);
@@ -325,6 +333,16 @@ struct Writer<'a> {
     names: &'a [u32],
     crc: &'a Crc32c,
     corrupted: &'a mut u32,
+    posted: &'a mut Posted,
+}
+
+/// What the client has posted to the chain.
+#[derive(Clone, Copy, Default)]
+struct Posted {
+    /// Those that are sent again count again.
+    packets: u32,
+    /// The most that were not acknowledged at the same time.
+    most: u32,
 }
 
 impl Writer<'_> {
@@ -431,6 +449,8 @@ impl Writer<'_> {
                 }
                 next.post(block, sent).map_err(|e| self.broken(block, e))?;
                 sent += 1;
+                self.posted.packets += 1;
+                self.posted.most = self.posted.most.max(sent - block.verified);
             }
             let received = next.endpoint.wait_cq(QueueKind::Recv, Some(DEADLINE));
             let answer = received

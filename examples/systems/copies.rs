@@ -24,8 +24,8 @@ use support::{Line, Plot};
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Receives of each side.
 const RECEIVES: u64 = 16;
-/// Bytes of a message: the region of the receiver and the address of its application's memory, or four numbers.
-const MESSAGE_BYTES: u64 = 32;
+/// Bytes of a message: the region of the receiver and the address of its application's memory, or five numbers.
+const MESSAGE_BYTES: u64 = 40;
 
 #[derive(Parser)]
 struct Options {
@@ -157,9 +157,10 @@ impl ApplicationMemory {
         }
     }
 
-    /// A registration of the memory, which outlives it.
+    /// A registration of the memory, which outlives it. Counts it.
     #[allow(unsafe_code)] // memory that this library does not own
-    fn register(&mut self, domain: &ProtectionDomain) -> Result<Region> {
+    fn register(&mut self, domain: &ProtectionDomain, registrations: &mut u64) -> Result<Region> {
+        *registrations += 1;
         match self {
             ApplicationMemory::Host(memory) => {
                 let start = NonNull::from(&mut memory[..]).cast();
@@ -251,6 +252,10 @@ struct Side<'a> {
     chunk_bytes: u64,
     slots: u64,
     copies: Copies,
+    /// Chunks that were copied into the buffer while another one was on the wire.
+    overlapped: u64,
+    /// Of the memory of the application.
+    registrations: u64,
     /// Bytes that WRITEs had from the memory of this application, and brought to the memory of the peer's.
     direct_bytes: u64,
     receives: u64,
@@ -270,6 +275,8 @@ impl<'a> Side<'a> {
             chunk_bytes: options.chunk_bytes,
             slots: options.slots,
             copies: Copies::default(),
+            overlapped: 0,
+            registrations: 0,
             direct_bytes: 0,
             receives: 0,
             unfinished: 0,
@@ -393,6 +400,7 @@ impl<'a> Side<'a> {
         from: &ApplicationMemory,
         len: usize,
     ) -> Result<()> {
+        self.overlapped += u64::from(self.unfinished > 0);
         let (slot, at) = (self.slot(number), number * self.chunk_bytes);
         let buffer = &self.buffer;
         if path == Path::Shared {
@@ -441,6 +449,8 @@ struct Measured {
     copies: u64,
     copied_bytes: u64,
     copy_time: Duration,
+    registrations: u64,
+    overlapped: u64,
     direct_bytes: u64,
 }
 
@@ -460,7 +470,7 @@ fn transfers(options: &Options, group: &mut Group) -> Result<()> {
     let mut all = Vec::new();
     if rank == 0 {
         println!(
-            "    bytes  path        copies of each byte  calls  median us      MB/s  copying us  CPU us"
+            "    bytes  path        copies of each byte  calls  median us      MB/s  copying us  CPU us  overlapped"
         );
     }
     for bytes in lengths {
@@ -504,19 +514,19 @@ fn measure(
     path: Path,
     memory: &mut ApplicationMemory,
 ) -> Result<Measured> {
+    side.copies = Copies::default();
+    (side.overlapped, side.registrations, side.direct_bytes) = (0, 0, 0);
     let before = match path {
-        Path::Direct => Some(memory.register(domain)?),
+        Path::Direct => Some(memory.register(domain, &mut side.registrations)?),
         _ => None,
     };
     let bytes = memory.len_bytes();
-    side.copies = Copies::default();
-    side.direct_bytes = 0;
     let cpu = support::process_time()?;
     let mut times = Vec::new();
     for _ in 0..options.transfers {
         let started = Instant::now();
         let own = match path {
-            Path::Registered => Some(memory.register(domain)?),
+            Path::Registered => Some(memory.register(domain, &mut side.registrations)?),
             _ => None,
         };
         let registered = before.as_ref().or(own.as_ref());
@@ -537,9 +547,10 @@ fn measure(
         bytes: copied,
         time,
     } = side.copies;
-    let mut own = [count, copied, time.as_nanos() as u64, cpu.as_nanos() as u64];
+    let [time, cpu] = [time, cpu].map(|time| time.as_nanos() as u64);
+    let mut own = [count, copied, time, cpu, side.registrations];
     if rank == 0 {
-        // The copies of the receiver come with its last message.
+        // What the receiver has counted comes with its last message.
         let theirs = side.receive()?;
         for (own, theirs) in own.iter_mut().zip(theirs.chunks_exact(8)) {
             *own += u64::from_le_bytes(theirs.try_into()?);
@@ -550,7 +561,7 @@ fn measure(
     }
     let each = |nanoseconds: u64| Duration::from_nanos(nanoseconds / options.transfers);
     let median = times[times.len() / 2];
-    let [copies, copied_bytes, copy_time, cpu] = own;
+    let [copies, copied_bytes, copy_time, cpu, registrations] = own;
     Ok(Measured {
         path,
         bytes,
@@ -559,6 +570,8 @@ fn measure(
         copies,
         copied_bytes,
         copy_time: each(copy_time),
+        registrations,
+        overlapped: side.overlapped,
         direct_bytes: side.direct_bytes,
     })
 }
@@ -572,7 +585,7 @@ impl Measured {
     fn print(&self, options: &Options) {
         let us = |time: Duration| time.as_secs_f64() * 1e6;
         println!(
-            "{:9}  {:10} {:20.2} {:6} {:10.1} {:9.0} {:11.1} {:7.1}",
+            "{:9}  {:10} {:20.2} {:6} {:10.1} {:9.0} {:11.1} {:7.1} {:11}",
             self.bytes,
             self.path.name(),
             self.copies_of_each_byte(options),
@@ -580,7 +593,8 @@ impl Measured {
             us(self.median),
             self.bytes as f64 / us(self.median),
             us(self.copy_time),
-            us(self.cpu)
+            us(self.cpu),
+            self.overlapped
         );
     }
 }
@@ -598,7 +612,8 @@ fn finish(options: &Options, all: &[Measured]) -> Result<()> {
         let row = |measured: &Measured| {
             json!({
                 "path": measured.path.name(), "bytes": measured.bytes, "transfers": options.transfers,
-                "copies": measured.copies, "copied_bytes": measured.copied_bytes, "direct_bytes": measured.direct_bytes,
+                "copies": measured.copies, "copied_bytes": measured.copied_bytes,
+                "registrations": measured.registrations, "direct_bytes": measured.direct_bytes,
             })
         };
         let rows: Vec<_> = all.iter().map(row).collect();

@@ -588,6 +588,8 @@ struct Report {
     overlap: f64,
     /// The network's operations, and those of them beside which a kernel ran.
     operations: (usize, usize),
+    /// Steps that were queued completely before the step before had ended.
+    queued_ahead: usize,
     bars: Vec<Bar>,
 }
 
@@ -626,7 +628,7 @@ fn train(
     let share = options.batch / group.size() as usize;
     let first = share * group.rank() as usize;
     let mut random = Random(2);
-    let mut steps = 0;
+    let (mut steps, mut queued_ahead) = (0_usize, 0);
     group.barrier()?;
     let (begin, thread, process) = (
         Instant::now(),
@@ -641,6 +643,10 @@ fn train(
             end.synchronize(DEADLINE)?;
             let from_ms = Recorder::now_ms();
             training.step(batch[first..first + share].to_vec())?;
+            // If there is only one event, it is still that of the step before.
+            if let Some(before) = steps.checked_sub(1) {
+                queued_ahead += usize::from(!ends[before % ends.len()].query()?);
+            }
             training.network.record(end)?;
             replica.recorder.add_in(APPLICATION, QUEUES, from_ms);
             steps += 1;
@@ -669,6 +675,7 @@ fn train(
             bars.iter().filter(|bar| bar.row == NETWORK).count(),
             overlapping(&bars, [NETWORK, COMPUTE]),
         ),
+        queued_ahead,
         overlap: overlap_ms(&bars, [NETWORK, COMPUTE]) / busy_ms(&bars, NETWORK),
         bars,
     })
@@ -706,13 +713,14 @@ fn print(options: &Options, reports: &[Report], ranks: usize) -> Result<()> {
     );
     writeln!(
         text,
-        "{:<18}{:>10}{:>14}{:>15}{:>10}{:>16}{:>18}{:>12}",
+        "{:<18}{:>10}{:>14}{:>15}{:>10}{:>16}{:>14}{:>18}{:>12}",
         "method",
         "step ms",
         "CPU thread us",
         "CPU process us",
         "overlap",
         "beside kernels",
+        "queued ahead",
         "loss",
         "held out"
     )?;
@@ -721,13 +729,14 @@ fn print(options: &Options, reports: &[Report], ranks: usize) -> Result<()> {
         let of = |at: Option<&f32>| at.copied().unwrap_or(f32::NAN);
         writeln!(
             text,
-            "{:<18}{:>10.2}{:>14.0}{:>15.0}{:>9.0}%{:>16}{:>18}{:>11.1}%",
+            "{:<18}{:>10.2}{:>14.0}{:>15.0}{:>9.0}%{:>16}{:>14}{:>18}{:>11.1}%",
             report.method.name(),
             us(report.step) / 1e3,
             us(report.thread),
             us(report.process),
             100.0 * report.overlap.max(0.0),
             format!("{}/{}", report.operations.1, report.operations.0),
+            report.queued_ahead,
             format!(
                 "{:.2} -> {:.4}",
                 of(report.losses.first()),

@@ -6,6 +6,10 @@ use crate::{Launcher, folder};
 
 /// Not a multiple of the length of a packet.
 const LEN: usize = 1_000_003;
+/// Of 7000 bytes.
+const PACKETS: u32 = 143;
+/// So many packets of the client may be unacknowledged.
+const WINDOW: u32 = 10;
 
 /// Writes a file, whose bytes this returns, as a block with these further arguments. Returns what the program says, too.
 fn write(launcher: Launcher, test: &str, further: &[&str]) -> (Vec<u8>, String) {
@@ -23,7 +27,7 @@ fn write(launcher: Launcher, test: &str, further: &[&str]) -> (Vec<u8>, String) 
         format!("--file={}", file.display()),
         format!("--out={}", folder.join("out").display()),
         "--packet-bytes=7000".into(),
-        "--window=10".into(),
+        format!("--window={WINDOW}"),
         "--rounds=2".into(),
     ];
     let mut arguments: Vec<&str> = options.iter().map(String::as_str).collect();
@@ -54,6 +58,27 @@ fn check_replicas(test: &str, content: &[u8], replicas: &[u32]) {
     }
 }
 
+/// For each chain the packets that the client has posted to it, and the most that were not acknowledged.
+fn posted(text: &str) -> Vec<(u32, u32)> {
+    let said = text.lines().filter(|line| line.contains(": posted "));
+    let numbers = |line| {
+        (
+            number_after(line, "rank 0: posted "),
+            number_after(line, " packets, at most "),
+        )
+    };
+    said.map(numbers).collect()
+}
+
+/// The number behind the first place with these words.
+fn number_after(text: &str, words: &str) -> u32 {
+    let (_, rest) = text
+        .split_once(words)
+        .unwrap_or_else(|| panic!("`{words}` is not in {text}"));
+    let end = rest.find(|c: char| !c.is_ascii_digit());
+    rest[..end.unwrap_or(rest.len())].parse().unwrap()
+}
+
 /// CRC-32C, bit by bit.
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, byte| {
@@ -77,6 +102,11 @@ fn every_replica_has_the_block() {
         assert!(text.contains(&sum), "{sum} is not in\n{text}");
         // The program compares what TCP brings with what RDMA brings.
         assert!(text.contains("\nTCP "), "{text}");
+        let [(packets, most)] = posted(&text)[..] else {
+            panic!("{text}");
+        };
+        assert_eq!(packets, PACKETS, "{text}");
+        assert!((2..=WINDOW).contains(&most), "{text}");
     }
 }
 
@@ -91,8 +121,17 @@ fn chain_is_made_again_without_a_replica_that_was_killed() {
         let line = line.unwrap_or_else(|| panic!("{text}"));
         let cause = format!("rank {victim} of the group");
         assert!(line.contains(&cause), "{line}");
+        let broke_behind = number_after(line, named);
         // In the middle, not from the beginning.
-        assert!(text.contains("rank 0: goes on with packet "), "{text}");
+        let goes_on = number_after(&text, "rank 0: goes on with packet ");
+        assert!(goes_on > 0 && goes_on >= broke_behind, "{text}");
+        // The packets that both survivors have are not sent again.
+        let [(before, _), (after, most)] = posted(&text)[..] else {
+            panic!("{text}");
+        };
+        assert!((goes_on..PACKETS).contains(&before), "{text}");
+        assert_eq!(after, PACKETS - goes_on, "{text}");
+        assert!((2..=WINDOW).contains(&most), "{text}");
         check_replicas(&test, &content, &others);
     }
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::{Launcher, folder};
+use super::{Launcher, example_with_fault, folder};
 #[cfg(feature = "cuda")]
 use super::{program, waived};
 
@@ -109,5 +109,38 @@ fn check_bytes_and_copies_of(name: &str, run: impl Fn(&[&str]) -> Output) {
         // Besides the program's own count: the bytes of WRITEs whose addresses are those of the applications' memory at both ends. Nobody has to copy them.
         let direct = if copies == 0 { len * transfers } else { 0 };
         assert_eq!(row["direct_bytes"], direct, "{path}");
+        // At both ends, for each transfer or once.
+        let registrations = match path {
+            "registered" => 2 * transfers,
+            "direct" => 2,
+            _ => 0,
+        };
+        assert_eq!(row["registrations"], registrations, "{path}");
+    }
+}
+
+/// Packets of the software ConnectX take two milliseconds. In that time the next chunk is copied, unless the sender has lost its core at each of 30 chunks.
+#[test]
+fn a_chunk_is_copied_while_another_one_is_on_the_wire() {
+    let arguments = "--bytes 10000 --transfers 3 --chunk-bytes 1000 --slots 2";
+    let arguments: Vec<&str> = arguments.split(' ').collect();
+    let output = example_with_fault("delay-us=2000", "copies", &arguments);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{output:?}");
+    for (path, has_chunks) in [
+        ("staged", true),
+        ("shared", true),
+        ("registered", false),
+        ("direct", false),
+    ] {
+        let mut rows = text
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let row = rows.find(|row| row.get(1) == Some(&path));
+        let row = row.unwrap_or_else(|| panic!("{text}"));
+        let overlapped: u64 = row.last().unwrap().parse().unwrap();
+        // The first chunk of each of 3 transfers has none before it.
+        let expected = if has_chunks { 1..=27 } else { 0..=0 };
+        assert!(expected.contains(&overlapped), "{path}: {text}");
     }
 }

@@ -114,6 +114,15 @@ fn example(name: &str, arguments: &[&str]) -> Output {
     Launcher::Itself.example(0, name, arguments)
 }
 
+/// Runs an example, which starts its own ranks, and whose software ConnectX has this fault.
+fn example_with_fault(fault: &str, name: &str, arguments: &[&str]) -> Output {
+    let program = program(name);
+    let mut command = Command::new(&program);
+    command.env("DOORBELL_SOFTCX_FAULT", fault).args(arguments);
+    let output = command.output();
+    output.unwrap_or_else(|error| panic!("{}: {error}", program.display()))
+}
+
 /// A folder of the test's own, empty.
 fn folder(test: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))

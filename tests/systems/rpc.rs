@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Drawing, Launcher, folder};
+use super::{Drawing, Launcher, example_with_fault, folder};
 
 const SIZES: [u64; 3] = [8, 1000, 20_000];
 const CLIENTS: [u64; 2] = [1, 3];
@@ -170,6 +170,59 @@ fn server_reads_several_requests_at_once_and_only_some_methods_sleep() {
             assert!((2..=3).contains(&reads), "{cell}");
         } else {
             assert_eq!(reads, 0, "{cell}");
+        }
+    }
+}
+
+/// The software ConnectX places the bytes of a write 200 us late, and a later write that is not ordered behind it at once: the word would come before the bytes.
+#[test]
+fn word_is_not_there_before_the_bytes_of_late_writes() {
+    let file = folder("rpc_late_writes").join("out.json");
+    let arguments = [
+        "--methods",
+        "one-sided,read-based",
+        "--sizes",
+        "8,1000,20000",
+        "--clients",
+        "1,3",
+        "--calls",
+        "12",
+        "--out",
+        file.to_str().unwrap(),
+    ];
+    let output = example_with_fault("late-writes-us=200", "rpc", &arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {error}", output.status);
+    let out: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let cells = out["cells"].as_array().unwrap();
+    assert_eq!(cells.len(), SIZES.len() * CLIENTS.len() * 2);
+    for cell in cells {
+        let sum = sum_of_answers(number(cell, "size"), number(cell, "clients"));
+        assert_eq!(cell["sum"].as_u64().unwrap(), sum, "{cell}");
+    }
+}
+
+/// One client and the server have a core each, so `adaptive` may poll. How long it does so depends on the load of the machine, and so does whether it sleeps then; that it polls at all does not.
+#[test]
+fn adaptive_polls_before_it_sleeps() {
+    let file = folder("rpc_polled").join("out.json");
+    let arguments =
+        "--ranks 2 --methods two-sided,events,adaptive --sizes 8 --clients 1 --calls 200 --out";
+    let mut arguments: Vec<&str> = arguments.split(' ').collect();
+    arguments.push(file.to_str().unwrap());
+    let output = Launcher::Itself.example(2, "rpc", &arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {error}", output.status);
+    let out: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let cores = std::thread::available_parallelism().unwrap().get();
+    for cell in out["cells"].as_array().unwrap() {
+        assert_eq!(cell["crowded"], cores < 2, "{cell}");
+        let polled = cell["polled"].as_f64().unwrap();
+        if cell["method"] == "events" {
+            assert_eq!(polled, 0.0, "{cell}");
+        } else {
+            // A wait does not poll if the answer is there at once, or if the thread has lost its core for as long as it would poll.
+            assert!(polled >= 0.1, "{cell}");
         }
     }
 }

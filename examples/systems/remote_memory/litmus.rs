@@ -12,12 +12,14 @@ use serde_json::{Value, json};
 use crate::node::{DEADLINE, LINE_BYTES, Node};
 use crate::random::Random;
 
-use Step::{Await, Fence, Read, Touch, Write};
+use Step::{Atomic, Await, Fence, Read, Touch, Write};
 
 #[derive(Clone, Copy)]
 pub enum Step {
     /// Writes this value, 1 to 3, to a location.
     Write(usize, u8),
+    /// As `Write`, by an atomic: there is no other fence before it.
+    Atomic(usize, u8),
     Read(usize),
     /// A read whose value does not count: it brings the line into the cache.
     Touch(usize),
@@ -29,9 +31,11 @@ pub enum Step {
 impl Step {
     fn location(self) -> Option<usize> {
         match self {
-            Write(location, _) | Read(location) | Touch(location) | Await(location) => {
-                Some(location)
-            }
+            Write(location, _)
+            | Atomic(location, _)
+            | Read(location)
+            | Touch(location)
+            | Await(location) => Some(location),
             Fence => None,
         }
     }
@@ -57,7 +61,7 @@ fn goes_back(reads: &[u8]) -> bool {
     back || (a != 0 && b != 0 && a != b && (a, b) == (d, c))
 }
 
-pub const TESTS: [Litmus; 7] = [
+pub const TESTS: [Litmus; 8] = [
     // Location 0 is the data, 1 the flag. The reader has the old data in its cache. By location 2 the writer waits for it: neither runs ahead to the next instance.
     Litmus {
         name: "message passing",
@@ -72,6 +76,15 @@ pub const TESTS: [Litmus; 7] = [
         name: "message passing, fence",
         programs: &[
             &[Write(0, 1), Fence, Write(1, 1), Await(2)],
+            &[Touch(0), Await(1), Read(0), Write(2, 1)],
+        ],
+        is_forbidden: |reads| reads == [0],
+        is_relaxed: |_| false,
+    },
+    Litmus {
+        name: "message passing, atomic",
+        programs: &[
+            &[Write(0, 1), Atomic(1, 1), Await(2)],
             &[Touch(0), Await(1), Read(0), Write(2, 1)],
         ],
         is_forbidden: |reads| reads == [0],
@@ -240,6 +253,10 @@ impl Batches {
                 Write(location, value) => {
                     let value = self.done * VALUES + u64::from(value);
                     node.write(self.address(instance, location), &value.to_le_bytes())?;
+                }
+                Atomic(location, value) => {
+                    let value = self.done * VALUES + u64::from(value);
+                    node.atomic(self.address(instance, location), move |_| value)?;
                 }
                 Read(location) => {
                     result |= self.look(node, instance, location)? << (2 * reads);

@@ -82,6 +82,11 @@ impl Poll {
         self.started.elapsed()
     }
 
+    /// Whether it has not paused yet.
+    fn is_new(&self) -> bool {
+        self.turns == 0
+    }
+
     pub fn pause(&mut self, group: &Group) -> Result<()> {
         self.turns += 1;
         if self.turns.is_multiple_of(16) {
@@ -165,6 +170,8 @@ pub struct Connection {
     /// What a call has taken lately.
     usual: Duration,
     pub sleeps: u64,
+    /// Waits for a receive that have polled, and not slept at once, when nothing had come.
+    pub polled: u64,
 }
 
 impl Connection {
@@ -183,6 +190,7 @@ impl Connection {
             posts: 0,
             usual: Duration::ZERO,
             sleeps: 0,
+            polled: 0,
         })
     }
 
@@ -342,6 +350,7 @@ impl Connection {
         let mut poll = Poll::new();
         while self.poll_receive()?.is_none() {
             if spin.is_none_or(|spin| poll.elapsed() < spin) {
+                self.polled += u64::from(poll.is_new());
                 poll.pause(waiting.group)?;
                 continue;
             }
@@ -516,6 +525,8 @@ fn word(number: u64, len: u64) -> u64 {
 #[derive(Default)]
 pub struct AnsweredCalls {
     pub sleeps: u64,
+    /// Waits for a request that have polled, and not slept at once, when nothing had come.
+    pub polled: u64,
     /// The most requests that it was reading at the same time.
     pub most_reads: u64,
 }
@@ -551,6 +562,7 @@ pub fn serve(
             continue;
         }
         if waiting.spin(usual).is_none_or(|spin| poll.elapsed() < spin) {
+            served.polled += u64::from(poll.is_new());
             device.progress();
             poll.pause(waiting.group)?;
             continue;

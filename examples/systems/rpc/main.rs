@@ -100,6 +100,10 @@ struct Cell {
     cpu: Duration,
     /// How often a side went to sleep, for a call.
     sleeps: f64,
+    /// How many waits have begun by polling, for a call. Waits of a client that polls memory do not count.
+    polled: f64,
+    /// More threads of a host polled than it has cores.
+    is_crowded: bool,
     /// The most requests that the server was reading at the same time.
     most_reads: u64,
     /// Of all answers.
@@ -111,7 +115,7 @@ impl Cell {
         json!({
             "method": self.method.name(), "size": self.size, "clients": self.clients, "latency": self.median.as_nanos() as u64,
             "throughput": self.calls_per_s, "cpu": self.cpu.as_nanos() as u64, "sum": self.sum,
-            "sleeps": self.sleeps, "most_reads": self.most_reads,
+            "sleeps": self.sleeps, "polled": self.polled, "crowded": self.is_crowded, "most_reads": self.most_reads,
         })
     }
 }
@@ -259,7 +263,8 @@ fn measure(
     let mut done = Done::default();
     if rank == 0 {
         let served = serve(connections, &waiting, clients * calls, compute)?;
-        (done.sleeps, done.most_reads) = (served.sleeps, served.most_reads);
+        (done.sleeps, done.polled) = (served.sleeps, served.polled);
+        done.most_reads = served.most_reads;
     } else if !own.is_empty() {
         std::thread::sleep(Duration::from_micros(
             options.stagger_us * u64::from(rank - 1),
@@ -268,6 +273,7 @@ fn measure(
     }
     done.cpu = support::process_time()? - cpu;
     done.met = met;
+    done.is_crowded = waiting.is_crowded;
     // Ranks without clients, and those whose clients are done, are here long before the others.
     support::wait_for_all(group)?;
     put_together(group, hosts, done, (method, size, clients), clients * calls)
@@ -283,6 +289,8 @@ struct Done {
     span: Option<(Duration, Duration)>,
     cpu: Duration,
     sleeps: u64,
+    polled: u64,
+    is_crowded: bool,
     /// Of the server; 0 of the others.
     most_reads: u64,
     sum: u64,
@@ -313,6 +321,7 @@ fn run_clients(
         let client = result?;
         done.latencies.extend(client.latencies);
         done.sleeps += client.sleeps;
+        done.polled += client.polled;
         done.sum = done.sum.wrapping_add(client.sum);
         ends.push((client.begin, client.end));
     }
@@ -332,6 +341,7 @@ struct Client {
     begin: Duration,
     end: Duration,
     sleeps: u64,
+    polled: u64,
     sum: u64,
 }
 
@@ -345,7 +355,8 @@ fn run_client(
     let event = Event::new();
     // All of the rank come here, whatever fails.
     start.wait();
-    let (event, begin, sleeps) = (event?, support::monotonic_time(), connection.sleeps);
+    let (event, begin) = (event?, support::monotonic_time());
+    let (sleeps, polled) = (connection.sleeps, connection.polled);
     let mut latencies = Vec::new();
     let (mut request, mut answer, mut sum) =
         (vec![0; size as usize], vec![0; size as usize], 0_u64);
@@ -367,6 +378,7 @@ fn run_client(
         begin,
         end: support::monotonic_time(),
         sleeps: connection.sleeps - sleeps,
+        polled: connection.polled - polled,
         sum,
     })
 }
@@ -408,6 +420,8 @@ fn put_together(
         done.span.map_or(0, |(_, end)| end.as_nanos() as u64),
         done.cpu.as_nanos() as u64,
         done.sleeps,
+        done.polled,
+        done.is_crowded.into(),
         done.most_reads,
         done.sum,
     ];
@@ -415,6 +429,7 @@ fn put_together(
     words.extend(latencies.map(|latency| latency.as_nanos() as u64));
     let mut latencies = Vec::new();
     let (mut cpu, mut sleeps, mut most_reads, mut sum) = (0, 0, 0, 0_u64);
+    let (mut polled, mut is_crowded) = (0, false);
     let mut spans = Vec::new();
     let gathered = support::gather(group, &words)?;
     for (words, host) in gathered.iter().zip(hosts) {
@@ -424,6 +439,8 @@ fn put_together(
             end,
             of_cpu,
             of_sleeps,
+            of_polled,
+            of_crowded,
             of_reads,
             of_sum,
             rest @ ..,
@@ -444,6 +461,8 @@ fn put_together(
             spans.push((time(*begin), time(*end)));
         }
         most_reads = most_reads.max(*of_reads);
+        polled += of_polled;
+        is_crowded |= *of_crowded != 0;
         (cpu, sleeps, sum) = (cpu + of_cpu, sleeps + of_sleeps, sum.wrapping_add(*of_sum));
         latencies.extend_from_slice(rest);
     }
@@ -464,6 +483,8 @@ fn put_together(
         calls_per_s: calls as f64 / elapsed.as_secs_f64().max(1e-9),
         cpu: Duration::from_nanos(cpu / calls),
         sleeps: sleeps as f64 / calls as f64,
+        polled: polled as f64 / calls as f64,
+        is_crowded,
         most_reads,
         sum,
     })

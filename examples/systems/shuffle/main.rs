@@ -127,6 +127,8 @@ struct Attempt<'a> {
     recorder: &'a Recorder,
     /// By the last fetch by READ.
     fetched: Cell<Fetched>,
+    /// The most bytes that were asked for and had not come, in the last fetch by messages.
+    most_by_message: Cell<u64>,
 }
 
 fn rank(options: &Options, mut group: Group) -> Result<()> {
@@ -140,6 +142,7 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
             names: &names,
             recorder: &recorder,
             fetched: Cell::default(),
+            most_by_message: Cell::default(),
         };
         let own = attempt.name(group.rank());
         let failure = match attempt.run(&mut held) {
@@ -366,7 +369,7 @@ impl Attempt<'_> {
         own.push(held.sorted.values().map(|sorted| sorted.records).sum());
         let sums = held.sorted.values().map(|sorted| sorted.sum);
         own.push(sums.fold(0, u64::wrapping_add));
-        own.push(fetched.most_bytes);
+        own.extend([fetched.most_bytes, self.most_by_message.get()]);
         for cost in by_read.iter().chain(by_message) {
             let parts = [cost.seconds, cost.fetching, cost.serving, cost.process];
             own.extend(parts.map(f64::to_bits));
@@ -396,15 +399,17 @@ impl Attempt<'_> {
         if by_message.is_empty() {
             return Ok(());
         }
+        let most = |at: usize| all.iter().map(|words| words[at]).max().unwrap_or_default();
         let mebibytes = total(0) as f64 / f64::from(1 << 20);
         println!(
-            "a fetch: {mebibytes:.1} MiB between {} ranks, {} READs of up to {} bytes with {} completions, at most {} bytes in flight for a rank, of {} that may be",
+            "a fetch: {mebibytes:.1} MiB between {} ranks, {} READs of up to {} bytes with {} completions, at most {} bytes in flight for a rank, of {} that may be, and at most {} by messages",
             self.group.size(),
             total(1),
             options.read_bytes,
             total(2),
-            all.iter().map(|words| words[6]).max().unwrap_or_default(),
-            options.in_flight
+            most(6),
+            options.in_flight,
+            most(7)
         );
         println!(
             "median of {:<10} {:>8} {:>8} {:>22} {:>22} {:>12}",
@@ -416,8 +421,8 @@ impl Attempt<'_> {
             "all CPU, ms"
         );
         for (name, at, count) in [
-            ("READ", 7, by_read.len()),
-            ("request and reply", 7 + 4 * by_read.len(), by_message.len()),
+            ("READ", 8, by_read.len()),
+            ("request and reply", 8 + 4 * by_read.len(), by_message.len()),
         ] {
             // The slowest rank's time, and the processor time of all.
             let median = |part: usize, join: fn(f64, f64) -> f64| {

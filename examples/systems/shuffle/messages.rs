@@ -158,6 +158,8 @@ impl Asking<'_> {
         let mut flight = Flight::new(plan, attempt.options.in_flight);
         let mut asked = vec![0_u32; self.peers.len()];
         let mut under_way = vec![0_u32; self.peers.len()];
+        // Counted where requests are sent and replies come, and not where the flight decides.
+        let (mut bytes_under_way, mut most_bytes) = (0, 0);
         let index = |peer: u32| self.peers.iter().position(|p| *p == peer);
         while !flight.is_over() {
             while let Some((peer, batch)) =
@@ -179,6 +181,8 @@ impl Asking<'_> {
                     .map_err(|error| attempt.fetch_failed(batch[0].split, peer, error))?;
                 asked[at] += 1;
                 under_way[at] += 1;
+                bytes_under_way += batch.iter().map(|piece| piece.len_bytes).sum::<u64>();
+                most_bytes = most_bytes.max(bytes_under_way);
             }
             let peer = flight.oldest().context("nothing in flight")?;
             let at = index(peer).context("a queue")?;
@@ -188,10 +192,12 @@ impl Asking<'_> {
                     .recv_now(&into, Some(DEADLINE))
                     .map_err(|error| attempt.fetch_failed(piece.split, peer, error))?;
                 ensure!(len_bytes == piece.len_bytes, "a reply of {len_bytes} bytes");
+                bytes_under_way -= len_bytes;
             }
             flight.complete(peer);
             under_way[at] -= 1;
         }
+        attempt.most_by_message.set(most_bytes);
         Ok(())
     }
 }
