@@ -342,7 +342,7 @@ mod tests {
         a.tell_host(mine).unwrap();
         assert_eq!((a.host_of(1), a.host_of(2)), (Some(mine), None));
         assert_eq!(a.node_of_host(&theirs), None);
-        // Who has not told an address finds none.
+        // A device that has not told its own address finds no other device.
         assert_eq!((b.host_of(1), b.node_of_host(&mine)), (None, None));
         b.tell_host(theirs).unwrap();
         assert_eq!(a.node_of_host(&theirs), Some(2));

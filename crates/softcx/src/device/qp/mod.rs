@@ -156,7 +156,7 @@ impl Qp {
     }
 
     /// Whether a packet that has come for this number is of its transport, and from its peer. `sender` is the address that it comes from, of a device that
-    /// has one: with the wire `udp+shm` packets of one peer may come either way, if it opened its device between the connects of the two ends.
+    /// has one: with the wire `udp+shm` packets of one peer may come by memory and by UDP.
     #[inline]
     pub(crate) fn expects(&self, header: &Header, sender: Option<[u8; 16]>) -> bool {
         match (self.parts.transport, header.service) {

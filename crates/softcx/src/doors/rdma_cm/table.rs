@@ -202,7 +202,7 @@ impl CmTable {
         (is_same && !matches!(exchange.state, Idle | TimeWait)).then_some(handle)
     }
 
-    /// The port that has the number of a peer on the fabric now; 0 if there is none, or the peer is not known to be on the fabric.
+    /// The port of the device that is at the peer's place on the fabric now. It is 0 if no device is there, or if the peer may be on another host.
     pub(super) fn port_of(&self, peer: MadPeer) -> u64 {
         let core = self.device.lock();
         let node = match peer {
