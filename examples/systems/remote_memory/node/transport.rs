@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use doorbell::{Endpoint, QueueKind, Work};
+use doorbell::{Completion, Endpoint, Error, Group, QueueKind, Work};
 
 use super::directory::Request;
 use super::message::{Kind, MESSAGE_BYTES, Message};
@@ -27,6 +27,15 @@ pub(super) struct Link {
     pub(super) endpoint: Endpoint,
     pub(super) unsignaled: u32,
     pub(super) signals: u32,
+}
+
+/// Takes a completion. In place of a flushed one, the error is the failure that flushed it.
+fn poll(group: &Group, endpoint: &mut Endpoint, queue: QueueKind) -> Result<Option<Completion>> {
+    let polled = endpoint.poll_cq(queue);
+    Ok(polled.map_err(|error| {
+        let first = endpoint.failure().map_or(error, Error::Work);
+        group.cause_of(first)
+    })?)
 }
 
 impl Node {
@@ -121,8 +130,7 @@ impl Node {
     fn collect(&mut self, peer: u32) -> Result<()> {
         let link = &mut self.links[peer as usize];
         while link.signals > 0 {
-            let polled = link.endpoint.poll_cq(QueueKind::Send);
-            let Some(completion) = polled.map_err(|error| self.group.cause_of(error))? else {
+            let Some(completion) = poll(&self.group, &mut link.endpoint, QueueKind::Send)? else {
                 break;
             };
             link.signals -= 1;
@@ -147,8 +155,7 @@ impl Node {
         for peer in (0..self.size()).filter(|peer| *peer != rank) {
             loop {
                 let endpoint = &mut self.links[peer as usize].endpoint;
-                let polled = endpoint.poll_cq(QueueKind::Recv);
-                let Some(completion) = polled.map_err(|error| self.group.cause_of(error))? else {
+                let Some(completion) = poll(&self.group, endpoint, QueueKind::Recv)? else {
                     break;
                 };
                 let number = u64::from(peer) * RECEIVES + completion.wr_id;
