@@ -9,10 +9,27 @@ use crate::endpoint::{Endpoint, EndpointConfig};
 use crate::group::mesh::{Mesh, MeshWatcher};
 use crate::group::{LaunchEnvironment, Store};
 use crate::region::{Device, ProtectionDomain};
-use crate::{Error, Result, StateKind};
+use crate::{Cause, Error, Result, StateKind, WcStatus};
 
 /// How much later than an endpoint the store may report the same event.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// Whether the device reports a fault of this side's work request, or of what both sides agreed on, which a peer that is gone cannot cause.
+fn is_own_fault(error: &Error) -> bool {
+    use WcStatus::{
+        BadRespErr, LocAccessErr, LocLenErr, LocProtErr, LocQpOpErr, MwBindErr, RemInvReqErr,
+    };
+    let Error::Work(failed) = error else {
+        return false;
+    };
+    let Cause::Completion { status, .. } = failed.cause else {
+        return false;
+    };
+    matches!(
+        status,
+        LocLenErr | LocQpOpErr | LocProtErr | MwBindErr | BadRespErr | LocAccessErr | RemInvReqErr
+    )
+}
 
 /// How a group is joined. Start from `GroupConfig::default()`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,8 +244,12 @@ impl Group {
     }
 
     /// The cause of an error: if an operation failed or took too long because a rank has ended, this returns the error that names the rank. An
-    /// endpoint may notice that before the store does, so this waits up to two seconds for the store.
+    /// endpoint may notice that before the store does, so this waits up to two seconds for the store. A completion in error that the end of a peer
+    /// cannot cause, as for memory that is not registered here, is returned as it is: the other ranks may have ended because of it.
     pub fn cause_of(&self, error: Error) -> Error {
+        if is_own_fault(&error) {
+            return error;
+        }
         self.store.client().wait_for_failure(GRACE).unwrap_or(error)
     }
 

@@ -15,7 +15,7 @@ use crate::group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
 use crate::region::{Access, Device, Region};
 use crate::{
     Cause, Communicator, DataType, EndpointConfig, Error, HostStream, MatcherConfig, MessageConfig,
-    QueueKind, ReduceOp, Reduction, Source, StateKind, Work,
+    QueueKind, ReduceOp, Reduction, Source, StateKind, WcStatus, Work, WorkError,
 };
 
 pub(super) const SOON: Duration = Duration::from_secs(60);
@@ -963,6 +963,24 @@ fn the_end_of_a_rank_ends_the_waits_of_all_endpoints() {
         );
         let error = group.cause_of(waited);
         assert!(matches!(error, Error::Rank { rank: 1, .. }), "{error}");
+        for (status, is_explained) in [
+            (WcStatus::LocProtErr, false),
+            (WcStatus::RemInvReqErr, false),
+            (WcStatus::RemAccessErr, true),
+            (WcStatus::RetryExcErr, true),
+            (WcStatus::WrFlushErr, true),
+        ] {
+            let cause = Cause::Completion {
+                status,
+                syndrome: 0,
+                vendor_syndrome: 0,
+            };
+            let found = Error::Work(WorkError::new(1, None, cause));
+            let named = group.cause_of(found.clone());
+            let by_rank = matches!(named, Error::Rank { rank: 1, .. });
+            assert_eq!(by_rank, is_explained, "{named}");
+            assert!(by_rank || named == found, "{named}");
+        }
         assert!(matches!(group.check(), Err(Error::Rank { rank: 1, .. })));
         assert!(group.endpoint(2 - rank).is_err());
         assert!(began.elapsed() < SOON / 2);
