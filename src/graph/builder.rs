@@ -24,7 +24,7 @@ use crate::{Error, Result, StateKind};
 ///   [`GraphBuilder::after`], determines what else they depend on.
 /// - Recording prepares the operations, so it returns the errors of preparing, and the queues need room. The first launch uses what was
 ///   prepared; until it, nothing else can be posted to those queues. Dropping the builder, or a [`GraphExec`] that is not launched, cancels it
-///   as dropping [`Prepared`](crate::Prepared) does; [`GraphExec::disarm`] leaves no trace.
+///   as dropping [`Prepared`](crate::Prepared) does; [`GraphExec::disarm`] leaves no trace of what is the newest of its queue.
 /// - Messages and collective operations take their slots and numbers when they are prepared, as if they were sent then. So a builder or a [`GraphExec`] that is dropped with
 ///   such operations prepared aborts the connections; disarm it before. Each launch waits for a free slot for each message that it sends, and for the completions of the
 ///   credits that it gives, so it executes the same operations each time.

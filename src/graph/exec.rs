@@ -99,7 +99,8 @@ impl GraphExec {
         Ok(())
     }
 
-    /// Takes the preparation of the next launch back, so that other work can be posted to the members before it.
+    /// Takes the preparation of the next launch back, so that other work can be posted to the members before it. An operation behind which another one was
+    /// prepared since stays in its queue as a no-operation, as with [`Endpoint::rollback`](crate::Endpoint::rollback), and completes under its `wr_id`.
     ///
     /// # Errors
     /// [`Error::Foreign`] if a member that was recorded is missing; [`Error::State`] if another graph has messages of the same queue prepared behind those of this one: nothing has changed then.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use cudarc::driver::sys::CUstreamCaptureMode as Mode;
 use doorbell::softcx::Faults;
 use doorbell::{
-    Condition64, Error, Executor, QueueKind, Status, Ticket, Work, stream_wait_value64,
-    stream_write_value64,
+    Cause, Condition64, Error, Executor, QueueKind, Status, Ticket, WcStatus, Work,
+    stream_wait_value64, stream_write_value64,
 };
 
 use crate::rig::gpu::alone;
@@ -37,6 +37,27 @@ const EVENTS: [Event; 7] = [
     Event::FailSend,
     Event::FailRecv,
 ];
+
+/// Whether that event can be why an endpoint failed: side 0 is the sender. A wait may always take too long: its limit is short.
+fn is_explained(event: Event, side: usize, cause: Cause) -> bool {
+    let status = match cause {
+        Cause::Deadline(_) | Cause::Discarded => return true,
+        Cause::Aborted => None,
+        Cause::Completion { status, .. } => Some(status),
+        _ => return false,
+    };
+    let explained: &[Option<WcStatus>] = match (event, side) {
+        (Event::AbortSender, 0) | (Event::AbortReceiver, 1) => &[None],
+        (Event::AbortReceiver | Event::Cut, 0) => &[Some(WcStatus::RetryExcErr)],
+        // A WRITE, and a SEND into the region.
+        (Event::Deregister, 0) => &[Some(WcStatus::RemAccessErr), Some(WcStatus::RemOpErr)],
+        (Event::Deregister, 1) => &[Some(WcStatus::LocAccessErr), Some(WcStatus::LocProtErr)],
+        (Event::FailSend, 0) | (Event::FailRecv, 1) => &[Some(WcStatus::LocProtErr)],
+        (Event::FailRecv, 0) => &[Some(WcStatus::RemOpErr)],
+        _ => &[],
+    };
+    explained.contains(&status)
+}
 
 /// Whatever fails, at whatever launch: what a count says has arrived is there, the rest has a typed error, nothing hangs, and after a reset all works.
 #[test]
@@ -174,10 +195,17 @@ fn replays_under_random_faults_are_right_or_have_a_typed_error() {
                     continue;
                 }
                 let until = std::time::Instant::now() + Duration::from_secs(20);
-                while side.failure().is_none() {
+                let cause = loop {
+                    if let Some(failure) = side.failure() {
+                        break failure.cause;
+                    }
                     assert!(std::time::Instant::now() < until, "{label}, side {at}");
                     std::thread::sleep(Duration::from_micros(100));
-                }
+                };
+                assert!(
+                    is_explained(event, at, cause),
+                    "{label}, side {at}: {cause:?}"
+                );
                 assert!(is_failed(&tickets[2 * at + 1]), "{label}");
                 let fault = application.stream.synchronize(SOON).unwrap_err();
                 assert!(

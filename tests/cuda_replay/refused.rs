@@ -5,8 +5,9 @@ use std::time::Duration;
 use cudarc::driver::sys::CUstreamCaptureMode as Mode;
 use doorbell::softcx::Faults;
 use doorbell::{
-    Cause, Condition64, Endpoint, EndpointConfig, Error, Executor, GraphBuilder, QueueKind,
-    StateKind, Status, Ticket, Transport, Work, stream_wait_value64,
+    Cause, Condition64, Device, Endpoint, EndpointConfig, Error, Executor, GraphBuilder,
+    MessageConfig, MessageQueue, QueueKind, StateKind, Status, Ticket, Transport, Work,
+    stream_post, stream_wait_value64,
 };
 
 use crate::rig::gpu::alone;
@@ -73,6 +74,63 @@ fn what_cannot_be_replayed_is_refused_at_capture() {
     bench.a.wait();
     received.wait(SOON).unwrap();
     assert!(to.is_filled_with(0, 8, 9).unwrap());
+}
+
+/// Prepared operations and messages change with each use; the doorbells of the sync path are rung by the calling thread.
+#[test]
+fn what_needs_the_cpu_at_each_launch_is_refused_at_capture() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("what_needs_the_cpu", &config()) else {
+        return;
+    };
+    let mut plain = Pair::new(bench.pair.domain.device(), &config());
+    let region = plain.region(4096);
+    let slices = [region.slice(0, 8).unwrap()];
+    let work = Work::write(&slices, region.remote().slice(8, 8).unwrap());
+    let mut queues =
+        [(); 2].map(|()| MessageQueue::new(&plain.domain, &MessageConfig::default()).unwrap());
+    let addresses = queues.each_ref().map(MessageQueue::address);
+    queues[0].connect(&addresses[1]).unwrap();
+    queues[1].connect(&addresses[0]).unwrap();
+    let sync = Device::open("softcx,path=sync").unwrap();
+    let mut rung_by_caller = Pair::new(&sync, &config());
+    let of_sync = rung_by_caller.region(4096);
+    let own = [of_sync.slice(0, 8).unwrap()];
+    let prepared = plain.a.prepare_send(&work).unwrap();
+    let mut returned = None;
+    let graph = bench
+        .a
+        .capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL, |stream| {
+            let is_captured = |error: &Error| matches!(error, Error::State { kind, .. } if *kind == StateKind::Captured);
+            let rejected = stream_post(stream, prepared).unwrap_err();
+            assert!(is_captured(&rejected.error), "{}", rejected.error);
+            returned = Some(rejected.prepared);
+            let error = queues[0].send(stream, &slices).unwrap_err();
+            assert!(is_captured(&error), "{error}");
+            let error = queues[1].recv(stream, &slices).unwrap_err();
+            assert!(is_captured(&error), "{error}");
+            let own_work = Work::write(&own, of_sync.remote().slice(8, 8).unwrap());
+            let error = rung_by_caller
+                .a
+                .stream_queue_send(stream, &own_work)
+                .unwrap_err();
+            assert!(error.to_string().contains("sync"), "{error}");
+            let slices = [bench.from.slice(0, 8).unwrap()];
+            let remote = bench.to.remote().slice(0, 8).unwrap();
+            let work = Work::write(&slices, remote);
+            bench.pair.a.stream_queue_send(stream, &work).unwrap();
+            (bench.pair.a.stream_wait_cq(stream, QueueKind::Send)).unwrap();
+        });
+    // What was refused is as it was, and the capture has the rest.
+    bench.from.fill(0, 8, 9).unwrap();
+    bench.a.launch(&graph);
+    bench.a.wait();
+    assert!(bench.is_filled(8, 9));
+    region.fill(0, 8, 5).unwrap();
+    let ticket = stream_post(&bench.b.stream, returned.unwrap()).unwrap();
+    bench.b.wait();
+    ticket.wait(SOON).unwrap();
+    assert!(region.is_filled_with(8, 8, 5).unwrap());
 }
 
 /// Kernels and graphs of a builder send to the peer of the endpoint, so that a request with a receiver of its own would go to another one.

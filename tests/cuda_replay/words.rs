@@ -115,6 +115,40 @@ fn words_of_a_gpu_and_counts_are_awaited() {
     }
 }
 
+/// A receiver whose peer sends nothing: the count does not come, and what is behind its wait is not executed.
+#[test]
+fn a_count_that_does_not_come_in_time_ends_its_launch() {
+    let _alone = alone();
+    let Some(bench) = Bench::new("a_count_that_does_not_come", &config()) else {
+        return;
+    };
+    let words = bench.pair.region(4096);
+    words.fill(0, 4096, 0).unwrap();
+    let mut tickets = Vec::new();
+    let graph = bench
+        .a
+        .capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL, |stream| {
+            let short = Some(Duration::from_millis(500));
+            tickets.push(stream_wait_count64(stream, &words, 0, (1, 1), short).unwrap());
+            tickets.push(stream_write_value64(stream, &words, 64, 12).unwrap());
+        });
+    words.store_u64(0, 1).unwrap();
+    bench.a.launch(&graph);
+    bench.a.wait();
+    assert_eq!(words.load_u64(64), Ok(12));
+    words.store_u64(64, 0).unwrap();
+    // This launch waits for 2.
+    bench.a.launch(&graph);
+    bench.a.wait();
+    let fault = bench.a.stream.synchronize(SOON).unwrap_err();
+    assert!(fault.to_string().contains("time limit"), "{fault}");
+    assert_eq!(words.load_u64(64), Ok(0));
+    assert!(tickets.iter().all(is_failed), "{tickets:?}");
+    assert!(tickets.iter().all(|ticket| ticket.launches() == Some(1)));
+    assert!(bench.a.stream.take_fault().is_some());
+    bench.a.wait();
+}
+
 /// A wait that the GPU executes ends with an abort of the stream, as a fault: what is behind it is not executed.
 #[test]
 fn an_abort_ends_a_wait_for_a_word() {

@@ -70,6 +70,8 @@ pub struct Life {
     sides: [Order; 2],
     /// Kernels own its send queue, or owned it.
     has_kernels: AtomicBool,
+    /// The numbers of requests of graphs that were prepared and not launched. What was prepared behind such a request keeps it in its queue, as a no-operation.
+    disarmed: Mutex<Vec<u64>>,
 }
 
 /// The requests of one queue in one life, in order.
@@ -134,6 +136,7 @@ impl Life {
             failure: Mutex::default(),
             sides: [order(), order()],
             has_kernels: AtomicBool::new(false),
+            disarmed: Mutex::default(),
         })
     }
 
@@ -600,7 +603,14 @@ impl Model {
     pub fn disarmed(&self, armed: &Armed) {
         let order = &armed.life.sides[QueueKind::Send as usize];
         order.replace(armed.number, None);
-        self.lose_count(&armed.life);
+        self.given_up(armed.number, &armed.life);
+    }
+
+    /// What a graph has prepared of that number, with [`recorded`], is taken back or dropped.
+    #[cfg(feature = "cuda")]
+    pub fn given_up(&self, number: usize, life: &Life) {
+        lock(&life.disarmed).push(number as u64 + 1);
+        self.lose_count(life);
     }
 
     /// A request that was refused.
@@ -818,9 +828,13 @@ impl Model {
             complete.or_else(|| self.all().find(is_it))
         };
         let Some(request) = found.or_else(by_number) else {
+            let is_nop = completion.operation == Operation::Post(Opcode::Nop);
+            if is_nop && lock(&life.disarmed).contains(&wr_id) {
+                return;
+            }
             self.lie(
                 "polled what is unknown",
-                format!("endpoint {} {side:?}: work request {wr_id}", life.end),
+                format!("endpoint {} {side:?}: {completion:?}", life.end),
             );
             return;
         };

@@ -63,8 +63,9 @@ impl World<'_> {
             }
             Err(error) => {
                 // What was recorded before is dropped.
-                for end in ends.values() {
-                    self.model.lose_count(&end.life);
+                for (at, operation) in operations.iter().enumerate() {
+                    let life = &ends[&operation.end()].life;
+                    self.model.given_up(recorded(number, at), life);
                 }
                 self.judge(number, lane, &mut ends, error);
             }

@@ -75,7 +75,7 @@ pub(crate) fn start_of(pid: u32) -> Result<u64> {
 /// The start time of a process, in clock ticks since boot; `None` if no process with this number runs.
 ///
 /// # Errors
-/// The error of reading `/proc`, for example if there are no free descriptors.
+/// The error of reading `/proc`, for example if there are no free descriptors, or if `/proc` hides the processes of other users.
 pub(crate) fn started(pid: u32) -> io::Result<Option<u64>> {
     // By its first thread, whose start is that of the process: under qemu-user /proc/PID/stat says, to the process itself, when the thread that
     // asks started.
@@ -85,7 +85,8 @@ pub(crate) fn started(pid: u32) -> io::Result<Option<u64>> {
             if error.kind() == io::ErrorKind::NotFound
                 || error.raw_os_error() == Some(libc::ESRCH) =>
         {
-            return Ok(None);
+            // The entry of a living process may be missing, too: with the option hidepid, and where the kernel has no memory for it.
+            return if exists(pid) { Err(error) } else { Ok(None) };
         }
         Err(error) => return Err(error),
     };
@@ -109,6 +110,16 @@ pub(crate) fn started(pid: u32) -> io::Result<Option<u64>> {
     }
 }
 
+/// Whether there is a process with this number, as the kernel knows it.
+fn exists(pid: u32) -> bool {
+    let Some(pid) = i32::try_from(pid).ok().filter(|&pid| pid > 0) else {
+        return false;
+    };
+    // SAFETY: a plain call; signal 0 is none.
+    let done = unsafe { libc::kill(pid, 0) };
+    done == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
 /// 64 random bits from the kernel.
 pub(crate) fn random() -> Result<u64> {
     let mut bytes = [0u8; 8];
@@ -118,5 +129,56 @@ pub(crate) fn random() -> Result<u64> {
         Ok(u64::from_ne_bytes(bytes))
     } else {
         Err(last_error("getrandom"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_proc_hides_is_not_taken_for_dead() {
+        assert!(matches!(started(1), Ok(Some(_))));
+        let hidden = std::thread::spawn(|| {
+            let none = std::ptr::null::<libc::c_char>();
+            // SAFETY: plain calls with texts that end in 0; namespace and user are those of this thread alone.
+            unsafe {
+                let made = libc::unshare(libc::CLONE_NEWNS | libc::CLONE_FS) == 0
+                    && libc::mount(
+                        none,
+                        c"/".as_ptr(),
+                        none,
+                        libc::MS_REC | libc::MS_PRIVATE,
+                        none.cast(),
+                    ) == 0
+                    && libc::mount(
+                        c"proc".as_ptr(),
+                        c"/proc".as_ptr(),
+                        c"proc".as_ptr(),
+                        0,
+                        c"hidepid=2".as_ptr().cast(),
+                    ) == 0;
+                if !made {
+                    return Err(io::Error::last_os_error());
+                }
+                let nobody: libc::uid_t = 65534;
+                assert_eq!(
+                    libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody),
+                    0
+                );
+            }
+            let gone = started(u32::MAX - 1);
+            let found = [started(1), started(std::process::id())];
+            Ok((gone, found))
+        });
+        match hidden.join().unwrap() {
+            Ok((gone, [of_root, own])) => {
+                assert_eq!(gone.ok(), Some(None));
+                let error = of_root.unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::NotFound);
+                assert!(matches!(own, Ok(Some(_))), "{own:?}");
+            }
+            Err(error) => eprintln!("WAIVED: /proc that hides processes: {error}"),
+        }
     }
 }
