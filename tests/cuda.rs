@@ -1985,6 +1985,40 @@ fn contexts_and_timing_events_work_during_a_capture() {
     }
 }
 
+/// A context that is not the primary one, and a stream in it, both of the application. Afterwards it can destroy them: nothing of the library is left there.
+#[test]
+fn a_context_from_raw_is_used_and_not_destroyed() {
+    let _alone = alone();
+    if context("a_context_from_raw_is_used").is_none() {
+        return;
+    }
+    let (mut raw, mut theirs) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: writes two handles; the new context is current.
+    unsafe {
+        assert_eq!(sys::cuCtxCreate_v2(&mut raw, 0, 0), OK);
+        assert_eq!(sys::cuStreamCreate(&mut theirs, 1), OK);
+    }
+    let mut bench = Bench::new();
+    {
+        // SAFETY: made above, and destroyed after the last use.
+        let context = unsafe { CudaContext::from_raw(raw) }.unwrap();
+        assert_eq!(context.raw(), raw);
+        // SAFETY: a stream of the context, destroyed at the end.
+        let stream = unsafe { CudaStream::from_raw(&context, theirs, "theirs") }.unwrap();
+        for value in 1..4 {
+            bench.works(&stream, value);
+        }
+        stream.synchronize(SOON).unwrap();
+    }
+    drop(bench);
+    // SAFETY: made above; nothing is queued any more.
+    unsafe {
+        assert_eq!(sys::cuStreamDestroy_v2(theirs), OK);
+        assert_eq!(sys::cuCtxDestroy_v2(raw), OK);
+        assert_eq!(sys::cuCtxSetCurrent(std::ptr::null_mut()), OK);
+    }
+}
+
 /// Work on the legacy default stream continues while the application captures a stream that is ordered with it, and does not break that capture.
 #[test]
 fn capture_beside_the_legacy_default_stream_stays_valid() {

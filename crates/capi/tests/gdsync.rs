@@ -412,6 +412,34 @@ fn gdsync_headers_compile_in_every_include_order() {
     }
 }
 
+/// What docs/c.md lists as left out does not compile, and the compiler says which name it was.
+#[test]
+fn what_is_left_out_is_refused_by_name_when_it_is_compiled() {
+    let test = "what_is_left_out_is_refused_by_name";
+    if !has("cc") || !has_libibverbs(test) {
+        return;
+    }
+    let uses = [
+        ("gds_create_cq", "gds_create_cq(0, 0, 0, 0, 0, 0, 0)"),
+        ("res_domain", "((gds_qp_init_attr_t *)0)->res_domain"),
+        ("ibv_exp_peer_commit", "sizeof(struct ibv_exp_peer_commit)"),
+        ("ibv_exp_peer_peek", "sizeof(struct ibv_exp_peer_peek)"),
+        ("peer_op_wr", "((gds_send_request_t *)0)->peer_op_wr"),
+        ("mh", "((gds_mem_desc_t *)0)->mh"),
+        ("", "sizeof(gds_send_request_t) + sizeof(gds_mem_desc_t)"),
+    ];
+    for (number, (name, used)) in uses.into_iter().enumerate() {
+        let path = scratch(&format!("gdsync_left_out_{number}.c"));
+        let text = format!("#include <gdsync.h>\nint main(void) {{ (void)({used}); return 0; }}\n");
+        fs::write(&path, text).unwrap();
+        let mut command = compiler("cc", "c11");
+        let output = command.args(["-fsyntax-only"]).arg(&path).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), name.is_empty(), "{used}: {said}");
+        assert!(said.contains(name), "{used}: {said}");
+    }
+}
+
 /// Kernels' waits on a processor, with a clock that steps back.
 #[test]
 fn waits_of_kernels_end_with_the_word_or_with_their_time() {

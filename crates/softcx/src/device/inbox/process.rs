@@ -158,14 +158,15 @@ mod tests {
                         0,
                         c"hidepid=2".as_ptr().cast(),
                     ) == 0;
-                if !made {
+                // Of this thread alone, as all calls here: the functions of libc would change all threads.
+                if !made || libc::syscall(libc::SYS_setgroups, 0, 0) != 0 {
                     return Err(io::Error::last_os_error());
                 }
+                // The group, too: that of root sees all processes.
                 let nobody: libc::uid_t = 65534;
-                assert_eq!(
-                    libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody),
-                    0
-                );
+                for call in [libc::SYS_setresgid, libc::SYS_setresuid] {
+                    assert_eq!(libc::syscall(call, nobody, nobody, nobody), 0);
+                }
             }
             let gone = started(u32::MAX - 1);
             let found = [started(1), started(std::process::id())];
