@@ -278,6 +278,8 @@ fn a_launch_that_is_refused_is_not_queued() {
 #[test]
 fn capability_whose_probe_fails_is_reported_missing() {
     const FAULTS: &str = "DOORBELL_CUDA_STANDIN_FAULTS";
+    /// The exit status of a process whose probe could not begin in time.
+    const NOT_TRIED: i32 = 77;
     let _alone = alone();
     let test = "capability_whose_probe_fails_is_reported_missing";
     if !is_standin() {
@@ -323,11 +325,17 @@ fn capability_whose_probe_fails_is_reported_missing() {
     ];
     let Ok(faults) = std::env::var(FAULTS) else {
         for (faults, ..) in cases {
-            let child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", test, "--nocapture"])
-                .env(FAULTS, faults)
-                .output()
-                .unwrap();
+            let run = || {
+                let mut child = Command::new(std::env::current_exe().unwrap());
+                child.args(["--exact", test, "--nocapture"]);
+                child.env(FAULTS, faults).output().unwrap()
+            };
+            let mut child = run();
+            for _ in 0..4 {
+                if child.status.code() == Some(NOT_TRIED) {
+                    child = run();
+                }
+            }
             let (out, err) = (
                 String::from_utf8_lossy(&child.stdout),
                 String::from_utf8_lossy(&child.stderr),
@@ -339,6 +347,13 @@ fn capability_whose_probe_fails_is_reported_missing() {
     let (_, name, reason) = cases.iter().find(|(of, ..)| *of == faults).unwrap();
     let context = CudaContext::primary(0).unwrap();
     let findings = context.findings();
+    if findings
+        .iter()
+        .any(|line| line.contains("not tested. A new stream executed nothing"))
+    {
+        // The stand-in had no processor for the time that a probe may take.
+        std::process::exit(NOT_TRIED);
+    }
     let found = findings.iter().find(|line| line.starts_with(name));
     let found = found.unwrap_or_else(|| panic!("{findings:?}"));
     assert!(

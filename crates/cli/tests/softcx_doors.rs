@@ -538,6 +538,10 @@ fn shell_scripts_see_the_device_through_both_doors() {
                 "/sys/devices/pci5c0f:00/5c0f:00:00.0\n",
             ),
             (
+                "at=/sys/class/infiniband/mlx5_0/device; cat $at/vendor $at/device $at/numa_node && test -n \"$(cat $at/local_cpus)\" && wc -l < $at/resource",
+                "0x15b3\n0x1021\n-1\n13\n",
+            ),
+            (
                 "find /sys/devices/pci5c0f:00 -name lid",
                 "/sys/devices/pci5c0f:00/5c0f:00:00.0/infiniband/mlx5_0/ports/1/lid\n",
             ),

@@ -15,7 +15,7 @@ use crate::device::tests::datagrams::address as address_of_datagram;
 use crate::device::tests::driver::{ALL, Driver, Process, Work, data};
 use crate::device::tests::harness::{End, Shape, World, pattern};
 use crate::device::udp::mark_congested;
-use crate::device::{Device, DeviceOptions, Faults, LinkLayer, WireKind};
+use crate::device::{Attributes, Device, DeviceOptions, Faults, LinkLayer, WireKind};
 use crate::{Error, StateKind};
 use doorbell_wire::mlx5::{Datagram, SendRequest, Syndrome};
 
@@ -99,6 +99,46 @@ fn devices_of_different_wires_do_not_connect() {
         let refused = ends[end].qp.connect(&local);
         assert!(matches!(refused, Err(Error::State { .. })), "{refused:?}");
     }
+}
+
+/// One acknowledgement answers many packets.
+#[test]
+fn a_long_write_is_acknowledged_by_few_packets() {
+    let mut world = World::by_udp(2);
+    let (mut a, b) = pair(&mut world);
+    write_half(&mut world, (&mut a, &b), 1);
+    is_written(&mut a, &b, 1);
+    let [sent, answered] = [0, 1].map(|at: usize| world.devices[at].counters().packets_sent);
+    let packets = (HALF as u64).div_ceil(4096);
+    assert!(sent >= packets, "{sent}");
+    assert!(
+        (1..=packets / 4).contains(&answered),
+        "{answered} of {sent}"
+    );
+}
+
+/// By the refusal of what comes behind it, long before the time of the requester is over.
+#[test]
+fn a_lost_packet_is_sent_again_because_of_a_nak() {
+    let mut world = World::by_udp(2);
+    let attributes = Attributes {
+        // 17 s.
+        ack_timeout: 22,
+        ..Attributes::default()
+    };
+    let (mut a, b) = world.pair(Shape {
+        attributes,
+        memory_bytes: ROOM,
+        ..Shape::default()
+    });
+    world.devices[0].set_faults(Faults {
+        drop_nth: 3,
+        ..Faults::default()
+    });
+    write_half(&mut world, (&mut a, &b), 1);
+    is_written(&mut a, &b, 1);
+    assert_eq!(world.devices[0].counters().retransmissions, 1);
+    assert!(world.now_ns < 1_000_000_000, "{}", world.now_ns);
 }
 
 #[test]

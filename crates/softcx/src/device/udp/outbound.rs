@@ -250,6 +250,7 @@ fn is_about_segments(error: &io::Error) -> bool {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::collections::BTreeSet;
     use std::net::{IpAddr, UdpSocket};
 
     use super::*;
@@ -272,6 +273,24 @@ mod tests {
         (400, 0, 0),
         (400, 0, 1),
     ];
+
+    #[test]
+    fn a_connection_has_one_source_port_and_many_have_all() {
+        let own = |_| {
+            let flow = socket::bind(IpAddr::from([127, 0, 0, 1]), 0).unwrap();
+            let port = socket::port_of(&flow).unwrap();
+            (flow, port)
+        };
+        let departures = Departures::new((0..4).map(own).collect());
+        let mut ports = BTreeSet::new();
+        for qpn in 0..64 {
+            let (flow, port) = departures.flow(qpn, 7 * qpn + 1);
+            assert_eq!(departures.flow(qpn, 7 * qpn + 1), (flow, port));
+            assert_eq!(departures.flows[flow].1, port);
+            ports.insert(port);
+        }
+        assert_eq!(ports.len(), 4);
+    }
 
     /// The kernel takes messages apart for a socket that has not asked for them. That it numbers the datagrams so is checked where SoftRoCE is the peer.
     #[test]
