@@ -115,7 +115,7 @@ fn exists(pid: u32) -> bool {
     let Some(pid) = i32::try_from(pid).ok().filter(|&pid| pid > 0) else {
         return false;
     };
-    // SAFETY: a plain call; signal 0 is none.
+    // SAFETY: signal 0 is not sent. The kernel only checks that the process exists and may be signaled.
     let done = unsafe { libc::kill(pid, 0) };
     done == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
