@@ -322,20 +322,33 @@ fn device_memory_refusal_reports_a_reason_for_every_way() {
     }
 }
 
-/// The number of huge pages that the machine has reserved, after adding some if this process may.
-struct Reserved(Option<String>);
+/// Huge pages added to those that the machine has set aside, if this process may. The pool is the machine's: without the lock two processes of
+/// these tests would take back each other's pages.
+struct Reserved {
+    before: String,
+    _lock: File,
+}
 
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
 
 impl Reserved {
     fn new(pages: u64) -> Result<Reserved, String> {
-        let before = fs::read_to_string(POOL).map_err(|error| format!("{POOL}: {error}"))?;
+        let wrong = |error| format!("{POOL}: {error}");
+        let lock = File::open(POOL).map_err(wrong)?;
+        // SAFETY: an open file. The lock goes with it.
+        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) } != 0 {
+            return Err(wrong(io::Error::last_os_error()));
+        }
+        let before = fs::read_to_string(POOL).map_err(wrong)?;
         let had: u64 = before
             .trim()
             .parse()
             .map_err(|_| format!("{POOL} says {before}"))?;
-        fs::write(POOL, (had + pages).to_string()).map_err(|error| format!("{POOL}: {error}"))?;
-        let reserved = Reserved(Some(before));
+        fs::write(POOL, (had + pages).to_string()).map_err(wrong)?;
+        let reserved = Reserved {
+            before,
+            _lock: lock,
+        };
         let now = fs::read_to_string(POOL).unwrap_or_default();
         if now.trim().parse().is_ok_and(|now: u64| now >= had + pages) {
             Ok(reserved)
@@ -351,9 +364,7 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        if let Some(before) = self.0.take() {
-            fs::write(POOL, before).ok();
-        }
+        fs::write(POOL, &self.before).ok();
     }
 }
 
