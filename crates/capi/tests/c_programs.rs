@@ -154,7 +154,7 @@ fn ucx_and_the_library_share_a_registration() {
     }
     let mut flags = vec!["-rdynamic"];
     flags.extend(libraries);
-    let source = root().join("crates/capi/tests/ucx/beside_ucx.c");
+    let source = root().join("crates/capi/tests/beside/beside_ucx.c");
     let mut command = Command::new(build(&source, "beside_ucx", &flags));
     command.env("UCX_TLS", "rc_v,ud_v");
     command.env("UCX_NET_DEVICES", "mlx5_0:1");

@@ -2,56 +2,11 @@
  * buffer, which this library does not register. */
 #define _GNU_SOURCE
 
-#include "../c/expect.h"
+#include "registrations.h"
 
-#include <dlfcn.h>
-#include <stdint.h>
 #include <ucp/api/ucp.h>
-#include <infiniband/verbs.h>
 
-#undef ibv_reg_mr
-
-enum { BYTES = 1 << 16, KEPT = 64 };
-
-/* UCX's calls of libibverbs come by here, because the program is loaded before libibverbs. That is how a program gets at objects that UCX does not show. */
-static struct ibv_mr *registered[KEPT];
-static unsigned rights_of[KEPT];
-static int registrations;
-
-static void *next(const char *name)
-{
-	void *const function = dlsym(RTLD_NEXT, name);
-
-	EXPECT(function);
-	return function;
-}
-
-static struct ibv_mr *noted(struct ibv_mr *mr, unsigned access)
-{
-	/* One of the calls may make the other. */
-	if (mr && !(registrations > 0 && registered[registrations - 1] == mr)) {
-		EXPECT(registrations < KEPT);
-		rights_of[registrations] = access;
-		registered[registrations++] = mr;
-	}
-	return mr;
-}
-
-struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *start, size_t len_bytes, int access)
-{
-	struct ibv_mr *(*call)(struct ibv_pd *, void *, size_t, int);
-
-	*(void **)&call = next("ibv_reg_mr");
-	return noted(call(pd, start, len_bytes, access), (unsigned)access);
-}
-
-struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *start, size_t len_bytes, uint64_t iova, unsigned int access)
-{
-	struct ibv_mr *(*call)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int);
-
-	*(void **)&call = next("ibv_reg_mr_iova2");
-	return noted(call(pd, start, len_bytes, iova, access), access);
-}
+enum { BYTES = 1 << 16 };
 
 #define UCX(call)                                                                                            \
 	do {                                                                                                 \
@@ -133,7 +88,7 @@ int main(void)
 {
 	uint8_t *const bytes = aligned_alloc(4096, BYTES);
 	struct ucx ucx;
-	struct ibv_mr *mr = NULL;
+	struct ibv_mr *mr;
 	doorbell_device *device;
 	doorbell_domain *domain;
 	doorbell_region *region;
@@ -150,11 +105,7 @@ int main(void)
 	memset(bytes, 0x11, 4096);
 	ucx_put(&ucx, bytes, 4096);
 	EXPECT(bytes[BYTES / 2] == 0x11 && bytes[BYTES / 2 + 4095] == 0x11);
-	for (int i = 0; i < registrations; i++)
-		if (registered[i]->addr == (void *)bytes)
-			mr = !mr || (rights_of[i] & IBV_ACCESS_RELAXED_ORDERING) == 0 ? registered[i] : mr, of_buffer++;
-	/* UCX has one with relaxed order and one without. */
-	EXPECT(mr && of_buffer <= 2);
+	mr = registration_of(bytes, &of_buffer);
 	before = registrations;
 
 	WORKS(doorbell_device_adopt(mr->context, NULL, NULL, NULL, &device));
