@@ -84,6 +84,16 @@ fn kernel_queue_counts_wrap() {
     assert_eq!(output.lines().last(), Some("ok"));
 }
 
+/// More than 1 GiB, the most bytes of a work request.
+#[test]
+fn put_of_more_than_a_work_request_can_have() {
+    let test = "put_of_more_than_a_work_request_can_have";
+    if let Some(reason) = other_build() {
+        return waived::waived(test, reason);
+    }
+    succeeds(test, "longest", 0, 0, 16);
+}
+
 #[test]
 fn queues_of_every_depth_fill_repeatedly() {
     let name = "queues_of_every_depth_fill_repeatedly";

@@ -967,6 +967,27 @@ static void pieces(void)
 	tear_down();
 }
 
+/* A put of more than the longest work request has bytes, as DBL_PIECE_BYTES is unless a test sets it. */
+static void longest(void)
+{
+	const uint64_t whole = DBL_PIECE_BYTES, more = 4097, near_end[] = {0, whole - 64, whole - 8, whole, whole + 64, whole + more - 9};
+	uint8_t *from, *to;
+	uint32_t upto;
+	size_t at;
+
+	CHECK(whole == DOORBELL_MESSAGE_BYTES_MAX);
+	set_up(whole + more, whole + more + 8);
+	from = (uint8_t *)doorbell_region_pointer(local_region);
+	to = (uint8_t *)doorbell_region_pointer(remote_region);
+	for (at = 0; at < sizeof(near_end) / sizeof(near_end[0]); at++)
+		memset(from + near_end[at], 0x30 + (int)at, 9);
+	memset(to, 0xee, whole + more + 8);
+	CHECK(doorbell_device_put(&queue, here_at(0, whole + more), there_at(4, whole + more), 60 * SECOND, &upto) == 0 && upto == 2);
+	CHECK(doorbell_device_wait(&queue, upto, 60 * SECOND) == 0);
+	CHECK(memcmp(to + 4, from, whole + more) == 0 && to[3] == 0xee && to[whole + more + 4] == 0xee);
+	tear_down();
+}
+
 /* --------------------------------------------------------------------------------------------------------- exclusive */
 
 static pthread_mutex_t turn_of = PTHREAD_MUTEX_INITIALIZER;
@@ -1107,6 +1128,7 @@ static const struct {
 	{"quiet_ends", quiet_ends},
 	{"comparisons", comparisons},
 	{"pieces", pieces},
+	{"longest", longest},
 	{"exclusive", exclusive},
 	{"exclusive_turns", exclusive_turns},
 };
