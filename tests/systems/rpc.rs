@@ -1,8 +1,10 @@
 //! The answers of all methods against the sum that a single thread computes, and the crossings against those that follow from the table.
 
+use std::process::Command;
+
 use serde_json::Value;
 
-use super::{Drawing, Launcher, example_with_fault, folder};
+use super::{Drawing, Launcher, example, example_with_fault, folder, program, waived};
 
 const SIZES: [u64; 3] = [8, 1000, 20_000];
 const CLIENTS: [u64; 2] = [1, 3];
@@ -225,6 +227,60 @@ fn adaptive_polls_before_it_sleeps() {
             assert!(polled >= 0.1, "{cell}");
         }
     }
+}
+
+/// A call takes more than 300 us. With a core for each thread `adaptive` polls for up to twice as long as calls have taken lately; with one core for both it sleeps after 20 us.
+#[test]
+fn adaptive_sleeps_early_where_threads_share_a_core() {
+    let test = "adaptive_sleeps_early_where_threads_share_a_core";
+    if std::thread::available_parallelism().unwrap().get() < 2 {
+        return waived(test, "this machine has one core");
+    }
+    let file = folder("rpc_crowded").join("out.json");
+    // Whether the program found more threads than cores, and its sleeps for each call.
+    let run = |prefix: &[&str]| {
+        let words = "--ranks 2 --methods adaptive --sizes 8 --clients 1 --calls 200 --delay-us 300";
+        let mut command = match prefix {
+            [] => Command::new(program("rpc")),
+            [first, others @ ..] => {
+                let mut command = Command::new(first);
+                command.args(others).arg(program("rpc"));
+                command
+            }
+        };
+        let command = command.args(words.split(' ')).arg("--out").arg(&file);
+        let output = command.output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {error}", output.status);
+        let out: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let cell = &out["cells"][0];
+        (cell["crowded"].as_bool(), cell["sleeps"].as_f64().unwrap())
+    };
+    let (is_crowded, sleeps) = run(&["taskset", "-c", "0"]);
+    assert_eq!(is_crowded, Some(true));
+    assert!(sleeps >= 1.0, "{sleeps} sleeps for each call on one core");
+    // A thread that has lost its core finds that its time for polling is over: some tries, for machines with other work.
+    let tries = (0..10).map(|_| run(&[]));
+    let found = tries
+        .inspect(|(is_crowded, _)| assert_eq!(*is_crowded, Some(false)))
+        .find(|(_, sleeps)| *sleeps < 0.5);
+    assert!(found.is_some(), "at least a sleep for two calls, ten times");
+}
+
+/// The most clients that the figures have.
+#[test]
+fn every_method_serves_32_clients() {
+    let file = folder("rpc_32").join("out.json");
+    let arguments = "--sizes 8 --clients 32 --calls 12 --out";
+    let mut arguments: Vec<&str> = arguments.split(' ').collect();
+    arguments.push(file.to_str().unwrap());
+    let output = example("rpc", &arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {error}", output.status);
+    let out: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let cells = out["cells"].as_array().unwrap();
+    let sums: Vec<Option<u64>> = cells.iter().map(|cell| cell["sum"].as_u64()).collect();
+    assert_eq!(sums, [Some(sum_of_answers(8, 32)); METHODS.len()]);
 }
 
 /// The clients of three ranks begin 200 ms after each other, and each is done long before the next one begins: all calls together take as long as from the first begin to
