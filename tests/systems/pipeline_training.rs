@@ -271,8 +271,8 @@ fn divided_network_has_the_bits_of_one_process() {
         whole.0
     );
     let launchers = Launcher::all("divided_network_has_the_bits_of_one_process");
-    let two = launchers.into_iter().map(|launcher| (launcher, 2));
-    for (launcher, ranks) in [(Launcher::Itself, 4)].into_iter().chain(two) {
+    let four = launchers.into_iter().map(|launcher| (launcher, 4));
+    for (launcher, ranks) in [(Launcher::Itself, 2)].into_iter().chain(four) {
         let out = folder.join(format!("{ranks}-{launcher:?}.txt"));
         let arguments = [
             "--micro-batches",

@@ -193,3 +193,30 @@ fn killed_mapper_is_named_and_its_splits_are_mapped_again() {
     assert_eq!(again.count(), 1, "{text}");
     check_output(&out);
 }
+
+/// Its partitions are in their files, and no other rank knows that: they are sorted again, from splits that are mapped again.
+#[test]
+fn partitions_of_a_rank_that_was_killed_when_it_had_sorted_are_sorted_again() {
+    let out = folder("shuffle_killed_sorted");
+    let mut arguments = arguments(&out);
+    arguments.extend(["--kill=2", "--kill-at=sorted"].map(str::to_owned));
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let output = example("shuffle", &arguments);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{output:?}");
+    // Of seven partitions and four ranks, rank 2 has two, of which two others have one each the second time.
+    let lines = |start: &str, end: &str| {
+        let is_it = |line: &&str| line.starts_with(start) && line.ends_with(end);
+        text.lines().filter(is_it).count()
+    };
+    assert_eq!(lines("rank 2: ", "sorts partitions [2, 6]"), 1, "{text}");
+    for partition in ["[2]", "[6]"] {
+        assert_eq!(
+            lines("rank ", &format!("sorts partitions {partition}")),
+            1,
+            "{text}"
+        );
+    }
+    assert_eq!(lines("rank ", "maps splits [2]"), 2, "{text}");
+    check_output(&out);
+}

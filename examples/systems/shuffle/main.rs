@@ -3,8 +3,8 @@
 //!
 //!     cargo run --release --example shuffle
 //!
-//! The same blocks are fetched a second way, by a request message and reply messages, and both are compared. With `--kill RANK` that rank is killed while others fetch from it. The
-//! others then make a group without it, map its splits again, and go on.
+//! The same blocks are fetched a second way, by a request message and reply messages, and both are compared. With `--kill RANK` that rank is killed while others fetch from it, or when
+//! it has sorted its partitions (`--kill-at sorted`). The others then make a group without it, map its splits and sort its partitions again, and go on.
 
 mod fetch;
 mod messages;
@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use doorbell::{Access, Error, Group, Region, RemoteRegion};
 
 use fetch::{FetchFailed, Fetched};
@@ -62,15 +62,26 @@ struct Options {
     /// Fetches by each method, of which the median is printed
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// The rank that is killed while others fetch from it. Rank 0 hosts the store of the group and cannot be
+    /// The rank that is killed. Rank 0 hosts the store of the group and cannot be
     #[arg(long)]
     kill: Option<u32>,
+    /// When that rank is killed
+    #[arg(long, value_enum, default_value_t = Moment::Fetch)]
+    kill_at: Moment,
     /// Folder for the sorted partitions: `part-00000` and so on
     #[arg(long)]
     out: Option<PathBuf>,
     /// File for a timeline
     #[arg(long)]
     svg: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Moment {
+    /// While others fetch from it
+    Fetch,
+    /// When all have sorted their partitions, and no other rank knows of its own
+    Sorted,
 }
 
 fn main() -> Result<()> {
@@ -205,7 +216,11 @@ impl Attempt<'_> {
             Access::LOCAL_WRITE,
         )?;
 
-        if self.options.kill == Some(self.name(self.group.rank())) {
+        let is_killed = |moment| {
+            self.options.kill == Some(self.name(self.group.rank()))
+                && self.options.kill_at == moment
+        };
+        if is_killed(Moment::Fetch) {
             // The others begin their fetches together with this rank.
             self.group.barrier()?;
             // A neighbour sets this in the middle of its fetch.
@@ -219,12 +234,22 @@ impl Attempt<'_> {
         self.recorder.add("fetch by READ", begin);
 
         let begin = Recorder::now_ms();
+        if !plan.partitions.is_empty() {
+            println!(
+                "rank {}: sorts partitions {:?}",
+                self.name(self.group.rank()),
+                plan.partitions.keys()
+            );
+        }
         for (partition, (at, len_bytes)) in &plan.partitions {
             let sorted = sort(self.options, &fetched, *partition, (*at, *len_bytes))?;
             held.sorted.insert(*partition, sorted);
         }
         self.recorder.add("sort", begin);
         self.group.barrier()?;
+        if is_killed(Moment::Sorted) {
+            support::kill_myself();
+        }
 
         // A group that lost a rank has shown what it was started for.
         let mut by_message = Vec::new();
