@@ -1,7 +1,9 @@
 //! The rendezvous: what was sent waits here for whoever asks for its key.
 
 use std::cell::Cell;
+use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::BuildHasher;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -73,9 +75,9 @@ struct Step {
 
 /// A receive.
 enum Pending {
-    Asked(Key),
+    Asked(Key, Method),
     /// It is being read.
-    Reading(Key, Tensor),
+    Reading(Key, Method, Tensor),
     Done(Produced),
     Failed(NoTensor),
 }
@@ -111,6 +113,8 @@ struct Peer {
 /// A rank's rendezvous. It makes progress in its calls, as no thread of its own does.
 pub struct Rendezvous<'a> {
     pub group: &'a Group,
+    /// Of the processes of all ranks.
+    incarnations: Vec<u64>,
     pub memory: Rc<Allocator>,
     inbox: Buffer,
     peers: BTreeMap<u32, Peer>,
@@ -152,10 +156,13 @@ impl<'a> Rendezvous<'a> {
             };
             peers.insert(*peer, peer_state);
         }
-        group.barrier()?;
+        // Seeded anew in each process.
+        let incarnation = RandomState::new().hash_one(group.rank());
+        let incarnations = crate::support::gather(group, &[incarnation])?.concat();
         let inbox = (4 * longest + ENCODED_HEADER).max(CONTROL_BYTES as usize);
         Ok(Rendezvous {
             group,
+            incarnations,
             inbox: memory.alloc(inbox as u64)?,
             memory,
             peers,
@@ -168,6 +175,28 @@ impl<'a> Rendezvous<'a> {
             next_number: 0,
             counts: Cell::default(),
             reads: Vec::new(),
+        })
+    }
+
+    /// The key of a tensor that a process of this group makes.
+    pub fn key(&self, producer: u32, consumer: u32, name: &str, step: u64) -> Key {
+        Key {
+            producer,
+            incarnation: self.incarnations[producer as usize],
+            consumer,
+            name: name.into(),
+            step,
+        }
+    }
+
+    /// Why a request for a key is refused that names another process than that which has the producer's rank now.
+    fn stale(&self, key: &Key) -> Option<String> {
+        let now = self.incarnations[self.group.rank() as usize];
+        (key.incarnation != now).then(|| {
+            format!(
+                "the request is for incarnation {:016x} of its producer, which is {now:016x} and was probably restarted",
+                key.incarnation
+            )
         })
     }
 
@@ -195,6 +224,9 @@ impl<'a> Rendezvous<'a> {
             key.producer == self.group.rank(),
             "{key} is sent by another rank than its producer"
         );
+        if let Some(reason) = self.stale(key) {
+            bail!("{reason}");
+        }
         ensure!(!self.over.contains(key.step), "the step of {key} is over");
         let step = self.steps.entry(key.step).or_default();
         if let Some(aborted) = &step.aborted {
@@ -225,7 +257,7 @@ impl<'a> Rendezvous<'a> {
         let aborted = self.end_of(key.step);
         let pending = match &aborted {
             Some(aborted) => Pending::Failed(NoTensor::Aborted(aborted.clone())),
-            None => Pending::Asked(key.clone()),
+            None => Pending::Asked(key.clone(), method),
         };
         self.pending.insert(id, pending);
         if aborted.is_none() {
@@ -256,7 +288,7 @@ impl<'a> Rendezvous<'a> {
 
     /// Takes a receive back: what comes for it is dropped, and [`Rendezvous::wait`] fails with [`Cancelled`]. Returns false if it is too late, because the tensor is here or is being read.
     pub fn cancel(&mut self, id: u64) -> Result<bool> {
-        let Some(Pending::Asked(key)) = self.pending.get(&id) else {
+        let Some(Pending::Asked(key, _)) = self.pending.get(&id) else {
             return Ok(false);
         };
         let (producer, key) = (key.producer, key.clone());
@@ -282,7 +314,7 @@ impl<'a> Rendezvous<'a> {
 
     fn producer_of(&self, id: u64) -> Result<u32> {
         match self.pending.get(&id) {
-            Some(Pending::Asked(key) | Pending::Reading(key, _)) => Ok(key.producer),
+            Some(Pending::Asked(key, _) | Pending::Reading(key, ..)) => Ok(key.producer),
             _ => bail!("receive {id} is over"),
         }
     }
@@ -304,7 +336,7 @@ impl<'a> Rendezvous<'a> {
     /// [`Aborted`] if its step was aborted or is over; [`Cancelled`]; an error of the group that names the rank if one has ended.
     pub fn wait_produced(&mut self, id: u64) -> Result<Produced> {
         wait_until(Some(DEADLINE), || {
-            if let Some(Pending::Asked(_) | Pending::Reading(..)) = self.pending.get(&id) {
+            if let Some(Pending::Asked(..) | Pending::Reading(..)) = self.pending.get(&id) {
                 self.progress()?;
                 return Ok(None);
             }
@@ -348,7 +380,7 @@ impl<'a> Rendezvous<'a> {
     fn fail_pending(&mut self, aborted: &Aborted) {
         for pending in self.pending.values_mut() {
             // One that is being read ends first: the device writes into its memory.
-            if matches!(pending, Pending::Asked(key) if key.step == aborted.step) {
+            if matches!(pending, Pending::Asked(key, _) if key.step == aborted.step) {
                 *pending = Pending::Failed(NoTensor::Aborted(aborted.clone()));
             }
         }
@@ -387,6 +419,9 @@ impl<'a> Rendezvous<'a> {
 
     /// Somebody asks for a key.
     fn asked(&mut self, key: Key, asker: Asker) -> Result<()> {
+        if let Some(reason) = self.stale(&key) {
+            return self.refuse(&asker, &reason);
+        }
         // A request that comes late must not make the step anew.
         if let Some(Aborted { reason, .. }) = self.end_of(key.step) {
             return self.refuse(&asker, &reason);
@@ -414,7 +449,7 @@ impl<'a> Rendezvous<'a> {
             return self.post(asker.rank, &note.to_bytes());
         };
         match asker.method {
-            Method::Read => {
+            Method::Read | Method::ReadAndCopy => {
                 let number = self.next_number;
                 self.next_number += 1;
                 let remote = self.memory.region.remote();
@@ -518,9 +553,16 @@ impl<'a> Rendezvous<'a> {
                 .context("an unknown tensor was released")?;
         }
         for id in read {
-            let Some(Pending::Reading(key, tensor)) = self.pending.remove(&id) else {
+            let Some(Pending::Reading(key, method, mut tensor)) = self.pending.remove(&id) else {
                 bail!("receive {id} was not being read");
             };
+            if method == Method::ReadAndCopy {
+                let own = self.memory.tensor(tensor.len)?;
+                let read = tensor.buffer.slice()?;
+                self.copied(read.len_bytes().into());
+                self.memory.region.copy_from(own.buffer.at, read)?;
+                tensor = own;
+            }
             self.complete(id, key.step, tensor);
         }
         Ok(())
@@ -560,7 +602,7 @@ impl<'a> Rendezvous<'a> {
             } => {
                 let peer = self.peers.get_mut(&from).context("no such rank")?;
                 match self.pending.remove(&id) {
-                    Some(Pending::Asked(key)) => {
+                    Some(Pending::Asked(key, method)) => {
                         let tensor = self.memory.tensor(len as usize)?;
                         let into = [tensor.buffer.slice()?];
                         let remote = RemoteSlice::new(addr, rkey, tensor.buffer.len_bytes);
@@ -572,7 +614,8 @@ impl<'a> Rendezvous<'a> {
                             len_bytes: tensor.buffer.len_bytes,
                         });
                         peer.reading.push_back(id);
-                        self.pending.insert(id, Pending::Reading(key, tensor));
+                        self.pending
+                            .insert(id, Pending::Reading(key, method, tensor));
                     }
                     // The step was aborted or the receive cancelled meanwhile. The producer is to have its tensor back all the same.
                     Some(Pending::Failed(failure)) => {
@@ -589,7 +632,7 @@ impl<'a> Rendezvous<'a> {
             }
             Note::Encoded { id, .. } => {
                 let key = match self.pending.get(&id) {
-                    Some(Pending::Asked(key)) => key.clone(),
+                    Some(Pending::Asked(key, _)) => key.clone(),
                     _ => return Ok(()),
                 };
                 let values = len_bytes - ENCODED_HEADER as u64;
@@ -607,7 +650,7 @@ impl<'a> Rendezvous<'a> {
             }
             Note::Refused { id, reason } => {
                 if let Some(pending) = self.pending.get_mut(&id)
-                    && let Pending::Asked(key) = pending
+                    && let Pending::Asked(key, _) = pending
                 {
                     let (step, reason) = (key.step, reason.into());
                     *pending = Pending::Failed(NoTensor::Aborted(Aborted { step, reason }));
@@ -620,7 +663,7 @@ impl<'a> Rendezvous<'a> {
             }
             Note::Dead { id } => {
                 if let Some(pending) = self.pending.get_mut(&id)
-                    && matches!(pending, Pending::Asked(_))
+                    && matches!(pending, Pending::Asked(..))
                 {
                     *pending = Pending::Done(Produced::Dead);
                 }

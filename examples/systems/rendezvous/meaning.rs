@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::METHODS;
 use crate::exchange::{Produced, Rendezvous};
 use crate::note::{Aborted, Cancelled, Key, Method};
 use crate::tensor::Tensor;
@@ -14,7 +15,12 @@ pub const ELEMENTS: usize = 300;
 /// Ranks 0 and 1 send each other a few tensors, in each order of send and receive and with an abort.
 pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
     let group = rendezvous.group;
-    let key = |name: &str, step: u64| Key::new(0, 1, name, step);
+    let of_rank_0 = rendezvous.key(0, 1, "", 0);
+    let key = |name: &str, step: u64| Key {
+        name: name.into(),
+        step,
+        ..of_rank_0.clone()
+    };
     let tensor = |rendezvous: &Rendezvous<'_>, first: f32| -> Result<Rc<Tensor>> {
         let mut tensor = rendezvous.memory.tensor(ELEMENTS)?;
         for (value, at) in tensor.values_mut()?.iter_mut().zip(0_u16..) {
@@ -30,7 +36,7 @@ pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
         );
         Ok(())
     };
-    for (method, step) in [(Method::Read, 1), (Method::Message, 2)] {
+    for (method, step) in METHODS.into_iter().zip([1, 2, 8]) {
         let (early, other, late) = (key("early", step), key("other", step), key("late", step));
         match group.rank() {
             0 => {
@@ -105,6 +111,10 @@ pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
     rendezvous.finish_step(goes_on)?;
     check_long_reason(rendezvous)?;
     check_ends(rendezvous)?;
+    check_incarnation(rendezvous)?;
+    for (method, step) in METHODS.into_iter().zip(10..) {
+        check_crossing_cancel(rendezvous, method, step)?;
+    }
     let held = rendezvous.held_bytes();
     ensure!(held == 0, "{held} bytes are held when all tensors are gone");
     Ok(())
@@ -113,7 +123,7 @@ pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
 /// An abort for a reason that is longer than a message, and of which the last byte that would have room is the first one of a character.
 fn check_long_reason(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
     let (step, reason) = (7, "\u{e9}".repeat(600));
-    let key = Key::new(0, 1, "long", step);
+    let key = rendezvous.key(0, 1, "long", step);
     match rendezvous.group.rank() {
         0 => {
             rendezvous.until("ask for a tensor", |r| r.is_awaited(&key))?;
@@ -148,7 +158,7 @@ fn check_ends(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
         Ok(())
     };
     // Rank 0 ends the step while rank 1 waits for a tensor of it, and rank 1 asks once more.
-    let never = Key::new(0, 1, "never", ended);
+    let never = rendezvous.key(0, 1, "never", ended);
     match rank {
         0 => {
             rendezvous.until("ask for a tensor", |r| r.is_awaited(&never))?;
@@ -167,7 +177,7 @@ fn check_ends(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
                 id,
                 "asking when the producer has ended the step",
             )?;
-            let own = Key::new(1, 1, "own", ended);
+            let own = rendezvous.key(1, 1, "own", ended);
             let id = rendezvous.start_recv(&own, Method::Read)?;
             rendezvous.finish_step(ended)?;
             fails(rendezvous, id, "waiting when its consumer ends the step")?;
@@ -183,7 +193,8 @@ fn check_ends(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
         "a request has made step {ended} anew"
     );
 
-    let (taken_back, dead) = (Key::new(0, 1, "x", step), Key::new(0, 1, "dead", step));
+    let key = |name: &str| rendezvous.key(0, 1, name, step);
+    let (taken_back, dead) = (key("x"), key("dead"));
     let mut cancelled = None;
     if rank == 1 {
         cancelled = Some(rendezvous.start_recv(&taken_back, Method::Read)?);
@@ -229,5 +240,67 @@ fn check_ends(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
         _ => {}
     }
     rendezvous.drain("the check of cancelled receives")?;
+    rendezvous.finish_step(step)
+}
+
+/// A request that names the process which had the producer's rank before.
+fn check_incarnation(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
+    let step = 9;
+    let key = rendezvous.key(0, 1, "restarted", step);
+    match rendezvous.group.rank() {
+        0 => {
+            let refused = rendezvous.refused;
+            rendezvous.send(&key, &Rc::new(rendezvous.memory.tensor(7)?))?;
+            rendezvous.until("ask for a tensor", |r| r.is_taken(step))?;
+            ensure!(
+                rendezvous.refused == refused + 1,
+                "a request for another incarnation was not refused"
+            );
+        }
+        1 => {
+            let stale = Key {
+                incarnation: !key.incarnation,
+                ..key.clone()
+            };
+            let id = rendezvous.start_recv(&stale, Method::Read)?;
+            let failure = rendezvous.wait(id).err();
+            let failure = failure.context("a receive from another incarnation has ended well")?;
+            println!("another incarnation: {}", failure.downcast::<Aborted>()?);
+            let id = rendezvous.start_recv(&key, Method::Read)?;
+            ensure!(rendezvous.wait(id)?.len == 7, "another tensor");
+        }
+        _ => {}
+    }
+    rendezvous.drain("the check of incarnations")?;
+    rendezvous.finish_step(step)
+}
+
+/// A receive that is cancelled when its tensor has been sent and has not come.
+fn check_crossing_cancel(rendezvous: &mut Rendezvous<'_>, method: Method, step: u64) -> Result<()> {
+    let group = rendezvous.group;
+    let key = rendezvous.key(0, 1, "crossing", step);
+    match group.rank() {
+        0 => {
+            rendezvous.until("ask for a tensor", |r| r.is_awaited(&key))?;
+            rendezvous.send(&key, &Rc::new(rendezvous.memory.tensor(7)?))?;
+            group.barrier()?;
+        }
+        1 => {
+            let id = rendezvous.start_recv(&key, method)?;
+            // A barrier makes no progress of the rendezvous.
+            group.barrier()?;
+            ensure!(rendezvous.cancel(id)?, "the tensor has come");
+            let failure = rendezvous.wait(id).err();
+            let failure = failure.context("a cancelled receive has ended well")?;
+            ensure!(failure.is::<Cancelled>(), "{failure}");
+            println!(
+                "{}: cancelled when its tensor was on its way",
+                method.name()
+            );
+        }
+        _ => group.barrier()?,
+    }
+    // The producer has its tensor back: nothing is lent.
+    rendezvous.drain("the check of a cancel that crosses its tensor")?;
     rendezvous.finish_step(step)
 }

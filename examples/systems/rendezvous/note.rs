@@ -8,6 +8,8 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Key {
     pub producer: u32,
+    /// A random number of the producer's process: another one after a restart.
+    pub incarnation: u64,
     pub consumer: u32,
     pub name: String,
     pub step: u64,
@@ -17,28 +19,24 @@ impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Key {
             producer,
+            incarnation,
             consumer,
             name,
             step,
         } = self;
-        write!(f, "/task:{producer};/task:{consumer};{name};{step}")
+        write!(
+            f,
+            "/task:{producer};{incarnation:016x};/task:{consumer};{name};{step}"
+        )
     }
 }
 
 impl Key {
-    pub fn new(producer: u32, consumer: u32, name: &str, step: u64) -> Key {
-        Key {
-            producer,
-            consumer,
-            name: name.into(),
-            step,
-        }
-    }
-
     /// Reads what a peer sent: the text of a key.
     pub fn parse(text: &str) -> Result<Key> {
-        let [producer, consumer, name, step] = text.split(';').collect::<Vec<_>>()[..] else {
-            bail!("`{text}` is no key: it has not four parts");
+        let [producer, incarnation, consumer, name, step] = text.split(';').collect::<Vec<_>>()[..]
+        else {
+            bail!("`{text}` is no key: it has not five parts");
         };
         let task = |part: &str| -> Result<u32> {
             let number = part.strip_prefix("/task:");
@@ -47,12 +45,13 @@ impl Key {
                 .parse()?)
         };
         ensure!(!name.is_empty(), "`{text}` is no key: it has no name");
-        Ok(Key::new(
-            task(producer)?,
-            task(consumer)?,
-            name,
-            step.parse()?,
-        ))
+        Ok(Key {
+            producer: task(producer)?,
+            incarnation: u64::from_str_radix(incarnation, 16)?,
+            consumer: task(consumer)?,
+            name: name.into(),
+            step: step.parse()?,
+        })
     }
 }
 
@@ -90,8 +89,10 @@ impl std::error::Error for Cancelled {}
 pub enum Method {
     /// Where it is, and an RDMA READ.
     Read = 0,
-    /// In a message that is encoded and decoded.
+    /// In a message that is encoded and decoded: a copy at each end.
     Message = 1,
+    /// As `Read`, into a buffer of the transport, from which the consumer copies it.
+    ReadAndCopy = 2,
 }
 
 impl Method {
@@ -99,6 +100,7 @@ impl Method {
         match self {
             Method::Read => "READ",
             Method::Message => "message",
+            Method::ReadAndCopy => "READ+copy",
         }
     }
 }
@@ -194,10 +196,11 @@ impl<'a> Note<'a> {
         match (kind, rest) {
             (0, [method, key @ ..]) => Ok(Note::Ask {
                 id: first,
-                method: if *method == 0 {
-                    Method::Read
-                } else {
-                    Method::Message
+                method: match method {
+                    0 => Method::Read,
+                    1 => Method::Message,
+                    2 => Method::ReadAndCopy,
+                    _ => bail!("a request for method {method}"),
                 },
                 key: std::str::from_utf8(key)?,
             }),
