@@ -60,7 +60,7 @@ fn every_path_brings_the_file_from_one_gpu_to_another() {
 fn check_bytes_and_copies(launcher: Launcher) {
     // Two ranks have a transfer; the others have nothing to do.
     check_bytes_and_copies_of("copies", |arguments| {
-        launcher.example(4, "copies", arguments)
+        launcher.example(4, "copies", &[&["--ranks", "4"], arguments].concat())
     });
 }
 

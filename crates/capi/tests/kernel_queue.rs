@@ -88,7 +88,8 @@ fn kernel_queue_counts_wrap() {
 #[test]
 fn put_of_more_than_a_work_request_can_have() {
     let test = "put_of_more_than_a_work_request_can_have";
-    if let Some(reason) = other_build() {
+    if other_build().is_some() {
+        let reason = "two regions of 1 GiB are needed once, on the software ConnectX";
         return waived::waived(test, reason);
     }
     succeeds(test, "longest", 0, 0, 16);

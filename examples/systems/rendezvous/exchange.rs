@@ -116,6 +116,8 @@ pub struct Rendezvous<'a> {
     /// Of the processes of all ranks.
     incarnations: Vec<u64>,
     pub memory: Rc<Allocator>,
+    /// The transport's own, of [`Method::ReadAndCopy`].
+    transit: Rc<Allocator>,
     inbox: Buffer,
     peers: BTreeMap<u32, Peer>,
     steps: HashMap<u64, Step>,
@@ -123,6 +125,8 @@ pub struct Rendezvous<'a> {
     pub over: FinishedSteps,
     /// Requests of other ranks that were refused.
     pub refused: u64,
+    /// Answers that came when their receives were over.
+    pub dropped: u64,
     pending: HashMap<u64, Pending>,
     next_id: u64,
     /// Tensors that peers read, by their numbers.
@@ -134,7 +138,12 @@ pub struct Rendezvous<'a> {
 }
 
 impl<'a> Rendezvous<'a> {
-    pub fn new(group: &'a Group, memory: Rc<Allocator>, longest: usize) -> Result<Rendezvous<'a>> {
+    pub fn new(
+        group: &'a Group,
+        memory: Rc<Allocator>,
+        transit: Rc<Allocator>,
+        longest: usize,
+    ) -> Result<Rendezvous<'a>> {
         let others: Vec<u32> = (0..group.size()).filter(|r| *r != group.rank()).collect();
         let config = MessageConfig::default()
             .eager_bytes(CONTROL_BYTES)
@@ -165,10 +174,12 @@ impl<'a> Rendezvous<'a> {
             incarnations,
             inbox: memory.alloc(inbox as u64)?,
             memory,
+            transit,
             peers,
             steps: HashMap::new(),
             over: FinishedSteps::default(),
             refused: 0,
+            dropped: 0,
             pending: HashMap::new(),
             next_id: 0,
             lent: HashMap::new(),
@@ -224,9 +235,10 @@ impl<'a> Rendezvous<'a> {
             key.producer == self.group.rank(),
             "{key} is sent by another rank than its producer"
         );
-        if let Some(reason) = self.stale(key) {
-            bail!("{reason}");
-        }
+        ensure!(
+            self.stale(key).is_none(),
+            "{key} is of another incarnation of this rank"
+        );
         ensure!(!self.over.contains(key.step), "the step of {key} is over");
         let step = self.steps.entry(key.step).or_default();
         if let Some(aborted) = &step.aborted {
@@ -420,6 +432,12 @@ impl<'a> Rendezvous<'a> {
     /// Somebody asks for a key.
     fn asked(&mut self, key: Key, asker: Asker) -> Result<()> {
         if let Some(reason) = self.stale(&key) {
+            if asker.rank == self.group.rank() {
+                let step = key.step;
+                let failed = NoTensor::Aborted(Aborted { step, reason });
+                self.pending.insert(asker.id, Pending::Failed(failed));
+                return Ok(());
+            }
             return self.refuse(&asker, &reason);
         }
         // A request that comes late must not make the step anew.
@@ -603,14 +621,18 @@ impl<'a> Rendezvous<'a> {
                 let peer = self.peers.get_mut(&from).context("no such rank")?;
                 match self.pending.remove(&id) {
                     Some(Pending::Asked(key, method)) => {
-                        let tensor = self.memory.tensor(len as usize)?;
+                        let memory = match method {
+                            Method::ReadAndCopy => &self.transit,
+                            _ => &self.memory,
+                        };
+                        let tensor = memory.tensor(len as usize)?;
                         let into = [tensor.buffer.slice()?];
                         let remote = RemoteSlice::new(addr, rkey, tensor.buffer.len_bytes);
                         peer.endpoint.post_send(&Work::read(&into, remote))?;
                         self.reads.push(ReadPlaces {
                             producer: from,
                             from: addr,
-                            to: self.memory.region.remote().addr + tensor.buffer.at,
+                            to: memory.region.remote().addr + tensor.buffer.at,
                             len_bytes: tensor.buffer.len_bytes,
                         });
                         peer.reading.push_back(id);
@@ -620,8 +642,9 @@ impl<'a> Rendezvous<'a> {
                     // The step was aborted or the receive cancelled meanwhile. The producer is to have its tensor back all the same.
                     Some(Pending::Failed(failure)) => {
                         self.pending.insert(id, Pending::Failed(failure));
+                        self.dropped += 1;
                     }
-                    None => (),
+                    None => self.dropped += 1,
                     Some(_) => bail!("rank {from} has answered twice"),
                 }
                 // Gives the tensor back, and must not overtake the read.
@@ -633,7 +656,10 @@ impl<'a> Rendezvous<'a> {
             Note::Encoded { id, .. } => {
                 let key = match self.pending.get(&id) {
                     Some(Pending::Asked(key, _)) => key.clone(),
-                    _ => return Ok(()),
+                    _ => {
+                        self.dropped += 1;
+                        return Ok(());
+                    }
                 };
                 let values = len_bytes - ENCODED_HEADER as u64;
                 let tensor = self.memory.tensor(values as usize / 4)?;

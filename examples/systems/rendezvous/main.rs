@@ -373,8 +373,10 @@ fn rank(options: &Options, group: Group) -> Result<()> {
     let workers = u64::from(group.size()) - 1;
     let need = 4 * all * (4 + 3 * workers) + 4 * longest as u64 + (4 << 20);
     let memory = Allocator::new(&group, need)?;
+    // What is being read at the same time: the gradients of all workers.
+    let transit = Allocator::new(&group, 4 * all * workers + (1 << 20))?;
     let longest = longest.max(ELEMENTS);
-    let mut rendezvous = Rendezvous::new(&group, Rc::clone(&memory), longest)?;
+    let mut rendezvous = Rendezvous::new(&group, Rc::clone(&memory), transit, longest)?;
     check_meaning(&mut rendezvous)?;
     let mut costs = Vec::new();
     let mut results = Vec::new();

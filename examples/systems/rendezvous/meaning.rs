@@ -289,10 +289,14 @@ fn check_crossing_cancel(rendezvous: &mut Rendezvous<'_>, method: Method, step: 
             let id = rendezvous.start_recv(&key, method)?;
             // A barrier makes no progress of the rendezvous.
             group.barrier()?;
+            let dropped = rendezvous.dropped;
             ensure!(rendezvous.cancel(id)?, "the tensor has come");
             let failure = rendezvous.wait(id).err();
             let failure = failure.context("a cancelled receive has ended well")?;
             ensure!(failure.is::<Cancelled>(), "{failure}");
+            rendezvous.until("the tensor of a cancelled receive", |r| {
+                r.dropped == dropped + 1
+            })?;
             println!(
                 "{}: cancelled when its tensor was on its way",
                 method.name()

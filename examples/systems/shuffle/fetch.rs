@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use doorbell::{Endpoint, Error, QueueKind, Region, Work, wait_until};
 
 use crate::plan::{Flight, Location, Plan};
-use crate::{Attempt, DEADLINE, Held};
+use crate::{Attempt, DEADLINE, Held, Moment};
 
 /// The fetch of a block failed: what Spark calls a FetchFailedException. The rank that has ended is in the cause; it need not be the one that was fetched from, because the group fails
 /// as a whole.
@@ -89,7 +89,7 @@ impl Attempt<'_> {
                 }
                 posted += 1;
             }
-            if self.options.kill.is_some() && 2 * posted >= batches {
+            if self.options.victim(Moment::Fetch).is_some() && 2 * posted >= batches {
                 self.read_until_killed(plan, locations, endpoints, fetched)?;
             }
             wait_until(Some(DEADLINE), || -> Result<_> {

@@ -66,7 +66,7 @@ struct Options {
     #[arg(long)]
     kill: Option<u32>,
     /// When that rank is killed
-    #[arg(long, value_enum, default_value_t = Moment::Fetch)]
+    #[arg(long, value_enum, default_value_t = Moment::Fetch, requires = "kill")]
     kill_at: Moment,
     /// Folder for the sorted partitions: `part-00000` and so on
     #[arg(long)]
@@ -74,6 +74,13 @@ struct Options {
     /// File for a timeline
     #[arg(long)]
     svg: Option<PathBuf>,
+}
+
+impl Options {
+    /// The rank that is killed then.
+    fn victim(&self, moment: Moment) -> Option<u32> {
+        self.kill.filter(|_| self.kill_at == moment)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -216,11 +223,8 @@ impl Attempt<'_> {
             Access::LOCAL_WRITE,
         )?;
 
-        let is_killed = |moment| {
-            self.options.kill == Some(self.name(self.group.rank()))
-                && self.options.kill_at == moment
-        };
-        if is_killed(Moment::Fetch) {
+        let own = self.name(self.group.rank());
+        if self.options.victim(Moment::Fetch) == Some(own) {
             // The others begin their fetches together with this rank.
             self.group.barrier()?;
             // A neighbour sets this in the middle of its fetch.
@@ -235,11 +239,7 @@ impl Attempt<'_> {
 
         let begin = Recorder::now_ms();
         if !plan.partitions.is_empty() {
-            println!(
-                "rank {}: sorts partitions {:?}",
-                self.name(self.group.rank()),
-                plan.partitions.keys()
-            );
+            println!("rank {own}: sorts partitions {:?}", plan.partitions.keys());
         }
         for (partition, (at, len_bytes)) in &plan.partitions {
             let sorted = sort(self.options, &fetched, *partition, (*at, *len_bytes))?;
@@ -247,7 +247,7 @@ impl Attempt<'_> {
         }
         self.recorder.add("sort", begin);
         self.group.barrier()?;
-        if is_killed(Moment::Sorted) {
+        if self.options.victim(Moment::Sorted) == Some(own) {
             support::kill_myself();
         }
 

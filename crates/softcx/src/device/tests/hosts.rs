@@ -233,7 +233,8 @@ fn congestion_is_told_to_the_sender_which_slows_down() {
     burst(&mut world, (&mut a, &b), 2);
     assert!(world.devices[0].counters().congestion_notices > 0);
     let slow = burst(&mut world, (&mut a, &b), 3);
-    assert!(slow <= fast / 2 + 1, "{slow} packets after {fast}");
+    // Half, and what the window has grown by meanwhile.
+    assert!(slow <= fast / 2 + 4, "{slow} packets after {fast}");
     assert_eq!(world.devices[1].counters().congestion_notices, 0);
 }
 
