@@ -6,7 +6,7 @@ mod waived;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use doorbell::{
     Access, AddressHandle, Completion, Control, Device, Endpoint, EndpointConfig, Error, Executor,
@@ -489,6 +489,28 @@ fn datagram_longer_than_its_receive_fails_the_receiver() {
         other => panic!("{other:?}"),
     }
     assert_eq!(a.endpoint.failure(), None);
+}
+
+/// In the column `+eth` the port's address moves to another index of its table 100 ms after a device was opened: between the look at the table and
+/// `ibv_create_ah`, too.
+#[test]
+fn address_handles_are_made_while_the_address_moves() {
+    let _limit = Limit::new("moving address", STEP);
+    let name = device().name().to_owned();
+    if !name.starts_with("mlx5") && !name.starts_with("verbs:") {
+        let reason = "the software ConnectX in the process has no table of GIDs";
+        return waived("address_handles_are_made_while_the_address_moves", reason);
+    }
+    for _ in 0..10 {
+        let end = End::new(&device().protection_domain(), &config());
+        let until = Instant::now() + Duration::from_millis(130);
+        while Instant::now() < until {
+            // Of its own port, which is found whatever its index.
+            end.endpoint
+                .address_handle(&end.endpoint.address())
+                .unwrap();
+        }
+    }
 }
 
 /// Random sequences of sends and receives between four endpoints, on streams and from this thread. Each datagram arrives once at most, at the endpoint

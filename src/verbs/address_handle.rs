@@ -64,19 +64,33 @@ impl VerbsAddressHandle {
         attr.port_num = context.port.number;
         attr.dlid = lid;
         attr.sl = attributes.service_level;
+        let mut own_gid = None;
         if let Some(gid) = gid {
-            let mut own_gid = None;
             context.address(&mut own_gid);
             attr.is_global = 1;
             attr.grh.dgid.raw = gid;
-            attr.grh.sgid_index = own_gid.unwrap_or(context.port.gid).index;
             attr.grh.hop_limit = HOP_LIMIT;
             attr.grh.traffic_class = attributes.traffic_class;
         }
-        // SAFETY: a live domain, which the handle holds, and attributes that are filled in.
-        let ah = object("ibv_create_ah", || unsafe {
-            rdma_sys::ibv_create_ah(domain.raw().as_ptr(), &raw mut attr)
-        })?;
+        let ah = loop {
+            let used = own_gid;
+            attr.grh.sgid_index = used.map_or(0, |gid| gid.index);
+            // SAFETY: a live domain, which the handle holds, and attributes that are filled in.
+            let made = object("ibv_create_ah", || unsafe {
+                rdma_sys::ibv_create_ah(domain.raw().as_ptr(), &raw mut attr)
+            });
+            let error = match made {
+                Ok(ah) => break ah,
+                Err(error) => error,
+            };
+            // Once more if the address has moved meanwhile.
+            if used.is_some() {
+                context.address(&mut own_gid);
+            }
+            if own_gid == used {
+                return Err(error);
+            }
+        };
         Ok(VerbsAddressHandle {
             raw: Arc::new(RawAddressHandle::new(ah, None)),
             domain: Arc::clone(domain),

@@ -51,7 +51,12 @@ fn is_explained(event: Event, side: usize, cause: Cause) -> bool {
         (Event::AbortReceiver | Event::Cut, 0) => &[Some(WcStatus::RetryExcErr)],
         // A WRITE, and a SEND into the region.
         (Event::Deregister, 0) => &[Some(WcStatus::RemAccessErr), Some(WcStatus::RemOpErr)],
-        (Event::Deregister, 1) => &[Some(WcStatus::LocAccessErr), Some(WcStatus::LocProtErr)],
+        // A WRITE that is refused takes no receive: those that a launch posts afterwards are flushed, and nothing else says why.
+        (Event::Deregister, 1) => &[
+            Some(WcStatus::LocAccessErr),
+            Some(WcStatus::LocProtErr),
+            Some(WcStatus::WrFlushErr),
+        ],
         (Event::FailSend, 0) | (Event::FailRecv, 1) => &[Some(WcStatus::LocProtErr)],
         (Event::FailRecv, 0) => &[Some(WcStatus::RemOpErr)],
         _ => &[],
