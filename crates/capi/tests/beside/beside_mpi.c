@@ -44,6 +44,7 @@ int main(int count, char **arguments)
 	EXPECT(ranks == 2);
 	MPI(MPI_Win_create(bytes, BYTES, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &window));
 	mr = registration_of(bytes, &of_buffer);
+	before = registrations;
 
 	WORKS(doorbell_device_adopt(mr->context, NULL, NULL, NULL, &device));
 	WORKS(doorbell_domain_adopt(device, mr->pd, NULL, NULL, &domain));
@@ -54,7 +55,6 @@ int main(int count, char **arguments)
 	WORKS(doorbell_endpoint_connect(endpoint, &others));
 	WORKS(doorbell_region_remote(region, &here));
 	exchange(&here, &there, sizeof(here), !rank);
-	before = registrations;
 	for (int step = 1; step <= 100; step++) {
 		/* MPI's put reads the first quarter and writes the third, the library's reads the second and writes the last. */
 		const doorbell_slice from = {region, QUARTER, QUARTER};
