@@ -218,6 +218,7 @@ pub fn stream_write_value64(
     value: u64,
 ) -> Result<Ticket> {
     let queued = value_write_of(region, |program| {
+        region.check_aligned("offset", offset, 8)?;
         program.store_qword(region.target().qword(offset)?, value)
     })
     .and_then(|(program, write)| {

@@ -376,6 +376,7 @@ pub(crate) fn value_wait(
 ) -> Result<(Program, Arc<ValueWait>)> {
     watchdog()?;
     check_registered(region)?;
+    region.check_aligned("offset", offset, 4)?;
     let at = region.target().dword(offset)?;
     let mut program = Program::new(region.targets());
     match condition {
@@ -406,6 +407,7 @@ pub(super) fn peer_value_wait(
 ) -> Result<(Submission, Ticket)> {
     watchdog()?;
     check_registered(region)?;
+    region.check_aligned("offset", offset, 4)?;
     let mut program = Program::new(region.targets());
     program.poll_geq(region.target().dword(offset)?, value)?;
     shared.check_alive()?;
@@ -435,6 +437,7 @@ pub(crate) fn value_write(
     value: u32,
 ) -> Result<(Program, Arc<ValueWait>)> {
     value_write_of(region, |program| {
+        region.check_aligned("offset", offset, 4)?;
         program.store_dword(region.target().dword(offset)?, value)
     })
 }

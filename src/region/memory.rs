@@ -623,13 +623,32 @@ impl Region {
     fn aligned<T>(&self, argument: &'static str, offset: u64, len_bytes: u64) -> Result<*mut T> {
         let at = self.host(argument, offset, len_bytes)?.cast::<T>();
         if !at.is_aligned() {
-            return Err(Error::Alignment {
-                argument: "offset",
-                value: offset,
-                align: align_of::<T>() as u64,
-            });
+            self.check_aligned("offset", offset, align_of::<T>() as u64)?;
         }
         Ok(at)
+    }
+
+    /// Checks the offset of a word that a stream or a kernel accesses, and the word's address: the memory of a region may start anywhere.
+    ///
+    /// # Errors
+    /// [`Error::Alignment`], of `argument` if it is the offset, of the address if only that is not aligned.
+    pub(crate) fn check_aligned(
+        &self,
+        argument: &'static str,
+        offset: u64,
+        align: u64,
+    ) -> Result<()> {
+        let address = (self.inner.start.addr() as u64).wrapping_add(offset);
+        for (argument, value) in [(argument, offset), ("address", address)] {
+            if !value.is_multiple_of(align) {
+                return Err(Error::Alignment {
+                    argument,
+                    value,
+                    align,
+                });
+            }
+        }
+        Ok(())
     }
 
     fn word(&self, offset: u64) -> Result<&AtomicU32> {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use doorbell::{
     Access, Condition, Condition64, Error, Executor, Region, StateKind, Status,
-    stream_wait_count64, stream_wait_value32, stream_wait_value64, stream_write_value64,
-    wait_value64,
+    stream_wait_count64, stream_wait_value32, stream_wait_value64, stream_write_value32,
+    stream_write_value64, wait_value64,
 };
 
 use crate::rig::{SOON, strict_device as device};
@@ -76,10 +76,15 @@ fn words_of_64_bits_are_stored_and_awaited() {
     stream_wait_count64(&stream, &region, 136, (4, 100), SOON).unwrap();
     stream.synchronize(SOON).unwrap();
     for (offset, found) in [(4096, "OutOfBounds"), (4, "Alignment")] {
-        let refused = stream_wait_value64(&stream, &region, offset, Condition64::And(1), SOON);
-        assert!(format!("{:?}", refused.unwrap_err()).contains(found) || offset == 4);
-        assert!(stream_write_value64(&stream, &region, offset, 1).is_err());
+        let waited = stream_wait_value64(&stream, &region, offset, Condition64::And(1), SOON);
+        let counted = stream_wait_count64(&stream, &region, offset, (1, 1), SOON);
+        let written = stream_write_value64(&stream, &region, offset, 1);
+        for refused in [waited, counted, written] {
+            let refused = format!("{:?}", refused.unwrap_err());
+            assert!(refused.contains(found), "{offset}: {refused}");
+        }
     }
+    only_the_address_of_a_word_matters_if_its_offset_is_aligned(&stream);
     // A wait that does not end in time is a fault of the stream.
     let late = Some(Duration::from_millis(30));
     let waited = stream_wait_value64(&stream, &region, 64, Condition64::Equal(1), late).unwrap();
@@ -91,4 +96,52 @@ fn words_of_64_bits_are_stored_and_awaited() {
     stream.synchronize(SOON).unwrap();
     let timed_out = wait_value64(&region, 64, Condition64::Equal(1), late).unwrap_err();
     assert!(matches!(timed_out, Error::Timeout { .. }), "{timed_out}");
+}
+
+/// A region may start at any byte. The offset 0 is a multiple of everything, and the word there has no alignment.
+#[expect(
+    unsafe_code,
+    reason = "the memory of a region that starts anywhere is the caller's"
+)]
+fn only_the_address_of_a_word_matters_if_its_offset_is_aligned(stream: &dyn Executor) {
+    let domain = device().protection_domain();
+    let mut memory = vec![0u64; 512];
+    for skew in [1, 2, 4] {
+        // SAFETY: within the vector, which lives until the region is dropped; nothing else accesses it.
+        let region = unsafe {
+            let start = std::ptr::NonNull::from(&mut memory[0])
+                .cast::<u8>()
+                .add(skew);
+            Region::register(&domain, start, 256, Access::ALL).unwrap()
+        };
+        let mut refused = vec![
+            stream_wait_value64(stream, &region, 8, Condition64::And(1), SOON).unwrap_err(),
+            stream_wait_count64(stream, &region, 8, (1, 1), SOON).unwrap_err(),
+            stream_write_value64(stream, &region, 8, 1).unwrap_err(),
+        ];
+        let narrow = Condition::GreaterOrEqual(0);
+        let waited = stream_wait_value32(stream, &region, 8, narrow, SOON);
+        let equal = stream_wait_value32(stream, &region, 8, Condition::Equal(0), SOON);
+        let written = stream_write_value32(stream, &region, 8, 1);
+        if skew == 4 {
+            for done in [waited, equal, written] {
+                done.unwrap();
+            }
+        } else {
+            refused.extend([waited, equal, written].map(Result::unwrap_err));
+        }
+        for refused in refused {
+            assert!(
+                matches!(
+                    refused,
+                    Error::Alignment {
+                        argument: "address",
+                        ..
+                    }
+                ),
+                "{skew}: {refused}"
+            );
+        }
+        stream.synchronize(SOON).unwrap();
+    }
 }

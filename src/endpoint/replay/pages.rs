@@ -72,18 +72,16 @@ impl Endpoint {
         }
         let (count_region, count_offset) = push.count;
         count_region.slice(count_offset, 4)?;
-        for (argument, value, align) in [
-            ("table", push.table.offset, 8),
-            ("count", count_offset, 4),
-            ("signal", push.signal.addr(), SIGNAL_BYTES),
-        ] {
-            if !value.is_multiple_of(align) {
-                return Err(Error::Alignment {
-                    argument,
-                    value,
-                    align,
-                });
-            }
+        push.table
+            .region
+            .check_aligned("table", push.table.offset, 8)?;
+        count_region.check_aligned("count", count_offset, 4)?;
+        if !push.signal.addr().is_multiple_of(SIGNAL_BYTES) {
+            return Err(Error::Alignment {
+                argument: "signal",
+                value: push.signal.addr(),
+                align: SIGNAL_BYTES,
+            });
         }
         let held = [push.local.region, push.table.region, count_region];
         // Of the right domain; the pages follow at higher addresses.

@@ -81,12 +81,6 @@ fn address(stream: &dyn ReplayStream, region: &Region, offset: u64, is_wide: boo
         ));
     }
     region.slice(offset, len_bytes)?;
-    if !offset.is_multiple_of(len_bytes) {
-        return Err(Error::Alignment {
-            argument: "offset",
-            value: offset,
-            align: len_bytes,
-        });
-    }
+    region.check_aligned("offset", offset, len_bytes)?;
     stream.reach(&region.kernel_memory(offset))
 }
