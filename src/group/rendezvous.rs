@@ -16,6 +16,9 @@ use crate::{Error, Result, StateKind};
 /// The longest file that is read: an address, and a secret in hexadecimal.
 const FILE_BYTES_MAX: u64 = 256;
 
+/// The number of groups that this process has joined by its launcher's store.
+static JOINS: AtomicU32 = AtomicU32::new(0);
+
 /// Where rank 0 is found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Rendezvous {
@@ -48,15 +51,14 @@ impl Rendezvous {
         Ok(Rendezvous::Address(address))
     }
 
-    /// Where rank 0 is found by the next group that this process joins. Stores of launchers keep what was said for an earlier one, so each has a key of its own: all
-    /// ranks join their groups in the same order.
-    pub(super) fn of_next_join(&self) -> Rendezvous {
-        static JOINS: AtomicU32 = AtomicU32::new(0);
-        let number = || JOINS.fetch_add(1, Ordering::Relaxed);
-        match self {
+    /// Where rank 0 is found by the next group that this process joins, and the number of that group among those of this launcher's store. The store keeps what was
+    /// said for an earlier group, so each has a key of its own: all ranks join their groups in the same order. [`Rendezvous::joined`] counts.
+    pub(super) fn of_next_join(&self) -> (Rendezvous, u32) {
+        let number = JOINS.load(Ordering::Relaxed);
+        let rendezvous = match self {
             Rendezvous::Address(_) | Rendezvous::AnyOf(_) | Rendezvous::File(_) => self.clone(),
             Rendezvous::Torch(store) => Rendezvous::Torch(TorchStore {
-                key: format!("{}/{}", store.key, number()),
+                key: format!("{}/{number}", store.key),
                 ..store.clone()
             }),
             Rendezvous::Pmix { addresses, .. }
@@ -65,9 +67,17 @@ impl Rendezvous {
                 Rendezvous::AnyOf(addresses.clone())
             }
             Rendezvous::Pmix { key, addresses } => Rendezvous::Pmix {
-                key: format!("{key}.{}", number()),
+                key: format!("{key}.{number}"),
                 addresses: addresses.clone(),
             },
+        };
+        (rendezvous, number)
+    }
+
+    /// This process has joined the group of that number. An attempt that failed does not count: the rank that tries again looks where the others are.
+    pub(super) fn joined(&self, number: u32) {
+        if matches!(self, Rendezvous::Torch(_) | Rendezvous::Pmix { .. }) {
+            JOINS.fetch_max(number + 1, Ordering::Relaxed);
         }
     }
 

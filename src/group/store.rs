@@ -64,8 +64,9 @@ impl Store {
         watcher: Box<dyn Watcher>,
     ) -> Result<Store> {
         let deadline = Deadline::new("join of the group's store", timeout);
+        let (rendezvous, number) = environment.rendezvous.of_next_join();
         let environment = &LaunchEnvironment {
-            rendezvous: environment.rendezvous.of_next_join(),
+            rendezvous,
             ..environment.clone()
         };
         let host = (environment.rank == 0)
@@ -94,6 +95,7 @@ impl Store {
             };
             LauncherExchange::new(exchange, &store.token)
         });
+        environment.rendezvous.joined(number);
         Ok(store)
     }
 

@@ -344,6 +344,7 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
+    use crate::group::{LaunchEnvironment, Store};
 
     /// A server that understands one dialect, and closes the connection of anybody else.
     fn serve(
@@ -450,6 +451,36 @@ mod tests {
                 assert_eq!(place.get(), Ok(None), "{dialect:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_rank_that_has_waited_in_vain_meets_the_others_when_it_tries_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            let mut values = BTreeMap::new();
+            for stream in listener.incoming() {
+                let _ = serve(stream.unwrap(), Dialect::Pinged, &mut values);
+            }
+        });
+        let join = move |rank: &'static str, timeout_ms| {
+            let environment = LaunchEnvironment::from_vars(&|name| match name {
+                "RANK" => Some(rank.into()),
+                "WORLD_SIZE" => Some("2".into()),
+                "TORCHELASTIC_USE_AGENT_STORE" => Some("True".into()),
+                "MASTER_ADDR" => Some("127.0.0.1".into()),
+                "MASTER_PORT" => Some(port.to_string()),
+                _ => None,
+            });
+            Store::join(&environment.unwrap(), Duration::from_millis(timeout_ms))
+        };
+        // Rank 0 has not come: twice.
+        for _ in 0..2 {
+            assert!(matches!(join("1", 100), Err(Error::Timeout { .. })));
+        }
+        let first = std::thread::spawn(move || join("0", 60_000).unwrap());
+        let second = join("1", 30_000).unwrap();
+        assert_eq!((first.join().unwrap().rank(), second.rank()), (0, 1));
     }
 
     #[test]
