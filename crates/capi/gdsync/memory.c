@@ -575,6 +575,8 @@ int gds_dereg_mr(struct ibv_mr *mr)
 int gds_register_mem(void *ptr, size_t size, gds_memory_type_t type, CUdeviceptr *dev_ptr)
 {
 	const uint64_t start = (uint64_t)(uintptr_t)ptr;
+	/* Words of a region are at aligned offsets. These bytes are of the same page, and of the same allocation of a GPU. */
+	const uint64_t skew = start % 8;
 	struct doorbell_gds_left left = {NULL, NULL};
 	const doorbell_region *region = NULL;
 	struct doorbell_gds_memory *place;
@@ -594,7 +596,7 @@ int gds_register_mem(void *ptr, size_t size, gds_memory_type_t type, CUdeviceptr
 			if (place->kind == DOORBELL_GDS_WORDS && start < place->start + place->len_bytes && place->start < start + size)
 				error = EINVAL;
 		if (!error)
-			error = doorbell_gds_enter(NULL, ptr, size, DOORBELL_ACCESS_ALL, DOORBELL_GDS_WORDS, 1, &place);
+			error = doorbell_gds_enter(NULL, (char *)ptr - skew, size + skew, DOORBELL_ACCESS_ALL, DOORBELL_GDS_WORDS, 1, &place);
 		has_entered = !error;
 	}
 	if (!error) {
@@ -622,12 +624,21 @@ int gds_register_mem(void *ptr, size_t size, gds_memory_type_t type, CUdeviceptr
 int gds_unregister_mem(void *ptr, size_t size)
 {
 	struct doorbell_gds_left left = {NULL, NULL};
-	struct doorbell_gds_memory *place;
+	struct doorbell_gds_memory *place, *found = NULL;
+	uint32_t number;
 	if (!ptr || size == 0)
 		return EINVAL;
 	doorbell_gds_lock();
-	place = doorbell_gds_find((uint64_t)(uintptr_t)ptr, size, DOORBELL_GDS_WORDS, DOORBELL_GDS_WORDS);
-	/* It is 0 if no gds_register_mem has taken over what a use has registered. */
+	/* What a use has registered has a count of 0 until a gds_register_mem takes it over, and may contain what one has registered before. */
+	for (number = 0; (place = doorbell_gds_place(number)) != NULL; number++) {
+		if (place->kind != DOORBELL_GDS_WORDS || !doorbell_gds_is_within(place, (uint64_t)(uintptr_t)ptr, size))
+			continue;
+		if (!found || place->count > 0)
+			found = place;
+		if (found->count > 0)
+			break;
+	}
+	place = found;
 	if (place && place->count > 0)
 		place->count--;
 	if (place && place->count == 0)

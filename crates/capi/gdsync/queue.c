@@ -57,7 +57,9 @@ int doorbell_gds_make_room(struct doorbell_gds_cq *cq)
 	if (cq->tail - cq->head < cq->capacity)
 		return 0;
 	oldest = doorbell_gds_at(cq, cq->head);
-	if (oldest->claim == DOORBELL_GDS_UNCLAIMED || !doorbell_gds_is_over(oldest->wait ? oldest->wait : oldest->work))
+	/* A wait that is prepared may be aborted still, which leaves the completion to ibv_poll_cq. */
+	if (oldest->claim == DOORBELL_GDS_UNCLAIMED || (oldest->claim == DOORBELL_GDS_WAITED && !oldest->wait) ||
+	    !doorbell_gds_is_over(oldest->wait ? oldest->wait : oldest->work))
 		return ENOMEM;
 	doorbell_gds_drop_head(cq);
 	return 0;
@@ -642,6 +644,9 @@ int gds_qp_reset(struct gds_qp *gds)
 		qp->qp.send_cq.curr_offset = qp->qp.recv_cq.curr_offset = 0;
 		qp->cq_v3[0].curr_offset = qp->cq_v3[1].curr_offset = 0;
 		qp->told = 0;
+		/* gds_query_qp says IBV_QPS_RESET, which is 0, and nothing of the old connection. */
+		free(qp->attributes);
+		qp->attributes = NULL;
 		qp->ib.qp_num = (uint32_t)doorbell_endpoint_qpn(qp->endpoint);
 	}
 	pthread_mutex_unlock(&qp->lock);

@@ -37,12 +37,28 @@ struct ibv_mr *(ibv_reg_mr)(struct ibv_pd *pd, void *start, size_t len_bytes, in
 /* The program is linked to fixed addresses, so this is at a low address, and what mmap gives is at a high one. */
 static uint8_t low[BYTES] __attribute__((aligned(4096)));
 
+enum { RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
+
+static void init_end(struct end *end)
+{
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+	memset(&attr, 0, sizeof(attr));
+	attr.qp_state = IBV_QPS_INIT;
+	attr.port_num = 1;
+	attr.qp_access_flags = RIGHTS;
+	WORKS(ibv_modify_qp(end->qp->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	/* Not from INIT. */
+	attr.qp_state = IBV_QPS_RTS;
+	GIVES(EINVAL, ibv_modify_qp(end->qp->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+	WORKS(ibv_query_qp(end->qp->qp, &attr, IBV_QP_STATE, &init));
+	EXPECT(attr.qp_state == IBV_QPS_INIT && attr.port_num == 1);
+}
+
 static void make_end(struct end *end, void *buffer)
 {
-	const int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	gds_qp_init_attr_t init;
-	struct ibv_qp_attr attr;
 	EXPECT(list && list[0]);
 	end->context = ibv_open_device(list[0]);
 	ibv_free_device_list(list);
@@ -52,22 +68,13 @@ static void make_end(struct end *end, void *buffer)
 	end->buffer = (uint8_t *)buffer;
 	memset(end->buffer, 0, BYTES);
 	/* The name in brackets is libibverbs' own call, which a source without the header makes. */
-	end->mr = (ibv_reg_mr)(end->pd, end->buffer, BYTES, all);
+	end->mr = (ibv_reg_mr)(end->pd, end->buffer, BYTES, RIGHTS);
 	WORKS(ibv_query_port(end->context, 1, &end->port));
 	WORKS(ibv_query_gid(end->context, 1, 0, &end->gid));
 	attributes(&init);
 	end->qp = gds_create_qp(end->pd, end->context, &init, 0, GDS_CREATE_QP_DEFAULT);
 	EXPECT(end->mr && end->qp && end->qp->qp->pd == end->pd);
-	memset(&attr, 0, sizeof(attr));
-	attr.qp_state = IBV_QPS_INIT;
-	attr.port_num = 1;
-	attr.qp_access_flags = (unsigned)all;
-	WORKS(ibv_modify_qp(end->qp->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
-	/* Not from INIT. */
-	attr.qp_state = IBV_QPS_RTS;
-	GIVES(EINVAL, ibv_modify_qp(end->qp->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
-	WORKS(ibv_query_qp(end->qp->qp, &attr, IBV_QP_STATE, &init));
-	EXPECT(attr.qp_state == IBV_QPS_INIT && attr.port_num == 1);
+	init_end(end);
 }
 
 static void connect_end(struct end *end, const struct end *peer)
@@ -101,6 +108,20 @@ static void connect_end(struct end *end, const struct end *peer)
 			    IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC));
 	WORKS(ibv_query_qp(end->qp->qp, &attr, IBV_QP_STATE, &init));
 	EXPECT(attr.qp_state == IBV_QPS_RTS && attr.dest_qp_num == peer->qp->qp->qp_num && attr.rq_psn == 17);
+}
+
+/* A queue pair that is reset has nothing of its connection, and can be connected again. */
+static void reset_end(struct end *end)
+{
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+	memset(&attr, 0, sizeof(attr));
+	attr.qp_state = IBV_QPS_RESET;
+	WORKS(ibv_modify_qp(end->qp->qp, &attr, IBV_QP_STATE));
+	memset(&attr, 0x55, sizeof(attr));
+	WORKS(ibv_query_qp(end->qp->qp, &attr, IBV_QP_STATE, &init));
+	EXPECT(attr.qp_state == IBV_QPS_RESET && attr.dest_qp_num == 0 && attr.rq_psn == 0 && attr.path_mtu == 0 && attr.ah_attr.dlid == 0);
+	init_end(end);
 }
 
 static void end_end(struct end *end)
@@ -359,6 +380,11 @@ int main(void)
 	transfer(&b, &a);
 	pairs_of_keys(&a, &b);
 	datagrams(&a, &b);
+	reset_end(&a);
+	reset_end(&b);
+	connect_end(&a, &b);
+	connect_end(&b, &a);
+	transfer(&a, &b);
 	refused_memory(&a);
 	invalid_key(&a, &b);
 	end_end(&a);

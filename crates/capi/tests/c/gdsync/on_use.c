@@ -42,6 +42,26 @@ int main(void)
 		WORKS(gds_unregister_mem(page, 4096));
 		GIVES(EINVAL, gds_unregister_mem(page, 4096));
 	}
+	/* What a use has registered contains what the program has registered before; each ends by itself. */
+	WORKS(gds_register_mem(page + 1024, 4096, GDS_MEMORY_HOST, NULL));
+	WORKS(gds_register_mem(page + 8, 64, GDS_MEMORY_HOST, NULL));
+	WORKS(gds_unregister_mem(page + 1024, 4096));
+	WORKS(gds_stream_post_poke_dword(stream, page + 100, 3, GDS_MEMORY_HOST));
+	WORKS(gds_unregister_mem(page + 8, 64));
+	WORKS(gds_set_option(GDS_OPTION_REGISTER_ON_USE, 0));
+	WORKS(gds_stream_post_poke_dword(stream, page + 101, 4, GDS_MEMORY_HOST));
+	sync_stream(stream);
+	EXPECT(page[100] == 3 && page[101] == 4);
+	WORKS(gds_unregister_mem(page, 4096));
+	/* Memory that starts at any byte, and its aligned words. */
+	WORKS(gds_register_mem((char *)page + 2, 62, GDS_MEMORY_HOST, NULL));
+	WORKS(gds_stream_post_poke_dword(stream, page + 1, 5, GDS_MEMORY_HOST));
+	GIVES(EFAULT, gds_stream_post_poke_dword(stream, page + 16, 5, GDS_MEMORY_HOST));
+	sync_stream(stream);
+	EXPECT(page[1] == 5);
+	WORKS(gds_unregister_mem((char *)page + 2, 62));
+	GIVES(EINVAL, gds_unregister_mem((char *)page + 2, 62));
+	WORKS(gds_set_option(GDS_OPTION_REGISTER_ON_USE, 1));
 	/* An address that is not mapped is not registered. */
 	EXPECT(gds_stream_post_poke_dword(stream, (uint32_t *)(uintptr_t)4096, 1, GDS_MEMORY_HOST) != 0);
 	GIVES(EINVAL, gds_stream_post_poke_dword(stream, NULL, 1, GDS_MEMORY_HOST));
