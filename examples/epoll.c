@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include <doorbell.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,7 +83,15 @@ int main(int argc, char **argv)
 		struct epoll_event event;
 		uint64_t count = 0;
 
-		need(epoll_wait(loop, &event, 1, 20000) == 1, "epoll_wait");
+		const int ready = epoll_wait(loop, &event, 1, 20000);
+
+		if (ready == 0) {
+			fprintf(stderr, "%d of %d transfers within 20 s\n", complete, TRANSFERS);
+			return 1;
+		}
+		if (ready < 0 && errno == EINTR)
+			continue;
+		need(ready == 1, "epoll_wait");
 		if (read(event.data.fd, &count, sizeof count) != sizeof count)
 			continue;
 		if (event.data.fd == timer) {
@@ -97,8 +106,10 @@ int main(int argc, char **argv)
 		}
 		/* The count is that of tickets that are over, and not which: look at all. */
 		for (int i = 0; i < TRANSFERS; i++) {
-			if (!received[i] || doorbell_ticket_status(received[i], NULL) != DOORBELL_STATUS_COMPLETE)
+			if (!received[i] || doorbell_ticket_status(received[i], NULL) < DOORBELL_STATUS_COMPLETE)
 				continue;
+			/* It is over: the cause of a failure is what a wait returns. */
+			check(doorbell_ticket_wait(received[i], 0));
 			check(doorbell_ticket_destroy(received[i]));
 			received[i] = NULL;
 			complete++;

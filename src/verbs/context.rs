@@ -25,7 +25,7 @@ use doorbell_wire::verbs::Abilities;
 #[derive(Debug)]
 pub(super) struct Context {
     /// First: its drop changes the event descriptor, which is open still.
-    pub(super) events: Events,
+    pub(super) events: Arc<Events>,
     file: ContextFile,
     pub(super) port: Port,
     name: String,

@@ -1,7 +1,7 @@
 //! Asynchronous events: what a device reports of queues and of itself, apart from completions.
 #![allow(unsafe_code)] // calls libibverbs
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
 use std::io;
 use std::mem::MaybeUninit;
@@ -77,6 +77,9 @@ impl AsyncStatus {
     }
 }
 
+/// The readers of contexts, by the address of the context, and whether each has made the descriptor non-blocking.
+static READERS: Mutex<BTreeMap<usize, (Weak<Events>, bool)>> = Mutex::new(BTreeMap::new());
+
 /// The events of a context.
 #[derive(Debug)]
 pub(super) struct Events {
@@ -105,27 +108,54 @@ impl Events {
     /// If this library is their reader, makes the event descriptor non-blocking, so that looking for an event does not wait for one. It is blocking again when
     /// these events are dropped, if it was before. Otherwise the descriptor is left alone.
     ///
+    /// A context has one reader in a process: two would take each other's events, and the first one to end would make the descriptor block for the other. Whoever asks
+    /// again shares it.
+    ///
     /// # Errors
     /// [`crate::Error::System`].
-    pub(super) fn of(context: NonNull<rdma_sys::ibv_context>, is_reader: bool) -> Result<Events> {
-        // SAFETY: an open context.
-        let fd = unsafe { context.as_ref() }.async_fd;
-        let was_blocking = is_reader
-            && set_nonblocking(fd, true).map_err(|error| {
-                failed(
-                    "fcntl of the event descriptor",
-                    error.raw_os_error().unwrap_or(libc::EIO),
-                )
-            })?;
-        Ok(Events {
-            context: RawContext(context),
-            is_reader,
-            was_blocking,
-            subjects: Mutex::default(),
-            reading: Mutex::default(),
-            started: Instant::now(),
-            last_look_ns: AtomicU64::new(0),
-        })
+    pub(super) fn of(
+        context: NonNull<rdma_sys::ibv_context>,
+        is_reader: bool,
+    ) -> Result<Arc<Events>> {
+        let events = |was_blocking| {
+            Arc::new(Events {
+                context: RawContext(context),
+                is_reader,
+                was_blocking,
+                subjects: Mutex::default(),
+                reading: Mutex::default(),
+                started: Instant::now(),
+                last_look_ns: AtomicU64::new(0),
+            })
+        };
+        if !is_reader {
+            return Ok(events(false));
+        }
+        let mut readers = READERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = readers.get(&context.addr().get());
+        if let Some(shared) = known.and_then(|(reader, _)| reader.upgrade()) {
+            return Ok(shared);
+        }
+        let was_blocking = match known {
+            // It is being dropped, and finds that it was replaced: the descriptor is as this one wants it.
+            Some((_, was_blocking)) => *was_blocking,
+            None => {
+                // SAFETY: an open context.
+                let fd = unsafe { context.as_ref() }.async_fd;
+                set_nonblocking(fd, true).map_err(|error| {
+                    failed(
+                        "fcntl of the event descriptor",
+                        error.raw_os_error().unwrap_or(libc::EIO),
+                    )
+                })?
+            }
+        };
+        let reader = events(was_blocking);
+        readers.insert(
+            context.addr().get(),
+            (Arc::downgrade(&reader), was_blocking),
+        );
+        Ok(reader)
     }
 
     fn subjects(&self) -> std::sync::MutexGuard<'_, HashMap<usize, Weak<AsyncStatus>>> {
@@ -231,6 +261,16 @@ impl Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
+        if !self.is_reader {
+            return;
+        }
+        let mut readers = READERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let context = self.context.0.addr().get();
+        let is_own = |(reader, _): &(Weak<Events>, bool)| std::ptr::eq(reader.as_ptr(), self);
+        if !readers.get(&context).is_some_and(is_own) {
+            return;
+        }
+        readers.remove(&context);
         if self.was_blocking {
             // SAFETY: the context is open still: its owner, or what closes it, is dropped after these events.
             let fd = unsafe { self.context.0.as_ref() }.async_fd;
@@ -284,9 +324,14 @@ mod tests {
             // SAFETY: plain numbers and addresses, for which zero is a value; only the descriptor is used.
             let mut context: rdma_sys::ibv_context = unsafe { std::mem::zeroed() };
             context.async_fd = fd.as_raw_fd();
-            let events = Events::of(NonNull::from(&mut context), is_reader).unwrap();
-            assert_eq!(is_nonblocking(), is_reader || flags != 0);
+            let of_context = NonNull::from(&mut context);
+            let events = Events::of(of_context, is_reader).unwrap();
+            let again = Events::of(of_context, is_reader).unwrap();
+            assert_eq!(Arc::ptr_eq(&events, &again), is_reader);
             drop(events);
+            // It is read still.
+            assert_eq!(is_nonblocking(), is_reader || flags != 0);
+            drop(again);
             assert_eq!(is_nonblocking(), flags != 0, "reader: {is_reader}");
         }
     }
