@@ -10,7 +10,7 @@ use doorbell::{DataType, StateKind};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict, PyMemoryView};
+use pyo3::types::{IntoPyDict, PyCapsule, PyDict, PyMemoryView};
 
 #[cfg(feature = "cuda")]
 use crate::detached::{call, wait};
@@ -52,6 +52,9 @@ const CPU: i32 = 1;
 const CUDA: i32 = 2;
 const CUDA_HOST: i32 = 3;
 const CUDA_MANAGED: i32 = 13;
+
+/// Says to `__dlpack__` that the memory is not accessed.
+const UNORDERED: isize = -1;
 
 /// The default streams as both interfaces number them, and the driver: `CU_STREAM_LEGACY`, `CU_STREAM_PER_THREAD`.
 const LEGACY: usize = 1;
@@ -147,7 +150,7 @@ impl Array {
         }
         let element = match name.chars().nth(1) {
             // Bytes of no type, which torch calls a bfloat16. What DLPack does not export has no type that is known here.
-            Some('V') => (dlpack(object).ok())
+            Some('V') => (dlpack(object, UNORDERED).ok())
                 .filter(|(tensor, _)| {
                     tensor.start() == start && tensor.itemsize().ok() == Some(itemsize)
                 })
@@ -168,7 +171,7 @@ impl Array {
 
     /// The capsule is not consumed: it keeps the tensor, whose deleter it calls when it is dropped.
     fn of_dlpack(object: &Bound<'_, PyAny>) -> PyResult<Array> {
-        let (tensor, capsule) = dlpack(object)?;
+        let (tensor, capsule) = dlpack(object, LEGACY as isize)?;
         let dimensions = usize::try_from(tensor.dimensions).map_err(|_| no_shape())?;
         if dimensions > 0 && tensor.shape.is_null() {
             return Err(no_shape());
@@ -190,7 +193,7 @@ impl Array {
             element: tensor.element(),
             is_readonly: false,
             gpu,
-            // `__dlpack__` without a stream is for a consumer that uses this one.
+            // The exporter has ordered what it does before this one.
             stream: gpu.is_some().then_some(LEGACY),
             owner: capsule.into_any().unbind(),
         })
@@ -235,11 +238,26 @@ impl Array {
     }
 }
 
-/// The tensor of an array with `__dlpack__`, and the capsule that keeps what it leads to.
-fn dlpack<'py>(object: &Bound<'py, PyAny>) -> PyResult<(DlTensor, Bound<'py, PyCapsule>)> {
-    let capsule = object
-        .call_method0("__dlpack__")?
-        .cast_into::<PyCapsule>()?;
+/// The tensor of an array with `__dlpack__`, and the capsule that keeps what it leads to. The exporter orders what a GPU still does with the memory before
+/// `stream`, as DLPack numbers it.
+fn dlpack<'py>(
+    object: &Bound<'py, PyAny>,
+    stream: isize,
+) -> PyResult<(DlTensor, Bound<'py, PyCapsule>)> {
+    let device: Option<(i32, i32)> = match object.getattr_opt("__dlpack_device__")? {
+        Some(device) => Some(device.call0()?.extract()?),
+        None => None,
+    };
+    let exported = match device {
+        // Without a stream torch orders nothing, whatever the standard says.
+        Some((CUDA | CUDA_MANAGED, _)) => {
+            let named = [("stream", stream)].into_py_dict(object.py())?;
+            object.call_method("__dlpack__", (), Some(&named))?
+        }
+        // Other devices have no streams.
+        _ => object.call_method0("__dlpack__")?,
+    };
+    let capsule = exported.cast_into::<PyCapsule>()?;
     let managed: NonNull<c_void> = capsule.pointer_checked(Some(FRESH))?;
     // SAFETY: a capsule of this name has a `DLManagedTensor`, whose first member is the `DLTensor`; the capsule keeps it.
     let tensor = unsafe { managed.cast::<DlTensor>().read() };

@@ -106,6 +106,7 @@ class DlpackArray:
 
     def __init__(self, array: CudaArray, device_type: int = 2, strides: tuple[int, ...] | None = None) -> None:
         self.array = array
+        self.asked: int | None = None
         self.shape = (ctypes.c_int64 * 2)(2, array.nbytes // 8)
         self.strides = None if strides is None else (ctypes.c_int64 * 2)(*strides)
         pointer = ctypes.POINTER(ctypes.c_int64)
@@ -114,7 +115,12 @@ class DlpackArray:
             ctypes.cast(self.strides, pointer) if self.strides is not None else pointer(), 0,
         )  # fmt: skip
 
-    def __dlpack__(self) -> Any:
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (self.tensor.device_type, self.tensor.device_id)
+
+    def __dlpack__(self, *, stream: int | None = None) -> Any:
+        # As torch has it: without a stream it would order nothing.
+        self.asked = stream
         new = ctypes.pythonapi.PyCapsule_New
         new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
         return new(ctypes.addressof(self.tensor), b"dltensor", None)
@@ -233,8 +239,13 @@ def test_a_type_that_only_dlpack_names_is_known(driver: Driver) -> None:
         """As torch has a bfloat16."""
 
         code = 4
+        asked: int | None = None
 
-        def __dlpack__(self) -> Any:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (2, 0)
+
+        def __dlpack__(self, *, stream: int | None = None) -> Any:
+            self.asked = stream
             self.shown = DlpackArray(self)
             self.shown.tensor.code, self.shown.tensor.bits = self.code, 16
             # No circle of references: the memory is to be freed at once.
@@ -244,6 +255,8 @@ def test_a_type_that_only_dlpack_names_is_known(driver: Driver) -> None:
     array = Named(driver, bytes(64), "<V2")
     region = domain.register(array)
     assert (region.dtype, region.itemsize, len(region)) == (doorbell.DataType.BF16, 2, 32)
+    # Only the type was asked for.
+    assert array.asked == -1
     # Complex of two bytes: known to neither.
     array.code = 5
     assert domain.register(array).dtype is None
@@ -260,7 +273,10 @@ def test_a_type_that_only_dlpack_names_is_known(driver: Driver) -> None:
         def __cuda_array_interface__(self, _value: dict[str, Any]) -> None:
             pass
 
-    assert domain.register(OnlyDlpack(driver, bytes(64))).dtype == doorbell.DataType.BF16
+    only = OnlyDlpack(driver, bytes(64))
+    assert domain.register(only).dtype == doorbell.DataType.BF16
+    # Its work is ordered before the legacy default stream, for which the package waits.
+    assert only.asked == 1
 
 
 def test_the_kind_of_device_is_that_of_dlpack(driver: Driver) -> None:
@@ -301,7 +317,7 @@ def test_a_call_of_this_thread_waits_for_the_stream_that_an_array_names(driver: 
         lambda: bounce.write(pair.a, array, remote.remote, 30),
     ]
     if kind == "legacy":
-        # The stream that DLPack means if the consumer names none.
+        # The stream before which the exporter orders its work.
         calls.append(lambda: domain.register(DlpackArray(array)))
     for call in calls:
         described["stream"] = handle
