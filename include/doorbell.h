@@ -79,7 +79,8 @@
  * Structs that begin with `struct_size`
  *   Later versions may append fields to these structs. `struct_size` is the size in bytes that the program was compiled
  *   with; calls that fill such a struct set it. Fields beyond that size have their defaults. Structs without
- *   `struct_size` that the library fills have a field `reserved`, which is 0 and may get a meaning in later versions.
+ *   `struct_size` that the library fills have a field `reserved`, which is 0 and may get a meaning in later versions;
+ *   doorbell_completion, doorbell_details and doorbell_envelope have none, and stay as they are.
  *
  * CUDA
  *   Calls take CUDA's own types, but the headers do not need CUDA's headers: `struct CUstream_st *` is CUstream or

@@ -245,6 +245,32 @@ fn refusal_has_its_reason_and_private_data() {
 }
 
 #[test]
+fn an_abort_ends_a_connect_that_waits_for_ever() {
+    let Some(address) = address("an_abort_ends_a_connect_that_waits_for_ever") else {
+        return;
+    };
+    let domain = device().protection_domain();
+    let (listener, silent) = listener(&address);
+    // One that takes no request, and a port where nobody listens: no listener is given it.
+    for address in [silent, format!("{address}:1")] {
+        let mut endpoint = endpoint(&domain);
+        let abort = endpoint.abort_handle();
+        let started = Instant::now();
+        let ended = std::thread::scope(|scope| {
+            let connect =
+                scope.spawn(|| CmConnection::connect(&mut endpoint, &address, &[], Duration::MAX));
+            std::thread::sleep(Duration::from_millis(300));
+            assert!(!connect.is_finished());
+            abort.abort();
+            connect.join().unwrap().unwrap_err()
+        });
+        assert!(matches!(ended, Error::Work(_)), "{ended}");
+        assert!(started.elapsed() < Duration::from_secs(20));
+    }
+    drop(listener);
+}
+
+#[test]
 fn absent_peer_is_reported_within_the_deadline() {
     let Some(address) = address("absent_peer_is_reported_within_the_deadline") else {
         return;

@@ -118,7 +118,7 @@ int doorbell_cm_request_private_data(const doorbell_cm_request *request, void *b
 /*
  * Accepts the request: connects the endpoint to the peer's, and sends up to 196 bytes of private data with the answer.
  * Post receives before, because the peer may send at once. The handle of the request is gone, also on failure, except
- * when the arguments themselves are refused (DOORBELL_EINVAL, DOORBELL_EHANDLE, DOORBELL_EBUSY).
+ * when the arguments themselves are refused (DOORBELL_EINVAL, DOORBELL_EHANDLE, DOORBELL_EBUSY, DOORBELL_EPANIC).
  * Threads: alone with request, one at a time for endpoint.
  */
 int doorbell_cm_request_accept(doorbell_cm_request *request, doorbell_endpoint *endpoint, const void *private_data,

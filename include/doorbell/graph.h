@@ -160,8 +160,9 @@ typedef struct doorbell_graph_members {
 int doorbell_graph_members_init(doorbell_graph_members *members, uint32_t struct_size);
 
 /*
- * Ends the recording and creates a graph that is armed for its first launch. The builder is gone, also after an error:
- * then the message queues and communicators that were recorded are aborted.
+ * Ends the recording and creates a graph that is armed for its first launch. The builder is gone, also after an error,
+ * unless it returns DOORBELL_EINVAL, DOORBELL_EHANDLE, DOORBELL_EBUSY (also in another thread) or DOORBELL_EPANIC. After an
+ * error behind which it is gone, the message queues and communicators that were recorded are aborted.
  * The driver may wait until all work of the context that is queued is done, and let no other thread use the GPU
  * meanwhile: ranks that share a context instantiate before any of their streams waits for another one.
  * Threads: alone with builder.

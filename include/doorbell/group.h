@@ -88,7 +88,8 @@ typedef struct doorbell_group_config {
 	uint32_t size;            /* number of processes, up to 65536; default 0: rank, size, address and token come
 				     from the launcher */
 	uint32_t token_len_bytes; /* length of `token` */
-	int64_t timeout_ms;       /* for joining, and for calls with DOORBELL_DEFAULT_TIMEOUT, in ms; default 60000 */
+	int64_t timeout_ms;       /* for joining, and for calls with DOORBELL_DEFAULT_TIMEOUT, in ms; default 60000;
+				     DOORBELL_NO_TIMEOUT is refused */
 	const char *address;      /* where rank 0 listens, such as "10.0.0.1:7471" */
 	const void *token;        /* a secret that all ranks share */
 	const doorbell_endpoint_config *endpoint; /* configuration of the endpoints; NULL, the default, means their

@@ -233,7 +233,8 @@ int doorbell_cache_create_device(const doorbell_domain *domain, const doorbell_c
  * Gives a region that contains `len_bytes` bytes at `address` with the rights `access_flags`: an entry of the cache,
  * or a new registration. `address` is a pointer as a number, or a CUdeviceptr for a cache of GPU memory. The region
  * may begin before `address`; `*offset` is the offset of `address` in the region, in bytes. The caller owns the handle
- * and destroys it. Until then the bytes must stay mapped as they are.
+ * and destroys it. Until then the bytes must stay mapped as they are. Handles of one entry are one registration:
+ * doorbell_region_deregister with one of them takes the memory from the holders of the others, too.
  */
 int doorbell_cache_get(const doorbell_cache *cache, uint64_t address, uint64_t len_bytes, uint32_t access_flags,
 		       doorbell_region **region, uint64_t *offset);

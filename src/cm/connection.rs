@@ -39,7 +39,7 @@ impl CmConnection {
     /// [`Error::Foreign`] if the way to that address begins at another device or port than the endpoint's; [`Error::Refused`] with the
     /// peer's private data if the peer refuses, or if no process listened within `timeout`; [`Error::Timeout`] if nothing answers;
     /// [`Error::State`] if the endpoint is connected or has failed, or if no RDMA device has a route to the address; [`Error::Range`]
-    /// for longer private data; [`Error::Malformed`] if `address` is not an address; [`Error::System`], also where the system has no
+    /// for longer private data; [`Error::Work`] if the endpoint is aborted meanwhile; [`Error::Malformed`] if `address` is not an address; [`Error::System`], also where the system has no
     /// rdma_cm. If the endpoint's steps had begun, it has failed then.
     pub fn connect(
         endpoint: &mut Endpoint,
@@ -53,6 +53,7 @@ impl CmConnection {
         let peer = resolve(address)?;
         let mut refused = None;
         loop {
+            endpoint.check_alive()?;
             match request(endpoint, peer, private_data, &deadline) {
                 Ok(Ok(connection)) => return Ok(connection),
                 Ok(Err(event)) if event.is_passing() && deadline.nap().is_ok() => {
@@ -108,7 +109,7 @@ impl CmConnection {
             retry_count: config.retry_count,
             rnr_retry: config.rnr_retry,
         })?;
-        let (event, _) = connection.id.next(&deadline)?;
+        let (event, _) = connection.id.next_for(&deadline, Some(endpoint))?;
         if event.kind == Kind::RDMA_CM_EVENT_ESTABLISHED {
             return Ok(connection);
         }
@@ -207,7 +208,7 @@ fn request(
     deadline: &Deadline,
 ) -> Result<Result<CmConnection, CmEvent>> {
     let id = Id::new()?;
-    way(&id, peer, deadline)?;
+    way(&id, peer, deadline, endpoint)?;
     check_place(&id, endpoint)?;
     let config = *endpoint.config();
     let (serves, has) = endpoint.reads();
@@ -219,7 +220,7 @@ fn request(
         retry_count: config.retry_count,
         rnr_retry: config.rnr_retry,
     })?;
-    let (event, _) = id.next(deadline)?;
+    let (event, _) = id.next_for(deadline, Some(endpoint))?;
     if event.kind != Kind::RDMA_CM_EVENT_CONNECT_RESPONSE {
         return Ok(Err(event));
     }
@@ -236,7 +237,7 @@ fn request(
 }
 
 /// Finds the route to the peer.
-fn way(id: &Id, peer: SocketAddr, deadline: &Deadline) -> Result<()> {
+fn way(id: &Id, peer: SocketAddr, deadline: &Deadline, endpoint: &Endpoint) -> Result<()> {
     let no_way = |operation: &'static str, errno: i32| {
         Error::state(
             StateKind::Unreachable,
@@ -252,7 +253,7 @@ fn way(id: &Id, peer: SocketAddr, deadline: &Deadline) -> Result<()> {
             Err(Error::System { errno, .. }) => return Err(no_way(operation, errno)),
             asked => asked?,
         }
-        match id.next(deadline)? {
+        match id.next_for(deadline, Some(endpoint))? {
             (event, _) if event.kind == expected => Ok(()),
             (event, _) if event.status == -libc::ETIMEDOUT => Err(deadline.passed()),
             (event, _) => Err(no_way(operation, event.status.saturating_neg())),

@@ -11,9 +11,12 @@ use rdma_sys::{ibv_qp_attr_mask as Mask, ibv_qp_state, rdma_conn_param, rdma_por
 
 use super::event::CmEvent;
 use super::socket::Socket;
-use crate::endpoint::Deadline;
+use crate::endpoint::{Deadline, Endpoint};
 use crate::nic::Step;
 use crate::{Error, Result};
+
+/// How often a wait looks whether its endpoint has failed.
+const LOOK: Duration = Duration::from_millis(20);
 
 fn last_errno() -> i32 {
     std::io::Error::last_os_error()
@@ -269,16 +272,30 @@ impl Id {
 
     /// The next event, before the deadline. A request for a connection comes with its identifier, on a channel of its own.
     pub(super) fn next(&self, deadline: &Deadline) -> Result<(CmEvent, Option<Id>)> {
+        self.next_for(deadline, None)
+    }
+
+    /// [`Id::next`], for an endpoint: its failure, as by an abort, ends the wait.
+    pub(super) fn next_for(
+        &self,
+        deadline: &Deadline,
+        endpoint: Option<&Endpoint>,
+    ) -> Result<(CmEvent, Option<Id>)> {
         loop {
             if let Some(next) = self.poll()? {
                 return Ok(next);
             }
+            endpoint.map_or(Ok(()), Endpoint::check_alive)?;
             let mut ready = libc::pollfd {
                 fd: self.channel.fd(),
                 events: libc::POLLIN,
                 revents: 0,
             };
-            let left = millis(deadline.left()?);
+            let mut left = deadline.left()?;
+            if endpoint.is_some() {
+                left = left.min(LOOK);
+            }
+            let left = millis(left);
             // SAFETY: one descriptor.
             if unsafe { libc::poll(&raw mut ready, 1, left) } < 0 && last_errno() != libc::EINTR {
                 return Err(Error::System {

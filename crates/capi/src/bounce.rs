@@ -6,14 +6,13 @@ use std::ffi::c_int;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::argument::{
-    VersionedStruct, choice, finite_timeout, out_handle, read_struct, write_struct,
-};
+use crate::argument::{VersionedStruct, choice, out_handle, read_struct, write_struct};
 use crate::boundary::guard;
 use crate::device::doorbell_domain;
 use crate::endpoint::{doorbell_endpoint, try_lock};
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
+use crate::queue::wait_timeout;
 use crate::region::doorbell_remote;
 use doorbell_rs::{Bounce, BounceConfig, Endpoint, MemcpyEngine, RemoteRegion, Result};
 #[cfg(feature = "cuda")]
@@ -183,9 +182,9 @@ unsafe fn run(
 ) -> Result<c_int, Failure> {
     // SAFETY: the caller's promise about handles.
     let (bounce, endpoint) = unsafe { (get(bounce, "bounce")?, get(endpoint, "endpoint")?) };
-    let timeout = finite_timeout(timeout_ms)?;
     let mut engines = try_lock(&bounce.inner, "bounce")?;
     let mut endpoint = endpoint.lock()?;
+    let timeout = wait_timeout(&endpoint, timeout_ms)?.unwrap_or(Duration::MAX);
     // SAFETY: the caller's promise about the memory.
     unsafe { engines.run(&mut endpoint, way, foreign, len_bytes, timeout) }?;
     Ok(0)

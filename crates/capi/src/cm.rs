@@ -4,12 +4,14 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Mutex;
+use std::time::Duration;
 
 use crate::argument::{array, finite_timeout, out_handle, text, write_bytes, write_text};
 use crate::boundary::{call, guard};
 use crate::endpoint::{doorbell_endpoint, try_lock};
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get, take};
+use crate::queue::wait_timeout;
 use doorbell_rs::Endpoint;
 #[cfg(feature = "verbs")]
 use doorbell_rs::{CmConnection, CmListener, CmRequest};
@@ -72,8 +74,8 @@ pub unsafe extern "C" fn doorbell_cm_connect(
             let private_data = array(private_data.cast::<u8>(), len_bytes, "private_data")?;
             (place, endpoint, text(address, "address")?, private_data)
         };
-        let timeout = finite_timeout(timeout_ms)?;
         let mut endpoint = endpoint.lock()?;
+        let timeout = wait_timeout(&endpoint, timeout_ms)?.unwrap_or(Duration::MAX);
         let inner = connect(&mut endpoint, address, private_data, timeout)?;
         let inner = Mutex::new(inner);
         Ok(place.set(doorbell_cm_connection { inner }))
@@ -316,8 +318,8 @@ pub unsafe extern "C" fn doorbell_cm_request_accept(
             let private_data = array(private_data.cast::<u8>(), len_bytes, "private_data")?;
             (place, get(endpoint, "endpoint")?, private_data)
         };
-        let timeout = finite_timeout(timeout_ms)?;
         let mut endpoint = endpoint.lock()?;
+        let timeout = wait_timeout(&endpoint, timeout_ms)?.unwrap_or(Duration::MAX);
         // SAFETY: as above.
         let request = unsafe { take(request, "request") }?;
         let inner = alone(request.inner).accept(&mut endpoint, private_data, timeout)?;

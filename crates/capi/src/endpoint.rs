@@ -17,6 +17,7 @@ use crate::device::doorbell_domain;
 use crate::error::doorbell_failure;
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
+use crate::queue::wait_timeout;
 use crate::region::access;
 use doorbell_rs::{
     AbortHandle, Address, Control, Endpoint, EndpointConfig, PathReport, Transport, WorkError,
@@ -524,8 +525,10 @@ pub unsafe extern "C" fn doorbell_endpoint_wait_room(
     timeout_ms: i64,
 ) -> c_int {
     call!(endpoint = get(endpoint), || {
-        let (kind, timeout) = (queue_kind_of(queue_kind)?, timeout(timeout_ms)?);
-        endpoint.lock()?.wait_room(kind, count, timeout)?;
+        let kind = queue_kind_of(queue_kind)?;
+        let mut endpoint = endpoint.lock()?;
+        let timeout = wait_timeout(&endpoint, timeout_ms)?;
+        endpoint.wait_room(kind, count, timeout)?;
         Ok(0)
     })
 }

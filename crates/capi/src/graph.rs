@@ -442,7 +442,10 @@ pub unsafe extern "C" fn doorbell_graph_builder_instantiate(
     graph: *mut *mut doorbell_graph,
 ) -> c_int {
     call!(place = out_handle(graph), held = get(builder), || {
-        // No other thread uses it, and nothing panicked in it.
+        // No other thread uses it, and nothing panicked in it. Another code than that of errors behind which the builder is gone.
+        held.check_thread().map_err(|_| Failure::Busy {
+            argument: "builder",
+        })?;
         drop(held.lock()?);
         // SAFETY: the caller's promise about handles and places for them; the reference is not used any more.
         let builder = unsafe { take(builder, "builder") }?;

@@ -316,6 +316,12 @@ pub unsafe extern "C" fn doorbell_stream_post_all(
         // SAFETY: the caller's promise about handles and arrays.
         let (stream, handles) =
             unsafe { (get(stream, "stream")?, array(prepared, count, "prepared")?) };
+        if !tickets.is_null() {
+            for at in 0..count {
+                // SAFETY: as above: places for that many. They are set once the operations are queued.
+                let _ = unsafe { ticket_place(tickets.add(at)) };
+            }
+        }
         let mut batch = Vec::with_capacity(count);
         let taken = handles.iter().try_for_each(|handle| {
             // SAFETY: as above.
