@@ -262,4 +262,9 @@ impl Group {
         let Group { store, timeout, .. } = self;
         store.leave(timeout)
     }
+
+    /// Ends this rank's part as a drop does, while other threads are in calls of the group or have it: their waits end with an error, and the other ranks learn of the end.
+    pub fn abandon(&self) {
+        self.store.abandon();
+    }
 }

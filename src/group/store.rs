@@ -374,6 +374,11 @@ impl Store {
         self.client
             .leave(&Deadline::new("leave of the group", timeout))
     }
+
+    /// Ends the connection, and with it every wait.
+    pub(super) fn abandon(&self) {
+        self.client.hang_up();
+    }
 }
 
 fn malformed(reason: &str) -> Error {

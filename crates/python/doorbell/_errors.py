@@ -4,6 +4,7 @@ Each also derives from the built-in exception that comes nearest, where there is
 """
 
 import builtins
+from typing import Any
 
 
 class Error(Exception):
@@ -99,6 +100,10 @@ class SystemCallError(Error, OSError):
     """The operating system refused a call."""
 
     operation: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `errno` of an OSError with one argument is in no dictionary, so pickle would lose it.
+        return type(self), self.args, {**self.__dict__, "errno": self.errno}
 
 
 class CudaError(Error):

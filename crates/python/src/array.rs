@@ -148,14 +148,18 @@ impl Array {
                 "0 is no stream of `__cuda_array_interface__`",
             ));
         }
+        let exported = (dlpack(object, UNORDERED).ok()).filter(|(tensor, _)| {
+            tensor.start() == start && tensor.itemsize().ok() == Some(itemsize)
+        });
         let element = match name.chars().nth(1) {
             // Bytes of no type, which torch calls a bfloat16. What DLPack does not export has no type that is known here.
-            Some('V') => (dlpack(object, UNORDERED).ok())
-                .filter(|(tensor, _)| {
-                    tensor.start() == start && tensor.itemsize().ok() == Some(itemsize)
-                })
-                .and_then(|(tensor, _)| tensor.element()),
+            Some('V') => exported.as_ref().and_then(|(tensor, _)| tensor.element()),
             _ => element_of_typestr(&name, itemsize),
+        };
+        // A tensor may be given other memory (`tensor.data = other`). The capsule keeps this one.
+        let owner = match exported {
+            Some((_, capsule)) => (object, capsule).into_pyobject(object.py())?.into_any(),
+            None => object.clone(),
         };
         Ok(Array {
             start,
@@ -165,7 +169,7 @@ impl Array {
             is_readonly,
             gpu,
             stream,
-            owner: object.clone().unbind(),
+            owner: owner.unbind(),
         })
     }
 

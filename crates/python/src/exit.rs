@@ -2,9 +2,13 @@
 //! threads of the library call, pass a gate, which `atexit` closes: it waits for the functions that run, and no other begins.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyCFunction;
+
+/// How long a wait goes on between two looks at Python's signals.
+const LOOK: Duration = Duration::from_millis(50);
 
 struct ExitGate {
     is_closed: bool,
@@ -47,16 +51,27 @@ pub fn attach<R>(function: impl FnOnce(Python<'_>) -> R) -> Option<R> {
     result
 }
 
+/// Closes the gate, and waits a little. Whether no function runs any more.
+fn close_for_a_while() -> bool {
+    let mut gate = gate();
+    gate.is_closed = true;
+    let has_left = LEFT.wait_timeout_while(gate, LOOK, |gate| gate.inside > 0);
+    has_left.unwrap_or_else(PoisonError::into_inner).0.inside == 0
+}
+
 /// Has the gate closed when the interpreter ends.
 pub fn install(py: Python<'_>) -> PyResult<()> {
-    let close = PyCFunction::new_closure(py, None, None, |arguments, _| {
-        arguments.py().detach(|| {
-            let mut gate = gate();
-            gate.is_closed = true;
-            while gate.inside > 0 {
-                gate = LEFT.wait(gate).unwrap_or_else(PoisonError::into_inner);
-            }
-        });
+    let installed = std::process::id();
+    let close = PyCFunction::new_closure(py, None, None, move |arguments, _| {
+        // A child of `fork` has none of the threads, and nobody would leave.
+        if std::process::id() != installed {
+            return Ok(());
+        }
+        let py = arguments.py();
+        while !py.detach(close_for_a_while) {
+            py.check_signals()?;
+        }
+        PyResult::Ok(())
     })?;
     py.import("atexit")?.call_method1("register", (close,))?;
     Ok(())

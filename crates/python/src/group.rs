@@ -214,8 +214,9 @@ impl PyGroup {
 
     /// Stores a value for all ranks.
     fn set(&self, py: Python<'_>, key: &str, value: &[u8]) -> PyResult<()> {
-        self.with(py, |group| {
-            group.store().set(key.as_bytes(), value, self.timeout)
+        let (key, value, timeout) = (key.to_owned(), value.to_owned(), self.timeout);
+        self.wait(py, move |group| {
+            group.store().set(key.as_bytes(), &value, timeout)
         })
     }
 
@@ -314,7 +315,7 @@ impl PyGroup {
             )
         })?;
         match Arc::try_unwrap(group) {
-            Ok(group) => call(py, || group.leave()),
+            Ok(group) => wait_apart(py, move || group.leave()),
             Err(group) => {
                 *lock(member) = Some(group);
                 Err(state_exception(
@@ -349,7 +350,13 @@ impl PyGroup {
             return self.leave(py);
         }
         let group = lock(member).take();
-        py.detach(|| drop(group));
+        py.detach(|| {
+            // A thread of an interrupted call may have the group still.
+            if let Some(group) = &group {
+                group.abandon();
+            }
+            drop(group);
+        });
         Ok(())
     }
 }

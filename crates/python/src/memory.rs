@@ -3,13 +3,13 @@
 
 use std::ptr::NonNull;
 
-use doorbell::{Access, DataType, ProtectionDomain, Region, Slice, StateKind};
+use doorbell::{Access, DataType, Error, ProtectionDomain, Region, Slice, StateKind};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::arguments::{RegionPart, access};
 use crate::array::Array;
-use crate::detached::call;
+use crate::detached::{Detached, call};
 use crate::error::state_exception;
 use crate::region::{Items, PyRegion, PySlice};
 
@@ -121,7 +121,8 @@ fn register_device(
 
 /// Memory of an operation, in the order of its bytes.
 pub struct ArrayMemory {
-    part: RegionPart,
+    // Often the last handle of an array's registration.
+    part: Detached<RegionPart>,
     pub items: Items,
 }
 
@@ -136,7 +137,7 @@ impl ArrayMemory {
         if let Ok(slice) = object.cast::<PySlice>() {
             let slice = slice.get();
             return Ok(ArrayMemory {
-                part: slice.span()?,
+                part: Detached::new(slice.span()?),
                 items: slice.items(),
             });
         }
@@ -148,7 +149,7 @@ impl ArrayMemory {
 
     fn whole(region: &PyRegion) -> PyResult<ArrayMemory> {
         Ok(ArrayMemory {
-            part: region.whole()?,
+            part: Detached::new(region.whole()?),
             items: region.items(),
         })
     }
@@ -173,13 +174,14 @@ impl ArrayMemory {
     }
 
     pub fn slice(&self) -> doorbell::Result<Slice<'_>> {
-        self.part
-            .region
-            .slice(self.part.offset, self.part.len_bytes)
+        let part = self.part.get().ok_or_else(|| {
+            Error::state(StateKind::Deregistered, "slice", "the memory is dropped")
+        })?;
+        part.region.slice(part.offset, part.len_bytes)
     }
 
     pub fn len_bytes(&self) -> u64 {
-        self.part.len_bytes
+        self.part.get().map_or(0, |part| part.len_bytes)
     }
 
     /// The type of the items, by the argument or by the array.

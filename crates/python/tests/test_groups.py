@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pickle
 import random
 import re
 import socket
@@ -27,14 +28,16 @@ def free_port() -> int:
         return port
 
 
-def start(size: int, program: list[str]) -> list[subprocess.Popen[str]]:
+def start(size: int, program: list[str], stdin: int | None = None) -> list[subprocess.Popen[str]]:
     """Starts ranks with the environment of torchrun."""
     port = free_port()
     ranks = []
     for rank in range(size):
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("DOORBELL_", "OMPI_", "PMI", "SLURM_"))}
         environment |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        process = subprocess.Popen([sys.executable, *program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, *program], env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         ranks.append(process)
     return ranks
 
@@ -266,6 +269,46 @@ def test_an_interrupt_ends_the_waits_of_a_group(wait: str) -> None:
     assert [said for _, said, _ in ranks] == ["interrupted\n", "0\n"], ranks
 
 
+STAYS = """
+import doorbell, os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+group = doorbell.Group.from_environment("softcx", timeout=100.0)
+group.barrier()
+if group.rank == 0:
+    interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        if sys.argv[1] == "leave":
+            interrupt.start()
+            group.leave()
+        with group:
+            interrupt.start()
+            group.barrier()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    # The process goes on.
+    sys.stdin.read()
+elif sys.argv[1] == "leave":
+    time.sleep(1)
+    group.leave()
+    print("left", flush=True)
+else:
+    try:
+        while True:
+            group.check()
+    except doorbell.RankError as error:
+        print(error.rank, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("wait", "other"), [("leave", "left"), ("exit", "0")])
+def test_an_interrupted_rank_whose_process_goes_on_has_left_or_failed(wait: str, other: str) -> None:
+    ranks = start(2, ["-c", STAYS, wait], stdin=subprocess.PIPE)
+    # The other rank learns of it while this one is there.
+    assert ranks[1].stdout is not None and ranks[1].stdout.readline() == other + "\n"
+    assert ranks[0].poll() is None
+    assert outputs(ranks)[0][1] == "interrupted\n"
+
+
 RETRIES = """
 import doorbell, os, signal, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -380,6 +423,10 @@ def test_an_address_of_another_host_is_an_error_of_the_system(monkeypatch: pytes
     with pytest.raises(doorbell.SystemCallError) as caught:
         doorbell.Group.from_environment(timeout=1.0)
     assert caught.value.operation.startswith("bind") and caught.value.errno == errno.EADDRNOTAVAIL
+    # As an executor passes it to another process.
+    passed = pickle.loads(pickle.dumps(caught.value))
+    assert (type(passed), str(passed)) == (doorbell.SystemCallError, str(caught.value))
+    assert (passed.operation, passed.errno) == (caught.value.operation, errno.EADDRNOTAVAIL)
 
 
 def test_a_group_of_one_leaves_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,3 +194,33 @@ stream = doorbell.HostStream()
 def test_os_exit_in_a_function_is_the_end() -> None:
     run("import os; stream = doorbell.HostStream(); stream.launch(lambda: os._exit(7)); stream.synchronize(30)", status=7)
     assert os.getpid() > 0
+
+
+def test_a_child_of_fork_ends_while_a_function_runs_in_its_parent() -> None:
+    said = run("""
+        import os, sys
+        stream = doorbell.HostStream()
+        stream.launch(lambda: time.sleep(1))
+        time.sleep(0.2)
+        child = os.fork()
+        if child == 0:
+            sys.exit(3)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    """)
+    assert said == "3\n"
+
+
+def test_an_interrupt_ends_the_wait_for_functions_at_the_end() -> None:
+    program = """
+import os, signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import doorbell
+stream = doorbell.HostStream()
+stream.launch(threading.Event().wait)
+timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
+timer.daemon = True
+timer.start()
+print("ends", flush=True)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "ends\n" and "KeyboardInterrupt" in ended.stderr, ended

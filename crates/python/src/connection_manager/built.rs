@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::arguments::timeout;
-use crate::detached::{Detached, call, lock, wait, wait_whole};
+use crate::detached::{Detached, call, lock, wait, wait_apart, wait_whole};
 use crate::endpoint::PyEndpoint;
 use crate::error::is_gone;
 
@@ -216,10 +216,10 @@ impl PyCmConnection {
     fn disconnect(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let limit = limit(Some(timeout))?;
         let connection = self.inner.get().ok_or_else(is_gone)?;
-        call(py, || {
+        let taken = call(py, || {
             let taken = lock(connection).take();
-            let taken = taken.ok_or_else(|| is_over("rdma_cm disconnect"))?;
-            taken.disconnect(limit)
-        })
+            taken.ok_or_else(|| is_over("rdma_cm disconnect"))
+        })?;
+        wait_apart(py, move || taken.disconnect(limit))
     }
 }
