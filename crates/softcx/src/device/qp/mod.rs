@@ -215,6 +215,7 @@ impl Qp {
     /// Moves to the error state without a completion that gives the reason.
     pub(crate) fn fail_by_itself(&mut self) {
         if self.state() != State::Error {
+            self.responder.drop_answers();
             self.set_state(State::Error);
             self.notify(DeviceEvent::QpFatal {
                 qpn: self.parts.qpn,
@@ -222,8 +223,19 @@ impl Qp {
         }
     }
 
-    /// Moves to the error state and flushes both queues: every work request gets a completion, also an unsignaled one.
+    /// Moves to the error state and flushes both queues: every work request gets a completion, also an unsignaled one. Answers that have not left are
+    /// dropped, because a queue pair in error sends nothing.
     pub(crate) fn enter_error(&mut self, context: &mut DeviceParts) {
+        if self.state() != State::Error {
+            self.responder.drop_answers();
+        }
+        self.enter_error_behind_answers(context);
+    }
+
+    /// As [`Qp::enter_error`], but queued answers still leave. For a responder whose refusal is the last of them: the peer gets the refusal, and the answers
+    /// before it.
+    pub(crate) fn enter_error_behind_answers(&mut self, context: &mut DeviceParts) {
+        self.responder.withdraw_ack();
         self.trace_state(context, State::Error);
         if self.state() != State::Error {
             let flush_ns = context.wire.flush_ns();

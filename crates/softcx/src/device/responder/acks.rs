@@ -132,7 +132,7 @@ impl Qp {
             // The region went away in the middle of a read; what would have come behind it has no meaning any more.
             self.responder.answers.clear();
             self.answer(psn, AckCode::AccessError);
-            return self.enter_error(context);
+            return self.enter_error_behind_answers(context);
         };
         let msn = self.responder.msn;
         self.send(context, PacketKind::ReadResponse, psn, payload, |header| {

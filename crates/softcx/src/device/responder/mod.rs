@@ -164,7 +164,7 @@ impl Qp {
             AckCode::AccessError => self.notify(DeviceEvent::QpAccessError { qpn }),
             _ => {}
         }
-        self.enter_error(context);
+        self.enter_error_behind_answers(context);
     }
 
     /// The sender has died, and bytes of its last message with it. A connection takes no more packets.
@@ -179,7 +179,7 @@ impl Qp {
 
     /// The request of that packet was not executed. What would acknowledge it is not sent: answers to it and to later ones.
     pub(crate) fn withdraw_answers(&mut self, psn: u32) {
-        self.responder.owes_ack = false;
+        self.responder.withdraw_ack();
         self.responder
             .answers
             .retain(|answer| psn_distance(answer.psn(), psn) < 0);
@@ -191,6 +191,6 @@ impl Qp {
         if self.parts.transport == Transport::Rc {
             self.answer(psn, code);
         }
-        self.enter_error(context);
+        self.enter_error_behind_answers(context);
     }
 }

@@ -27,7 +27,7 @@ impl Qp {
                     let psn = self.responder.expected_psn;
                     self.answer(psn, AckCode::OperationalError);
                 }
-                self.enter_error(context);
+                self.enter_error_behind_answers(context);
             }
             taken = None;
         }

@@ -63,6 +63,18 @@ impl Responder {
         self.owes_ack |= header.has(flag::WANTS_ACK);
     }
 
+    /// Forgets what is still to be sent.
+    pub(crate) fn drop_answers(&mut self) {
+        self.answers.clear();
+        self.paced_until_ns = None;
+        self.withdraw_ack();
+    }
+
+    /// Sends no acknowledgement behind the queued answers: if the last of them is a refusal, that acknowledges everything before it.
+    pub(crate) fn withdraw_ack(&mut self) {
+        self.owes_ack = false;
+    }
+
     /// The PSN of the next packet that is taken.
     pub(crate) fn next_receive_psn(&self) -> u32 {
         self.expected_psn

@@ -253,6 +253,27 @@ fn a_long_write_that_is_refused_writes_nothing() {
     assert!(case.b.read(0, 1 << 16).iter().all(|&byte| byte == 0));
 }
 
+/// The refusal is an answer in its turn, so the responses before it leave first.
+#[test]
+fn a_read_before_a_refused_request_is_answered() {
+    let mut world = World::new(2);
+    let (mut a, b) = world.pair(Shape {
+        memory_bytes: 8 << 20,
+        ..Shape::default()
+    });
+    b.write(0, &pattern(1, 4 << 20));
+    let list = [a.segment(0, 4 << 20)];
+    let word = [a.segment(4 << 20, 8)];
+    let read = SendRequest::read(b.at(0), b.key).segments(&list);
+    a.post(&read.signaled(true));
+    a.post(&SendRequest::write(b.at(0), b.key ^ 2).segments(&word));
+    a.ring();
+    world.settle();
+    assert_eq!(a.all_sent(), [(0, None), (1, Some(Syndrome::RemoteAccess))]);
+    assert!(a.read(0, 4 << 20) == pattern(1, 4 << 20));
+    assert_eq!(b.state(), State::Error);
+}
+
 #[test]
 fn remote_access_for_want_of_a_right() {
     let rights = [

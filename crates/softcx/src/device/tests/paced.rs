@@ -160,6 +160,19 @@ fn read_that_is_asked_again_in_the_middle_of_its_answer_begins_there() {
     assert_eq!(hosts.sent() - before, PACKETS - 2);
 }
 
+/// A pause of paced responses ends with the queue pair's transition to the error state: nothing goes on after it.
+#[test]
+fn responses_that_are_paced_do_not_leave_in_the_error_state() {
+    let mut hosts = Hosts::new(Transport::Rc);
+    hosts.congest();
+    hosts.ask(0);
+    hosts.until_sent(PACKETS / 4);
+    hosts.drivers[1].to_state(&hosts.qps[1], 6).unwrap();
+    let before = hosts.sent();
+    hosts.world.settle();
+    assert_eq!(hosts.sent(), before);
+}
+
 #[test]
 fn packets_of_uc_leave_at_a_rate_that_falls_with_congestion() {
     let mut hosts = Hosts::new(Transport::Uc);

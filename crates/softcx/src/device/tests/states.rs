@@ -79,6 +79,62 @@ fn the_error_state_flushes_all_that_is_and_will_be_posted() {
     assert_eq!(a.word(0), 0);
 }
 
+/// Responses of a read that have not left do not leave any more, whoever failed the queue pair, and no refusal does if the region goes away.
+#[test]
+fn a_queue_pair_in_error_sends_no_responses_and_no_refusal() {
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Cause {
+        Owner,
+        OwnerAndDeregistration,
+        SendQueue,
+        Overrun,
+    }
+    for cause in [
+        Cause::Owner,
+        Cause::OwnerAndDeregistration,
+        Cause::SendQueue,
+        Cause::Overrun,
+    ] {
+        let mut world = World::new(2);
+        let (mut a, mut b) = world.pair(Shape {
+            memory_bytes: 8 << 20,
+            send_cqes: 1,
+            ..Shape::default()
+        });
+        let list = [a.segment(0, 8 << 20)];
+        let read = SendRequest::read(b.at(0), b.key).segments(&list);
+        a.send(&read.signaled(true));
+        while world.devices[1].counters().packets_sent == 0 {
+            world.turn();
+        }
+        match cause {
+            Cause::Owner => b.qp.fail().unwrap(),
+            Cause::OwnerAndDeregistration => {
+                b.qp.fail().unwrap();
+                assert!(world.devices[1].deregister(b.key));
+            }
+            Cause::SendQueue => {
+                let list = [b.segment(8 << 20, 8)];
+                b.send(&SendRequest::send().segments(&list));
+            }
+            Cause::Overrun => {
+                b.post(&SendRequest::nop().signaled(true));
+                b.send(&SendRequest::nop().signaled(true));
+            }
+        }
+        if b.state() != State::Error {
+            world.turn();
+        }
+        assert_eq!(b.state(), State::Error, "{cause:?}");
+        let sent = world.devices[1].counters().packets_sent;
+        world.settle();
+        let late = world.devices[1].counters().packets_sent - sent;
+        assert_eq!(late, 0, "packets of a queue pair in error: {cause:?}");
+        let done = [(0, Some(Syndrome::TransportRetryExc))];
+        assert_eq!(a.all_sent(), done, "{cause:?}");
+    }
+}
+
 #[test]
 fn a_receive_that_is_half_full_is_flushed_too() {
     let mut world = World::new(1);
