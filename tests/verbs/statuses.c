@@ -42,6 +42,15 @@ static struct ibv_sge piece(const struct ibv_mr *region, uint32_t bytes)
 	return (struct ibv_sge){ .addr = (uintptr_t)region->addr, .length = bytes, .lkey = region->lkey };
 }
 
+/* The responder's queue pair loses a right. */
+static void deny(int right)
+{
+	struct ibv_qp_attr change = {
+		.qp_access_flags = (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC) & ~(unsigned)right,
+	};
+	CALL(ibv_modify_qp(their_qp, &change, IBV_QP_ACCESS_FLAGS));
+}
+
 static void receive(struct ibv_sge into)
 {
 	struct ibv_recv_wr request = { .wr_id = 0x1ec, .sg_list = &into, .num_sge = 1 }, *bad;
@@ -198,6 +207,29 @@ static void lengths_and_keys(void)
 	send.wr.atomic.remote_addr = (uintptr_t)for_reading->addr;
 	post(send);
 	expect("an atomic where none is allowed", IBV_WC_REM_ACCESS_ERR, NONE);
+
+	/* What a key does not allow is an access error; what the queue pair does not allow, its receive queue does not support. */
+	begin(IBV_QPT_RC, PATIENT);
+	deny(IBV_ACCESS_REMOTE_WRITE);
+	post(request(IBV_WR_RDMA_WRITE, &from));
+	expect("a write that the queue pair does not allow", IBV_WC_REM_INV_REQ_ERR, NONE);
+
+	begin(IBV_QPT_RC, PATIENT);
+	deny(IBV_ACCESS_REMOTE_WRITE);
+	send = request(IBV_WR_RDMA_WRITE, &from);
+	send.num_sge = 0;
+	post(send);
+	expect("a write of no bytes that the queue pair does not allow", IBV_WC_REM_INV_REQ_ERR, NONE);
+
+	begin(IBV_QPT_RC, PATIENT);
+	deny(IBV_ACCESS_REMOTE_READ);
+	post(request(IBV_WR_RDMA_READ, &from));
+	expect("a read that the queue pair does not allow", IBV_WC_REM_INV_REQ_ERR, NONE);
+
+	begin(IBV_QPT_RC, PATIENT);
+	deny(IBV_ACCESS_REMOTE_ATOMIC);
+	post(request(IBV_WR_ATOMIC_FETCH_AND_ADD, &from));
+	expect("an atomic that the queue pair does not allow", IBV_WC_REM_INV_REQ_ERR, NONE);
 }
 
 static void patience(void)

@@ -140,7 +140,6 @@ impl Qp {
             return self.refuse(context, AckCode::InvalidRequest);
         }
         // The whole range is checked with the first packet, so that a write that fails writes nothing.
-        let allowed = self.attributes.access.contains(Access::REMOTE_WRITE) || total == 0;
         let target = context.keys.resolve_remote(
             rkey,
             self.accessor(),
@@ -149,7 +148,7 @@ impl Qp {
             Access::REMOTE_WRITE,
         );
         let immediate = last && header.has(flag::IMMEDIATE);
-        let Some(target) = target.ok().filter(|_| allowed) else {
+        let Ok(target) = target else {
             return self.refuse_write(context, immediate);
         };
         let receive = if immediate {

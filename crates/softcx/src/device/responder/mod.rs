@@ -14,6 +14,7 @@ pub(crate) use self::state::Responder;
 use crate::device::client::{DeviceEvent, Transport};
 use crate::device::copies::CopyOrigin;
 use crate::device::gather::GatherSource;
+use crate::device::keys::Access;
 use crate::device::packet::{AckCode, Header, PacketKind, flag, psn_add, psn_distance};
 use crate::device::qp::{DeviceParts, Qp, State};
 use crate::device::wire::Counted;
@@ -58,7 +59,7 @@ impl Qp {
         if let Some(code) = context.wire.fault_code(Counted::Request) {
             return self.refuse_by_fault(context, code);
         }
-        if !self.fits_path_mtu(header, source.len_bytes()) {
+        if !self.serves(header.kind) || !self.fits_path_mtu(header, source.len_bytes()) {
             return self.refuse(context, AckCode::InvalidRequest);
         }
         match header.kind {
@@ -67,6 +68,19 @@ impl Qp {
             PacketKind::ReadRequest => self.on_read(context, header),
             _ => self.on_atomic(context, header),
         }
+    }
+
+    /// Whether the rights of the queue pair allow requests of this kind, with any length: without a right the receive queue does not support the operation
+    /// (`check_op_valid` in the kernel's `rxe_resp.c`). What a key allows is another matter.
+    #[inline]
+    fn serves(&self, kind: PacketKind) -> bool {
+        let right = match kind {
+            PacketKind::Write => Access::REMOTE_WRITE,
+            PacketKind::ReadRequest => Access::REMOTE_READ,
+            PacketKind::CompareSwap | PacketKind::FetchAdd => Access::REMOTE_ATOMIC,
+            _ => return true,
+        };
+        self.attributes.access.contains(right)
     }
 
     /// Whether a request of a connection has a length that its place in the message allows (IBTA 9.7.4.1.6). The first packet and the middle ones

@@ -22,7 +22,10 @@ impl Qp {
                 if !known {
                     return;
                 }
-                if self.readable(context, header) {
+                if !self.serves(header.kind) {
+                    // The right was taken away since. As below, this may be a late copy.
+                    self.refuse_for_now(header.psn, AckCode::InvalidRequest);
+                } else if self.readable(context, header) {
                     // A requester that asks for little at a time has a window of its own, and slows down by itself.
                     let is_long = self.response_packets(header.total_bytes) > FEW_RESPONSES;
                     if is_long && self.responder.was_sent(header.psn) {
@@ -78,7 +81,6 @@ impl Qp {
             // As for a read.
             return;
         }
-        let allowed = self.attributes.access.contains(Access::REMOTE_ATOMIC);
         let target = context.keys.resolve_remote(
             header.rkey,
             self.accessor(),
@@ -86,7 +88,7 @@ impl Qp {
             8,
             Access::REMOTE_ATOMIC,
         );
-        let Some(target) = target.ok().filter(|_| allowed) else {
+        let Ok(target) = target else {
             return self.refuse(context, AckCode::AccessError);
         };
         let Ok(old) = apply_atomic(context, header, target) else {
@@ -110,8 +112,6 @@ impl Qp {
     }
 
     fn readable(&self, context: &DeviceParts, header: &Header) -> bool {
-        let allowed =
-            self.attributes.access.contains(Access::REMOTE_READ) || header.total_bytes == 0;
         let range = context.keys.resolve_remote(
             header.rkey,
             self.accessor(),
@@ -119,6 +119,6 @@ impl Qp {
             header.total_bytes.into(),
             Access::REMOTE_READ,
         );
-        allowed && range.is_ok()
+        range.is_ok()
     }
 }

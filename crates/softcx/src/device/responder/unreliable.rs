@@ -106,8 +106,7 @@ impl Qp {
             }
         };
         let (arrived, last) = (source.len_bytes(), header.has(flag::LAST));
-        let allowed = self.attributes.access.contains(Access::REMOTE_WRITE) || total == 0;
-        if !allowed || arrived > missing || (last && arrived != missing) {
+        if !self.serves(header.kind) || arrived > missing || (last && arrived != missing) {
             return;
         }
         let by = self.accessor();

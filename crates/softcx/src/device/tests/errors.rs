@@ -275,7 +275,7 @@ fn a_read_before_a_refused_request_is_answered() {
 }
 
 #[test]
-fn remote_access_for_want_of_a_right() {
+fn want_of_a_right_is_remote_access_by_the_key_and_an_invalid_request_by_the_queue_pair() {
     let rights = [
         Access::REMOTE_WRITE,
         Access::REMOTE_READ,
@@ -302,17 +302,22 @@ fn remote_access_for_want_of_a_right() {
                 };
                 a.send(&request.segments(&list).signaled(true));
                 world.settle();
-                let want = (used == denied).then_some(Syndrome::RemoteAccess);
+                let refused = match by_key {
+                    true => Syndrome::RemoteAccess,
+                    false => Syndrome::RemoteInvalReq,
+                };
+                let want = (used == denied).then_some(refused);
                 assert_eq!(a.all_sent(), [(0, want)], "{used:?} without {denied:?}");
-                // No byte, no right needed.
+                // No byte, no key needed. The queue pair must serve the operation all the same.
                 let (mut a, b) = world.pair(shape);
-                let request = match used {
-                    Access::REMOTE_READ => SendRequest::read(b.at(0), 0xbad),
-                    _ => SendRequest::write(b.at(0), 0xbad),
+                let (right, request) = match used {
+                    Access::REMOTE_READ => (used, SendRequest::read(b.at(0), 0xbad)),
+                    _ => (Access::REMOTE_WRITE, SendRequest::write(b.at(0), 0xbad)),
                 };
                 a.send(&request.signaled(true));
                 world.settle();
-                assert_eq!(a.all_sent(), [(0, None)]);
+                let want = (right == denied && !by_key).then_some(refused);
+                assert_eq!(a.all_sent(), [(0, want)], "no byte without {denied:?}");
             }
         }
     }

@@ -2,18 +2,23 @@
 
 use super::pair::{Pair, ROOM};
 use crate::device::Faults;
-use crate::device::client::{QpAttributes, Transport, mask};
+use crate::device::client::{DeviceEvent, QpAttributes, Transport, mask};
 use crate::device::keys::Access;
+use crate::device::packet::{Header, PacketKind, flag};
 use crate::device::tests::driver::{ALL, Process, Work, data};
 use crate::device::tests::harness::pattern;
 use doorbell_wire::mlx5::Syndrome;
 
 const WRITE: u8 = 0x08;
+const WRITE_IMM: u8 = 0x09;
 const SEND: u8 = 0x0a;
 const READ: u8 = 0x10;
 /// With a completion, and behind the reads before it.
 const FENCED: u8 = 0x88;
+const READY_TO_SEND: u8 = 3;
 const ERROR: u8 = 6;
+const REMOTE_WRITE: u32 = 2;
+const REMOTE_READ: u32 = 4;
 const PROCESSES: [fn(usize) -> Process; 2] = [Process::local, Process::other];
 
 fn pair(process: fn(usize) -> Process) -> Pair {
@@ -167,19 +172,89 @@ fn peer_refuses_bad_keys_ranges_and_rights() {
     }
 }
 
-#[test]
-fn queue_pair_access_rights_apply_to_writes() {
-    let mut pair = pair(Process::local);
+/// Takes the rights in `denied` away from the second end's queue pair.
+fn deny(pair: &Pair, denied: u32) {
     let attributes = QpAttributes {
         state: 3,
-        access: ALL & !2,
+        access: ALL & !denied,
         ..QpAttributes::default()
     };
     let named = mask::STATE | mask::ACCESS_FLAGS;
     pair.b.modify(&pair.qps[1], &attributes, named).unwrap();
-    write(&mut pair, 0, &[1; 8]);
-    assert_eq!(pair.sent()[0].1, Syndrome::RemoteAccess as u8);
-    assert_eq!(pair.b.process.read(pair.into.0, 8), [0; 8]);
+    pair.b.events.take();
+}
+
+/// The operation is refused before it takes a receive.
+#[test]
+fn queue_pair_access_rights_apply_to_writes() {
+    for opcode in [WRITE, WRITE_IMM] {
+        for len in [0, 8, 10_000] {
+            let mut pair = pair(Process::local);
+            deny(&pair, REMOTE_WRITE);
+            pair.receive(20_000, 8);
+            pair.a.process.write(pair.from.0, &pattern(1, 10_000));
+            let mut segments = vec![pair.there(0)];
+            segments.extend((len > 0).then(|| pair.here(0, len)));
+            pair.send(&Work::new(opcode, &segments));
+            let case = format!("{opcode:#x}, {len} bytes");
+            assert_eq!(pair.sent()[0].1, Syndrome::RemoteInvalReq as u8, "{case}");
+            assert!(pair.b.process.read(pair.into.0, 10_000) == [0; 10_000]);
+            let received: Vec<_> = pair.received().iter().map(|cqe| cqe.syndrome).collect();
+            assert_eq!(received, [Syndrome::WrFlush as u8], "{case}");
+            let qpn = pair.qps[1].qpn;
+            let events = pair.b.events.take();
+            assert!(
+                events.contains(&DeviceEvent::QpRequestError { qpn }),
+                "{case}: {events:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn unreliable_write_without_the_right_of_the_queue_pair_is_dropped() {
+    for len in [0, 8] {
+        let mut pair = Pair::new(Transport::Uc, 2, Process::local);
+        deny(&pair, REMOTE_WRITE);
+        pair.receive(100, 8);
+        pair.a.process.write(pair.from.0, &[1; 8]);
+        let mut segments = vec![pair.there(0)];
+        segments.extend((len > 0).then(|| pair.here(0, len)));
+        pair.send(&Work::new(WRITE_IMM, &segments));
+        assert_eq!(pair.sent(), [(0, 0)]);
+        assert!(pair.received().is_empty(), "{len} bytes");
+        assert_eq!(pair.b.process.read(pair.into.0, 8), [0; 8]);
+    }
+}
+
+/// The request may be a late copy of one whose answer has long arrived, so the connection goes on.
+#[test]
+fn read_that_is_repeated_after_its_right_was_taken_away_gets_no_data() {
+    let mut pair = pair(Process::local);
+    let read = Work::new(READ, &[pair.there(0), pair.here(0, 8)]);
+    pair.send(&read);
+    assert_eq!(pair.sent(), [(0, 0)]);
+    deny(&pair, REMOTE_READ);
+    let path = std::env::temp_dir().join(format!("doorbell-repeated-{}", std::process::id()));
+    pair.world.devices[1].lock().set_trace(&path).unwrap();
+    let header = Header {
+        flags: flag::FIRST | flag::LAST,
+        addr: pair.into.0,
+        rkey: pair.into.1,
+        total_bytes: 8,
+        source_lid: pair.world.devices[0].node(),
+        ..Header::new(PacketKind::ReadRequest, pair.qps[1].qpn, 0x1000, 0)
+    };
+    pair.world.devices[1].lock().inject(&header, &[]);
+    pair.world.settle();
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let sent: Vec<_> = text.lines().filter(|line| line.contains(" TX ")).collect();
+    assert!(
+        matches!(sent[..], [line] if line.contains("NAK invalid request")),
+        "{text}"
+    );
+    assert_eq!(pair.state(1), READY_TO_SEND);
 }
 
 #[test]
