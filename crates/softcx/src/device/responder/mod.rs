@@ -113,7 +113,7 @@ impl Qp {
         match AckCode::parse(code) {
             None | Some(AckCode::Ack) => {}
             Some(code @ (AckCode::SequenceError | AckCode::ReceiverNotReady(_))) => {
-                self.responder.refused = code == AckCode::SequenceError;
+                self.responder.refused = true;
                 self.refuse_for_now(self.responder.expected_psn, code);
             }
             Some(code) => self.refuse(context, code),
@@ -157,7 +157,9 @@ impl Qp {
             // The queue itself was at fault.
             return;
         }
-        // Packets behind it are out of sequence, and the first of them is answered as such, too: as SoftRoCE does.
+        // Packets behind it are out of sequence, and dropped: a responder has one negative answer out at a time, as in the kernel's hfi1 driver. (SoftRoCE
+        // answers the first of them with a sequence NAK, too.)
+        self.responder.refused = true;
         let code = AckCode::ReceiverNotReady(self.attributes.min_rnr_timer);
         let is_queued = self.refuse_for_now(self.responder.expected_psn, code);
         context.counters.rnr_naks += u64::from(is_queued);

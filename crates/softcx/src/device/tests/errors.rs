@@ -1,6 +1,6 @@
 //! Every syndrome, raised and looked at on both sides.
 
-use crate::device::packet::{Header, PacketKind, flag, psn_add};
+use crate::device::packet::{AckCode, Header, PacketKind, flag, psn_add};
 use crate::device::tests::harness::{End, Shape, World, pattern};
 use crate::device::{Access, Attributes, State};
 use doorbell_wire::mlx5::{DataSegment, SendRequest, Syndrome};
@@ -511,6 +511,80 @@ fn rnr_retry_count_7_is_unlimited() {
         assert_eq!(case.b.all_received(), [(0, None)]);
         assert_eq!(case.b.read(64, 5000), pattern(1, 5000));
     }
+}
+
+/// The RNR NAK. The second send is out of sequence until the first one has come again, and is dropped without an answer of its own.
+#[test]
+fn one_nak_is_out_until_the_expected_packet_comes() {
+    let mut world = World::new(2);
+    let (mut a, mut b) = world.pair(Shape {
+        attributes: Attributes {
+            // 10.24 ms.
+            min_rnr_timer: 20,
+            ..Attributes::default()
+        },
+        ..Shape::default()
+    });
+    let list = [a.segment(0, 8)];
+    for _ in 0..2 {
+        a.post(&SendRequest::send().segments(&list).signaled(true));
+    }
+    a.ring();
+    let device = world.devices[1].clone();
+    for naks in 1..=3 {
+        assert!(world.run(|| device.counters().rnr_naks == naks));
+        for _ in 0..20 {
+            world.turn();
+        }
+        let counters = device.counters();
+        let asked = 2 * naks;
+        let arrived = (counters.packets_received, counters.packets_sent);
+        assert_eq!(arrived, (asked, naks), "requests and NAKs");
+    }
+    for _ in 0..2 {
+        b.receive(&[b.segment(0, 8)]);
+    }
+    world.settle();
+    assert_eq!(a.all_sent(), [(0, None), (1, None)]);
+    assert_eq!(b.all_received(), [(0, None), (1, None)]);
+    assert_eq!(world.devices[0].counters().retransmissions, 3);
+}
+
+/// SoftRoCE sends one: what is behind a send without a receive is out of sequence there. It is no reason to send before the wait is over, and no retry.
+#[test]
+fn a_requester_that_waits_for_a_receive_ignores_sequence_naks() {
+    let mut world = World::new(2);
+    let (mut a, mut b) = world.pair(Shape {
+        attributes: Attributes {
+            retry_count: 0,
+            ..Attributes::default()
+        },
+        ..Shape::default()
+    });
+    let list = [a.segment(0, 8)];
+    a.send(&SendRequest::send().segments(&list).signaled(true));
+    let local = a.qp.local();
+    let nak = Header {
+        code: AckCode::SequenceError,
+        ..Header::new(PacketKind::Ack, local.qpn, local.psn, local.connection)
+    };
+    let responder = world.devices[1].clone();
+    for naks in 1..=20 {
+        assert!(world.run(|| responder.counters().rnr_naks == naks));
+        // The RNR NAK arrives in this turn at the latest.
+        world.turn();
+        world.devices[0].lock().inject(&nak, &[]);
+        world.turn();
+        let counters = world.devices[0].counters();
+        assert_eq!(
+            (counters.packets_sent, counters.retransmissions),
+            (naks, naks)
+        );
+        assert_eq!(a.state(), State::ReadyToSend);
+    }
+    b.receive(&[b.segment(0, 8)]);
+    world.settle();
+    assert_eq!(a.all_sent(), [(0, None)]);
 }
 
 #[test]
