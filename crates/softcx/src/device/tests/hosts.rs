@@ -382,7 +382,18 @@ fn datagrams_of_a_stranger_have_no_effect_and_are_counted() {
             let mut notice = vec![0; 64];
             let unpadded = notice_bytes(local.qpn, 0xffff);
             notice[..unpadded.len()].copy_from_slice(&unpadded);
-            stranger.send_to(&notice, (target, ROCE_PORT)).unwrap();
+            // With a right checksum, so that the address alone shows that it is a stranger's.
+            let gid = |address| gid_of_address(IpAddr::V4(address));
+            let flow = UdpFlow {
+                from: gid(own),
+                to: gid(target),
+                source_port: port(&stranger),
+                identification: 0,
+            };
+            let end = seal_frame(&flow, &mut notice, unpadded.len());
+            stranger
+                .send_to(&notice[..end], (target, ROCE_PORT))
+                .unwrap();
             // Datagrams: for the connected queue pair, for a group, and for the connection manager, with a message that it has and without.
             let header = Header {
                 flags: flag::FIRST | flag::LAST,
