@@ -167,7 +167,7 @@ fn device_files(port: &PortIdentity) -> Vec<(&'static str, String)> {
     let interface = port.interface.name();
     let capabilities = format!("0x{:08x}", port_capabilities(port));
     let gid_type = if ethernet { "RoCE v2" } else { "IB/RoCE v1" };
-    // The state at the start; changes are reported by the device file.
+    // The files keep the state of the start. That the link is down, or that a GID has moved, is seen through the device file alone.
     let is_foreign = port.is_foreign_gid(0);
     let (own, none) = (groups(&port.gid), groups(&[0; 16]));
     let (first, second) = if is_foreign {

@@ -66,6 +66,11 @@ impl Client {
         self.core().gid_index
     }
 
+    /// Whether the port has no link now.
+    pub(crate) fn is_link_down(&self) -> bool {
+        self.core().parts.wire.is_down()
+    }
+
     fn check_all(&self, needs: &[Need]) -> Result<(), Errno> {
         needs.iter().try_for_each(|need| need.check(self.space))
     }

@@ -6,6 +6,7 @@ use super::arguments::{AttributeKind, AttributeSpec};
 use super::{CreatedObject, DRIVER, DRIVER_IN, DRIVER_OUT, UverbsCall};
 use crate::device::client::Errno;
 use crate::doors::abi::*;
+use crate::doors::context::DeviceContext;
 use crate::doors::event_pipe::{ChannelKind, EventPipe};
 use crate::doors::limits;
 use crate::doors::port::{GIDS, PortIdentity};
@@ -232,7 +233,7 @@ pub(super) fn query_port(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     if request.port_num != 1 {
         return Err(libc::EINVAL);
     }
-    let response = port(&call.context.port);
+    let response = port(call.context);
     call.respond(response);
     Ok(())
 }
@@ -249,7 +250,7 @@ pub(super) fn query_port_method(call: &mut UverbsCall<'_>) -> Result<(), Errno> 
         return Err(libc::EINVAL);
     }
     let response = QueryPortRespEx {
-        legacy_resp: port(&call.context.port),
+        legacy_resp: port(call.context),
         ..QueryPortRespEx::default()
     };
     call.arguments.answer_and_clear(1, &response.to_bytes());
@@ -280,8 +281,20 @@ pub(in crate::doors) fn port_capabilities(port: &PortIdentity) -> u32 {
     }
 }
 
-fn port(port: &PortIdentity) -> QueryPortResp {
+/// `IBV_PORT_DOWN` and `IBV_PORT_ACTIVE`, each with the physical state that the kernel's mlx5 driver reports beside it: without a link an InfiniBand port polls
+/// for one, and an Ethernet port counts as disabled (`mlx5_query_port_roce`).
+fn link_state(is_down: bool, ethernet: bool) -> (u8, u8) {
+    match (is_down, ethernet) {
+        (false, _) => (4, 5),
+        (true, false) => (1, 2),
+        (true, true) => (1, 3),
+    }
+}
+
+fn port(context: &DeviceContext) -> QueryPortResp {
+    let port = &context.port;
     let ethernet = port.is_ethernet();
+    let (state, phys_state) = link_state(context.client.is_link_down(), ethernet);
     QueryPortResp {
         port_cap_flags: port_capabilities(port),
         max_msg_sz: limits::MESSAGE_BYTES,
@@ -289,15 +302,15 @@ fn port(port: &PortIdentity) -> QueryPortResp {
         pkey_tbl_len: limits::PKEYS,
         lid: port.lid,
         sm_lid: u16::from(!ethernet),
-        // IBV_PORT_ACTIVE, 4 lanes of HDR, link up.
-        state: 4,
+        state,
         max_mtu: 5,
         active_mtu: port.interface.mtu,
         max_vl_num: 1,
         subnet_timeout: 18,
+        // 4 lanes of HDR.
         active_width: 2,
         active_speed: 64,
-        phys_state: 5,
+        phys_state,
         link_layer: if ethernet { 2 } else { 1 },
         // IBV_QPF_GRH_REQUIRED
         flags: u8::from(port.needs_grh()),

@@ -14,7 +14,7 @@ use super::*;
 use crate::device::capability::Capability;
 use crate::device::client::mask;
 use crate::device::space::Space;
-use crate::device::{Device, DeviceOptions, Function, LinkLayer};
+use crate::device::{Device, DeviceOptions, Faults, Function, LinkLayer};
 use crate::doors::abi::*;
 use crate::doors::event_pipe::inode;
 
@@ -371,6 +371,50 @@ fn a_context_is_opened_once_and_first() {
     let response: Mlx5AllocContextResp = client.process.read(DRIVER_RESPONSE);
     assert_eq!((response.tot_bfregs, response.cqe_version), (0, 1));
     assert_eq!(client.alloc_pd(), Ok(0));
+}
+
+/// Both forms of the query, while the link is up, down, and up again.
+#[test]
+fn port_without_a_link_is_reported_down() {
+    for (link, without_link) in [(LinkLayer::InfiniBand, 2), (LinkLayer::Ethernet, 3)] {
+        let options = DeviceOptions {
+            fabric: format!("link-{}-{link:?}", std::process::id()),
+            link,
+            ..DeviceOptions::default()
+        };
+        let device = Device::on_fabric_without_engine(&options).unwrap();
+        device.set_faults(Faults {
+            down_ns: (1_000_000, 1_000_000),
+            ..Faults::default()
+        });
+        let client = Client::on(&device);
+        client.get_context().unwrap();
+        for (now_ns, state) in [
+            (0, (4, 5)),
+            (1_500_000, (1, without_link)),
+            (3_000_000, (4, 5)),
+        ] {
+            device.turn_at(now_ns);
+            let request = QueryPort {
+                port_num: 1,
+                ..QueryPort::default()
+            };
+            let found: QueryPortResp = client.command(2, &request.to_bytes(), &[]).unwrap();
+            assert_eq!((found.state, found.phys_state), state, "{link:?}, {now_ns}");
+            client.lay_out_method(
+                object::DEVICE,
+                2,
+                &[
+                    (0, 8, 1),
+                    (1, QueryPortRespEx::BYTES, client.process.address(RESPONSE)),
+                ],
+            );
+            client.call().unwrap();
+            let found: QueryPortRespEx = client.process.read(RESPONSE);
+            let found = found.legacy_resp;
+            assert_eq!((found.state, found.phys_state), state, "{link:?}, {now_ns}");
+        }
+    }
 }
 
 #[test]
