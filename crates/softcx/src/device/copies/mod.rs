@@ -63,6 +63,8 @@ pub(crate) struct Copies {
     moves: Vec<Move>,
     /// A packet's bytes could not be read, which are in another device's memory.
     lost_source: bool,
+    /// The bytes of a response of this device to itself could not be read.
+    lost_response: bool,
     /// What is collected is to be copied into this process.
     brings: bool,
 }
@@ -83,6 +85,7 @@ impl Default for Copies {
             spans: [Vec::new(), Vec::new()],
             moves: Vec::new(),
             lost_source: false,
+            lost_response: false,
             brings: false,
         }
     }
@@ -165,6 +168,18 @@ impl Copies {
     #[inline]
     pub(crate) fn take_lost_source(&mut self) -> bool {
         std::mem::take(&mut self.lost_source)
+    }
+
+    /// The bytes of a response of a queue pair of this device to another one could not be read.
+    #[cold]
+    pub(crate) fn lose_response(&mut self) {
+        self.lost_response = true;
+    }
+
+    /// Whether [`Copies::lose_response`] was called since the last call.
+    #[inline]
+    pub(crate) fn take_lost_response(&mut self) -> bool {
+        std::mem::take(&mut self.lost_response)
     }
 
     /// Copies out of registered memory.

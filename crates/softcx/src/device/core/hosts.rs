@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::DeviceCore;
 use super::lanes::fill;
-use super::packets::numbered;
+use super::packets::{is_refused_instead, numbered};
 use crate::device::capture::FrameCapture;
 use crate::device::copies::Copies;
 use crate::device::gather::GatherSource;
@@ -133,15 +133,16 @@ impl DeviceCore {
 
     /// Sends packets to other hosts.
     pub(super) fn send_to_hosts(&mut self, now_ns: u64) -> bool {
+        let slot_mask = self.parts.slot_mask();
         let parts = &mut self.parts;
         let Some(udp) = parts.udp.as_deref_mut() else {
             return false;
         };
         let mut worked = false;
-        let mut lost = Vec::new();
+        let (mut lost, mut refused) = (Vec::new(), Vec::new());
         loop {
-            let (is_through, refused) = udp.departures.send();
-            parts.counters.packets_dropped += refused;
+            let (is_through, dropped) = udp.departures.send();
+            parts.counters.packets_dropped += dropped;
             if !is_through {
                 break;
             }
@@ -174,14 +175,16 @@ impl DeviceCore {
                 if builder.build(&alone, 1) {
                     continue;
                 }
-                if header.kind == PacketKind::ReadResponse {
+                let has_lost_source = builder.copies.take_lost_source();
+                if header.kind != PacketKind::ReadResponse {
+                    lost.extend(has_lost_source.then_some(header));
+                } else if is_refused_instead(&mut self.qps, slot_mask, &header, &refused) {
                     alone[0].1 = Packet {
                         header: header.refused(),
                         payload: crate::device::packet::PacketPayload::Empty,
                     };
                     builder.build(&alone, 1);
-                } else if builder.copies.take_lost_source() {
-                    lost.push(header);
+                    refused.push(header);
                 }
             }
         }
@@ -190,6 +193,9 @@ impl DeviceCore {
         }
         for header in lost {
             self.lose_source(now_ns, &header);
+        }
+        for header in refused {
+            self.fail_responder(now_ns, &header);
         }
         worked
     }

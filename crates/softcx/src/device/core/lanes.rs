@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::DeviceCore;
+use super::packets::is_refused_instead;
 use super::peer_links::PeerLink;
 use crate::device::client::AddressVector;
 use crate::device::copies::Copies;
@@ -183,8 +184,9 @@ impl DeviceCore {
     pub(super) fn fill_lanes(&mut self, now_ns: u64) -> bool {
         let mut worked = false;
         let mut at = 0;
-        // Requests whose bytes cannot be read.
-        let mut lost = Vec::new();
+        // Requests and responses whose bytes cannot be read.
+        let (mut lost, mut refused) = (Vec::new(), Vec::new());
+        let slot_mask = self.parts.slot_mask();
         while let Some(index) = self.parts.wire.waiting(at) {
             let fabric = self.parts.fabric.as_ref();
             let link = self.parts.links.opened(fabric, index, now_ns);
@@ -209,12 +211,23 @@ impl DeviceCore {
                         }
                     }
                     let Some(packet) = queue.front() else { break };
-                    if !pass(&self.parts.keys, &mut self.parts.copies, lane, packet) {
+                    let passage = pass(&self.parts.keys, &mut self.parts.copies, lane, packet);
+                    if passage == Passage::Full {
                         break;
                     }
-                    let gone = queue.pop_front();
+                    let Some(Packet { header, .. }) = queue.pop_front() else {
+                        break;
+                    };
                     if self.parts.copies.take_lost_source() {
-                        lost.extend(gone.map(|packet| packet.header));
+                        lost.push(header);
+                    }
+                    if passage == Passage::Unreadable
+                        && header.kind == PacketKind::ReadResponse
+                        && is_refused_instead(&mut self.qps, slot_mask, &header, &refused)
+                    {
+                        // The slot is still there.
+                        lane.send(&header.refused(), |_| true);
+                        refused.push(header);
                     }
                 }
                 if queue.len() != before {
@@ -236,6 +249,9 @@ impl DeviceCore {
         for header in lost {
             self.lose_source(now_ns, &header);
         }
+        for header in refused {
+            self.fail_responder(now_ns, &header);
+        }
         worked
     }
 }
@@ -252,13 +268,24 @@ impl DeviceCore {
     }
 }
 
-/// Puts a packet on a lane. `false` if there is no room.
+/// What became of a packet that was to be put on a lane.
+#[derive(PartialEq)]
+enum Passage {
+    /// It is there, or is none that a lane takes.
+    Done,
+    /// There is no room.
+    Full,
+    /// Its bytes cannot be read. The slot is not used.
+    Unreadable,
+}
+
+/// Puts a packet on a lane.
 #[inline]
 #[allow(unsafe_code)] // slots are raw memory
-fn pass(keys: &Keys, copies: &mut Copies, lane: &LaneWriter, packet: &Packet) -> bool {
+fn pass(keys: &Keys, copies: &mut Copies, lane: &LaneWriter, packet: &Packet) -> Passage {
     let source = GatherSource::of(&packet.payload, packet.header.payload_bytes);
     if source.len_bytes() as usize > MAX_PAYLOAD_BYTES {
-        return true;
+        return Passage::Done;
     }
     let mut filled = true;
     let sent = lane.send(&packet.header, |slot| {
@@ -268,11 +295,11 @@ fn pass(keys: &Keys, copies: &mut Copies, lane: &LaneWriter, packet: &Packet) ->
         filled = unsafe { copies.end_fetches() }.is_ok() && begun;
         filled
     });
-    if !filled && packet.header.kind == PacketKind::ReadResponse {
-        // The slot is still there.
-        lane.send(&packet.header.refused(), |_| true);
+    match (sent, filled) {
+        (false, _) => Passage::Full,
+        (true, true) => Passage::Done,
+        (true, false) => Passage::Unreadable,
     }
-    sent
 }
 
 /// Puts packets on a lane together: how many. None, if one of them has to be looked at alone.

@@ -159,12 +159,7 @@ impl DeviceCore {
     /// The place in the table of the queue pair with that number, if there is one.
     #[inline]
     fn slot_of(&self, qpn: u32) -> usize {
-        let mask = if self.parts.fabric.is_some() {
-            0x3fff
-        } else {
-            0xffff
-        };
-        (qpn & mask) as usize
+        (qpn & self.parts.slot_mask()) as usize
     }
 
     pub(crate) fn inbox(&self) -> &Inbox {

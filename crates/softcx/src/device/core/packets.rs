@@ -14,6 +14,21 @@ pub(super) fn numbered(qps: &mut [Option<Box<Qp>>], slot: usize, qpn: u32) -> Op
         .filter(|qp| qp.parts.qpn == qpn)
 }
 
+/// Whether a refusal takes the place of this response, whose bytes can no longer be read. `refused` are the responses of which that was said already: a
+/// queue pair refuses once.
+#[cold]
+pub(super) fn is_refused_instead(
+    qps: &mut [Option<Box<Qp>>],
+    slot_mask: u32,
+    response: &Header,
+    refused: &[Header],
+) -> bool {
+    let qpn = response.source_qpn;
+    let is_first = refused.iter().all(|other| other.source_qpn != qpn);
+    let sender = numbered(qps, (qpn & slot_mask) as usize, qpn);
+    is_first && sender.is_some_and(|qp| qp.refuses_instead_of(response))
+}
+
 impl DeviceCore {
     #[inline]
     pub(super) fn deliver(&mut self, now_ns: u64) -> bool {
@@ -95,6 +110,33 @@ impl DeviceCore {
         if self.parts.copies.take_lost_source() {
             self.lose_source(now_ns, header);
         }
+        if self.parts.copies.take_lost_response() {
+            self.refuse_response(now_ns, slot, header);
+        }
+    }
+
+    /// The bytes of a response of this device to itself could not be read: the requester, in that slot, gets a refusal instead, if the responder sends one.
+    #[cold]
+    fn refuse_response(&mut self, now_ns: u64, slot: usize, response: &Header) {
+        let slot_mask = self.parts.slot_mask();
+        if !is_refused_instead(&mut self.qps, slot_mask, response, &[]) {
+            return;
+        }
+        self.fail_responder(now_ns, response);
+        if let Some(qp) = numbered(&mut self.qps, slot, response.dst_qpn) {
+            qp.on_ack(self.parts.at(now_ns), &response.refused());
+        }
+        self.mark_active(slot);
+    }
+
+    /// The queue pair that sent this response has refused the read instead, and is in error.
+    #[cold]
+    pub(super) fn fail_responder(&mut self, now_ns: u64, response: &Header) {
+        let slot = self.slot_of(response.source_qpn);
+        if let Some(qp) = numbered(&mut self.qps, slot, response.source_qpn) {
+            qp.end_by_refusal(self.parts.at(now_ns));
+        }
+        self.mark_active(slot);
     }
 
     /// The bytes of a packet of this device could not be read. A request fails with a local protection error; otherwise its queue pair would

@@ -58,6 +58,16 @@ impl DeviceParts {
         self
     }
 
+    /// The bits of a queue pair's number that are its place in the table.
+    #[inline]
+    pub(crate) fn slot_mask(&self) -> u32 {
+        if self.fabric.is_some() {
+            0x3fff
+        } else {
+            0xffff
+        }
+    }
+
     /// Whether there is neither a trace or capture, nor a fault, nor another host: packets may then be longer than the MTU.
     #[inline]
     pub(crate) fn has_no_observer(&self) -> bool {

@@ -307,7 +307,7 @@ impl Qp {
         };
         match placed {
             Ok(()) => {}
-            Err(ScatterError::Source) => return self.on_ack(context, &header.refused()),
+            Err(ScatterError::Source) => return context.copies.lose_response(),
             Err(_) => return self.fail_message(context, index, Syndrome::LocalProt),
         }
         let requester = &mut self.requester;

@@ -132,6 +132,7 @@ impl Qp {
             // The region went away in the middle of a read; what would have come behind it has no meaning any more.
             self.responder.answers.clear();
             self.answer(psn, AckCode::AccessError);
+            self.notify_refusal(AckCode::AccessError);
             return self.enter_error_behind_answers(context);
         };
         let msn = self.responder.msn;

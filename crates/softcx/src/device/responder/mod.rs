@@ -174,13 +174,35 @@ impl Qp {
             return;
         }
         self.answer(self.responder.expected_psn, code);
+        self.notify_refusal(code);
+        self.enter_error_behind_answers(context);
+    }
+
+    /// Notifies the owner why the queue pair goes to the error state, if there is an event for that.
+    pub(super) fn notify_refusal(&self, code: AckCode) {
         let qpn = self.parts.qpn;
         match code {
+            _ if self.state() == State::Error => {}
             AckCode::InvalidRequest => self.notify(DeviceEvent::QpRequestError { qpn }),
             AckCode::AccessError => self.notify(DeviceEvent::QpAccessError { qpn }),
             _ => {}
         }
-        self.enter_error_behind_answers(context);
+    }
+
+    /// Whether a refusal leaves instead of this response, which waited to leave until its region was no longer registered. A queue pair in error sends
+    /// nothing, and one whose process is dying does not refuse.
+    pub(crate) fn refuses_instead_of(&self, response: &Header) -> bool {
+        self.is_receiving()
+            && self.remote.is_some_and(|remote| {
+                (remote.qpn, remote.connection) == (response.dst_qpn, response.connection)
+            })
+            && !self.parts.send_record.space().is_gone()
+    }
+
+    /// Such a refusal leaves, and nothing behind it.
+    pub(crate) fn end_by_refusal(&mut self, context: &mut DeviceParts) {
+        self.notify_refusal(AckCode::AccessError);
+        self.enter_error(context);
     }
 
     /// The sender has died, and bytes of its last message with it. A connection takes no more packets.
@@ -206,6 +228,7 @@ impl Qp {
         self.withdraw_answers(psn);
         if self.parts.transport == Transport::Rc {
             self.answer(psn, code);
+            self.notify_refusal(code);
         }
         self.enter_error_behind_answers(context);
     }

@@ -1,8 +1,11 @@
 //! Every syndrome, raised and looked at on both sides.
 
+use crate::device::client::{DeviceEvent, Transport};
 use crate::device::packet::{AckCode, Header, PacketKind, flag, psn_add};
+use crate::device::tests::driver::{Process, Work};
 use crate::device::tests::harness::{End, Shape, World, pattern};
-use crate::device::{Access, Attributes, State};
+use crate::device::tests::pair::Pair;
+use crate::device::{Access, Attributes, Faults, State};
 use doorbell_wire::mlx5::{DataSegment, SendRequest, Syndrome};
 
 /// What one bad request does: its syndrome, and the completion of the receive queue on the other side.
@@ -663,6 +666,79 @@ fn deregistration_during_a_transfer_fails_it() {
                 "{owner:?}, read: {read}, {devices} devices"
             );
         }
+    }
+}
+
+/// The response has been made and waits to leave: for a place on a lane or in a socket, or here because of a fault. Its bytes are read when it leaves.
+#[test]
+fn deregistration_before_a_response_leaves_fails_both_ends() {
+    for mut world in [World::new(1), World::new(2), World::by_udp(2)] {
+        for fails_first in [false, true] {
+            let (mut a, b) = world.pair(Shape::default());
+            let responder = b.qp.device().clone();
+            responder.set_faults(Faults {
+                delay_ns: 100_000,
+                ..Faults::default()
+            });
+            // Of several packets, each of which cannot be read.
+            let list = [a.segment(0, 10_000)];
+            let read = SendRequest::read(b.at(0), b.key).segments(&list);
+            let begin = responder.counters().packets_sent;
+            // A device that talks to itself sends the request, too, which the fault holds back as well.
+            let before = 3 + u64::from(world.devices.len() == 1);
+            a.send(&read.signaled(true));
+            let responses = || responder.counters().packets_sent - begin;
+            assert!(world.run(|| responses() >= before));
+            if fails_first {
+                b.qp.fail().unwrap();
+            }
+            assert!(responder.deregister(b.key));
+            responder.set_faults(Faults::default());
+            world.settle();
+            let want = match fails_first {
+                false => Syndrome::RemoteAccess,
+                // A queue pair in error refuses nothing.
+                true => Syndrome::TransportRetryExc,
+            };
+            let devices = world.devices.len();
+            assert_eq!(a.all_sent(), [(0, Some(want))], "{devices} devices");
+            assert_eq!(b.state(), State::Error, "{devices} devices");
+        }
+    }
+}
+
+/// The owner of the region gets one event, however many responses were lost.
+#[test]
+fn deregistration_before_a_response_leaves_is_an_access_error_of_the_responder() {
+    const READ: u8 = 0x10;
+    for devices in [1, 2] {
+        let mut pair = Pair::new(Transport::Rc, devices, Process::local);
+        let last = pair.world.devices[devices - 1].clone();
+        last.set_faults(Faults {
+            delay_ns: 100_000,
+            ..Faults::default()
+        });
+        let begin = last.counters().packets_sent;
+        pair.send(&Work::new(READ, &[pair.there(0), pair.here(0, 4000)]));
+        let before = 4 + u64::from(devices == 1);
+        let is_answered = || last.counters().packets_sent - begin >= before;
+        assert!(pair.world.run(is_answered));
+        pair.b.events.take();
+        pair.b.client.dereg_mr(pair.into.1).unwrap();
+        last.set_faults(Faults::default());
+        let sent = pair.sent();
+        assert_eq!(
+            sent,
+            [(0, Syndrome::RemoteAccess as u8)],
+            "{devices} devices"
+        );
+        let qpn = pair.qps[1].qpn;
+        let events = pair.b.events.take();
+        assert_eq!(
+            events,
+            [DeviceEvent::QpAccessError { qpn }],
+            "{devices} devices"
+        );
     }
 }
 
