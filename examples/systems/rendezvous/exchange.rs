@@ -105,9 +105,30 @@ pub struct ReadPlaces {
 struct Peer {
     queue: MessageQueue,
     endpoint: Endpoint,
+    /// Messages for which the peer had no slot yet.
+    unsent: VecDeque<Buffer>,
     /// Sent, with the memory that must stay until the peer has it.
     posted: VecDeque<(PostedSend, Buffer)>,
-    reading: VecDeque<u64>,
+    /// The signaled requests of the endpoint: the receive that a READ is for, or `None` for the release of a tensor that no receive wants any more.
+    signaled: VecDeque<Option<u64>>,
+}
+
+impl Peer {
+    /// Sends the messages for which the peer has slots. Does not wait for slots: two ranks that wait for slots of each other would free none.
+    fn send_messages(&mut self) -> doorbell::Result<()> {
+        while let Some(buffer) = self.unsent.front() {
+            let sent = self
+                .queue
+                .start_send_now(&[buffer.slice()?], Some(Duration::ZERO));
+            if matches!(sent, Err(Error::Timeout { .. })) {
+                break;
+            }
+            let posted = sent?;
+            let buffers = self.unsent.pop_front();
+            self.posted.extend(buffers.map(|buffer| (posted, buffer)));
+        }
+        Ok(())
+    }
 }
 
 /// A rank's rendezvous. It makes progress in its calls, as no thread of its own does.
@@ -160,8 +181,9 @@ impl<'a> Rendezvous<'a> {
             let peer_state = Peer {
                 queue,
                 endpoint,
+                unsent: VecDeque::new(),
                 posted: VecDeque::new(),
-                reading: VecDeque::new(),
+                signaled: VecDeque::new(),
             };
             peers.insert(*peer, peer_state);
         }
@@ -190,14 +212,21 @@ impl<'a> Rendezvous<'a> {
     }
 
     /// The key of a tensor that a process of this group makes.
-    pub fn key(&self, producer: u32, consumer: u32, name: &str, step: u64) -> Key {
-        Key {
+    ///
+    /// # Errors
+    /// A name that is empty or has a `;`, which separates the parts of a key.
+    pub fn key(&self, producer: u32, consumer: u32, name: &str, step: u64) -> Result<Key> {
+        ensure!(
+            !name.is_empty() && !name.contains(';'),
+            "`{name}` is no name for a key: it is empty or has a `;`"
+        );
+        Ok(Key {
             producer,
             incarnation: self.incarnations[producer as usize],
             consumer,
             name: name.into(),
             step,
-        }
+        })
     }
 
     /// Why a request for a key is refused that names another process than that which has the producer's rank now.
@@ -360,7 +389,8 @@ impl<'a> Rendezvous<'a> {
         })
     }
 
-    /// Aborts a step at all ranks: its receives fail with this reason, and so do later sends. What does not fit into a message is cut off.
+    /// Aborts a step at all ranks: its receives fail with this reason, and so do later sends. What does not fit into a message is cut off. At a rank that has heard of an abort of
+    /// the step before, the first reason stays.
     pub fn abort(&mut self, step: u64, reason: &str) -> Result<()> {
         // Here, too, so that all ranks have the same reason.
         let reason = fitting(reason);
@@ -373,7 +403,8 @@ impl<'a> Rendezvous<'a> {
     }
 
     fn aborted(&mut self, step: u64, reason: &str) {
-        if self.over.contains(step) {
+        // The first reason stays, as TensorFlow's status keeps its first error: later ones are mostly its consequences.
+        if self.end_of(step).is_some() {
             return;
         }
         let aborted = Aborted {
@@ -419,7 +450,13 @@ impl<'a> Rendezvous<'a> {
         }
         self.refused += 1;
         let id = asker.id;
+        let reason = fitting(reason);
         self.post(asker.rank, &Note::Refused { id, reason }.to_bytes())
+    }
+
+    /// Whether the device reads the tensor of this receive, as far as this rank has looked.
+    pub fn is_being_read(&self, id: u64) -> bool {
+        matches!(self.pending.get(&id), Some(Pending::Reading(..)))
     }
 
     /// Whether a rank waits for this key here.
@@ -515,12 +552,9 @@ impl<'a> Rendezvous<'a> {
 
     fn post_buffer(&mut self, to: u32, buffer: Buffer) -> Result<()> {
         let peer = self.peers.get_mut(&to).context("no such rank")?;
-        let posted = peer
-            .queue
-            .start_send_now(&[buffer.slice()?], Some(DEADLINE));
-        let posted = posted.map_err(|error| self.group.cause_of(error))?;
-        peer.posted.push_back((posted, buffer));
-        Ok(())
+        peer.unsent.push_back(buffer);
+        let sent = peer.send_messages();
+        Ok(sent.map_err(|error| self.group.cause_of(error))?)
     }
 
     /// Does what there is to do, and does not wait.
@@ -533,6 +567,12 @@ impl<'a> Rendezvous<'a> {
     }
 
     fn look(&mut self) -> Result<()> {
+        self.take_messages()?;
+        self.take_completions()
+    }
+
+    /// Does what the messages of the peers ask for.
+    pub fn take_messages(&mut self) -> Result<()> {
         loop {
             let mut queues: Vec<&mut MessageQueue> = self
                 .peers
@@ -542,18 +582,22 @@ impl<'a> Rendezvous<'a> {
             let into = [self.inbox.slice()?];
             let received = MessageQueue::recv_any_now(&mut queues, &into, Some(Duration::ZERO));
             let (from, len_bytes) = match received {
-                Err(Error::Timeout { .. }) => break,
+                Err(Error::Timeout { .. }) => return Ok(()),
                 received => received?,
             };
             let from = *self.peers.keys().nth(from).context("a queue")?;
             self.received(from, len_bytes)?;
         }
+    }
+
+    /// Completes the receives whose tensors were read, and takes back what peers have read. Sends no message that is not there already.
+    fn take_completions(&mut self) -> Result<()> {
         let mut read = Vec::new();
         let mut released = Vec::new();
         for peer in self.peers.values_mut() {
             while peer.endpoint.poll_cq(QueueKind::Send)?.is_some() {
-                // Reads of a connection complete in order.
-                read.extend(peer.reading.pop_front());
+                // The requests of a connection complete in order.
+                read.extend(peer.signaled.pop_front().flatten());
             }
             while let Some(released_one) = peer.endpoint.poll_cq(QueueKind::Recv)? {
                 peer.endpoint.post_recv(0, &[])?;
@@ -564,6 +608,7 @@ impl<'a> Rendezvous<'a> {
             {
                 peer.posted.pop_front();
             }
+            peer.send_messages()?;
         }
         for number in released {
             self.lent
@@ -586,6 +631,18 @@ impl<'a> Rendezvous<'a> {
         Ok(())
     }
 
+    /// Waits until there is room for a read and the release behind it. The completions of all peers are taken meanwhile: a peer whose releases wait for receives of this rank may wait
+    /// for room, too.
+    fn wait_for_room(&mut self, peer: u32) -> Result<()> {
+        wait_until(Some(DEADLINE), || {
+            let with = self.peers.get_mut(&peer).context("no such rank")?;
+            if with.endpoint.room(QueueKind::Send) >= 2 {
+                return Ok(Some(()));
+            }
+            self.take_completions().map(|()| None)
+        })
+    }
+
     fn complete(&mut self, id: u64, step: u64, tensor: Tensor) {
         let aborted = self.steps.get(&step).and_then(|step| step.aborted.clone());
         self.count(|counts| counts.received += 1);
@@ -603,13 +660,18 @@ impl<'a> Rendezvous<'a> {
         self.memory.region.read(inbox, &mut bytes)?;
         match Note::parse(&bytes)? {
             Note::Ask { id, method, key } => {
-                let key = Key::parse(key)?;
-                ensure!(
-                    key.producer == self.group.rank() && key.consumer == from,
-                    "rank {from} asks for {key}"
-                );
-                let rank = from;
-                self.asked(key, Asker { rank, id, method })
+                let (rank, own) = (from, self.group.rank());
+                let asker = Asker { rank, id, method };
+                // A wrong request is the error of the rank that made it.
+                match Key::parse(key) {
+                    Ok(key) if (key.producer, key.consumer) == (own, from) => {
+                        self.asked(key, asker)
+                    }
+                    Ok(key) => {
+                        self.refuse(&asker, &format!("rank {from} asks rank {own} for {key}"))
+                    }
+                    Err(error) => self.refuse(&asker, &error.to_string()),
+                }
             }
             Note::Located {
                 id,
@@ -618,7 +680,9 @@ impl<'a> Rendezvous<'a> {
                 addr,
                 rkey,
             } => {
+                self.wait_for_room(from)?;
                 let peer = self.peers.get_mut(&from).context("no such rank")?;
+                let mut is_read = false;
                 match self.pending.remove(&id) {
                     Some(Pending::Asked(key, method)) => {
                         let memory = match method {
@@ -635,7 +699,8 @@ impl<'a> Rendezvous<'a> {
                             to: memory.region.remote().addr + tensor.buffer.at,
                             len_bytes: tensor.buffer.len_bytes,
                         });
-                        peer.reading.push_back(id);
+                        peer.signaled.push_back(Some(id));
+                        is_read = true;
                         self.pending
                             .insert(id, Pending::Reading(key, method, tensor));
                     }
@@ -647,10 +712,12 @@ impl<'a> Rendezvous<'a> {
                     None => self.dropped += 1,
                     Some(_) => bail!("rank {from} has answered twice"),
                 }
-                // Gives the tensor back, and must not overtake the read.
+                // Gives the tensor back, and must not overtake the read. Without a read it is signaled: the place of an unsignaled request is free when a later signaled one is complete,
+                // and no later read need come.
                 let release = Work::write(&[], RemoteSlice::new(addr, rkey, 0));
-                let release = release.imm(number).fence(true).signaled(false);
+                let release = release.imm(number).fence(true).signaled(!is_read);
                 peer.endpoint.post_send(&release)?;
+                peer.signaled.extend((!is_read).then_some(None));
                 Ok(())
             }
             Note::Encoded { id, .. } => {
@@ -684,7 +751,10 @@ impl<'a> Rendezvous<'a> {
                 Ok(())
             }
             Note::Cancel { id, key } => {
-                self.forget_asker(&Key::parse(key)?, from, id);
+                // A request with another key was refused.
+                if let Ok(key) = Key::parse(key) {
+                    self.forget_asker(&key, from, id);
+                }
                 Ok(())
             }
             Note::Dead { id } => {
@@ -701,8 +771,10 @@ impl<'a> Rendezvous<'a> {
     /// Goes on until no peer needs this rank any more: all of them call it.
     pub fn drain(&mut self, name: &str) -> Result<()> {
         self.until(name, |r| {
-            let mut peers = r.peers.values();
-            r.lent.is_empty() && peers.all(|p| p.reading.is_empty() && p.posted.is_empty())
+            let is_done = |peer: &Peer| {
+                peer.unsent.is_empty() && peer.posted.is_empty() && peer.signaled.is_empty()
+            };
+            r.lent.is_empty() && r.peers.values().all(is_done)
         })?;
         Ok(self.group.barrier()?)
     }
@@ -727,6 +799,12 @@ impl<'a> Rendezvous<'a> {
     /// Whether a step was heard of that is not over.
     pub fn knows(&self, step: u64) -> bool {
         self.steps.contains_key(&step)
+    }
+
+    /// Whether an abort of a step was heard of.
+    pub fn knows_abort(&self, step: u64) -> bool {
+        let step = self.steps.get(&step);
+        step.is_some_and(|step| step.aborted.is_some())
     }
 
     /// Bytes that are neither free nor the rendezvous' own.

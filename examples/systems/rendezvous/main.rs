@@ -161,7 +161,7 @@ fn serve(
         let begin = Instant::now();
         for worker in 1..=workers {
             for (number, tensor) in weights.iter().enumerate() {
-                let key = rendezvous.key(SERVER, worker, &format!("weights/{number}"), step);
+                let key = rendezvous.key(SERVER, worker, &format!("weights/{number}"), step)?;
                 rendezvous.send(&key, tensor)?;
                 places.sent.push(place_of(tensor)?);
             }
@@ -169,7 +169,7 @@ fn serve(
         let mut ids = Vec::new();
         for number in 0..weights.len() {
             for worker in 1..=workers {
-                let key = rendezvous.key(worker, SERVER, &format!("gradient/{number}"), step);
+                let key = rendezvous.key(worker, SERVER, &format!("gradient/{number}"), step)?;
                 ids.push(rendezvous.start_recv(&key, method)?);
             }
         }
@@ -213,7 +213,7 @@ fn work(
     let ask = |rendezvous: &mut Rendezvous<'_>, step: u64| -> Result<Vec<u64>> {
         (0..options.tensors)
             .map(|number| {
-                let key = rendezvous.key(SERVER, rank, &format!("weights/{number}"), step);
+                let key = rendezvous.key(SERVER, rank, &format!("weights/{number}"), step)?;
                 rendezvous.start_recv(&key, method)
             })
             .collect()
@@ -232,7 +232,7 @@ fn work(
             for (element, (slope, weight)) in pairs.enumerate() {
                 *slope = weight - target(rank, number, element);
             }
-            let key = rendezvous.key(rank, SERVER, &format!("gradient/{number}"), step);
+            let key = rendezvous.key(rank, SERVER, &format!("gradient/{number}"), step)?;
             let gradient = Rc::new(gradient);
             places.sent.push(place_of(&gradient)?);
             rendezvous.send(&key, &gradient)?;

@@ -3,11 +3,13 @@
 use std::rc::Rc;
 
 use anyhow::{Context, Result, bail, ensure};
+use doorbell::softcx::Faults;
+use doorbell::wait_until;
 
-use crate::METHODS;
 use crate::exchange::{Produced, Rendezvous};
 use crate::note::{Aborted, Cancelled, Key, Method};
 use crate::tensor::Tensor;
+use crate::{DEADLINE, METHODS};
 
 /// Elements of a tensor here.
 pub const ELEMENTS: usize = 300;
@@ -15,7 +17,7 @@ pub const ELEMENTS: usize = 300;
 /// Ranks 0 and 1 send each other a few tensors, in each order of send and receive and with an abort.
 pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
     let group = rendezvous.group;
-    let of_rank_0 = rendezvous.key(0, 1, "", 0);
+    let of_rank_0 = rendezvous.key(0, 1, "any", 0)?;
     let key = |name: &str, step: u64| Key {
         name: name.into(),
         step,
@@ -78,6 +80,7 @@ pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
                 rendezvous.until("ask for a tensor", |r| r.is_awaited(key))?;
             }
             rendezvous.abort(aborted, "out of memory")?;
+            rendezvous.abort(aborted, "a consequence")?;
             let late = rendezvous.send(&a, &tensor(rendezvous, 1.0)?);
             let failure: Aborted = late
                 .err()
@@ -96,13 +99,11 @@ pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
                 let failure: Aborted = failure.downcast()?;
                 println!("{key}: {failure}");
             }
-            // One that begins after the abort fails, too.
-            let id = rendezvous.start_recv(&a, Method::Read)?;
-            let failure = rendezvous.wait(id).err();
-            let failure = failure.context("a receive of an aborted step has ended well")?;
-            ensure!(failure.is::<Aborted>(), "{failure}");
             check(&*rendezvous.wait(of_c?)?, 2.0)?;
             println!("{c}: received");
+            // One that begins after both aborts, of which the second one came before `c`.
+            let id = rendezvous.start_recv(&a, Method::Read)?;
+            println!("{a}, asked later: {}", aborted_by(rendezvous, id)?);
         }
         _ => rendezvous.until("abort", |r| r.knows(aborted))?,
     }
@@ -110,6 +111,10 @@ pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
     rendezvous.finish_step(aborted)?;
     rendezvous.finish_step(goes_on)?;
     check_long_reason(rendezvous)?;
+    check_memory_of_aborted_steps(rendezvous)?;
+    check_many(rendezvous)?;
+    check_wrong_keys(rendezvous)?;
+    check_release(rendezvous)?;
     check_ends(rendezvous)?;
     check_incarnation(rendezvous)?;
     for (method, step) in METHODS.into_iter().zip(10..) {
@@ -120,10 +125,189 @@ pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
     Ok(())
 }
 
+/// What a receive of an aborted step fails with.
+fn aborted_by(rendezvous: &mut Rendezvous<'_>, id: u64) -> Result<Aborted> {
+    let failure = rendezvous.wait(id).err();
+    let failure = failure.context("a receive of an aborted step has ended well")?;
+    Ok(failure.downcast()?)
+}
+
+/// The memory of tensors of an aborted step: of one that nobody has asked for, and of one into which the device reads when the step is aborted.
+fn check_memory_of_aborted_steps(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
+    let step = 13;
+    let (unasked, read) = (
+        rendezvous.key(0, 1, "unasked", step)?,
+        rendezvous.key(0, 1, "read", step)?,
+    );
+    let held = rendezvous.held_bytes();
+    match rendezvous.group.rank() {
+        0 => {
+            for key in [&unasked, &read] {
+                rendezvous.send(key, &Rc::new(rendezvous.memory.tensor(ELEMENTS)?))?;
+            }
+        }
+        1 => {
+            let id = rendezvous.start_recv(&read, Method::Read)?;
+            // Takes no completions, so the READ goes on for this rank however fast the device is.
+            wait_until(Some(DEADLINE), || -> Result<Option<()>> {
+                rendezvous.take_messages()?;
+                Ok(rendezvous.is_being_read(id).then_some(()))
+            })?;
+            rendezvous.abort(step, "behind a READ")?;
+            ensure!(
+                rendezvous.is_being_read(id),
+                "an abort has given memory back into which the device reads"
+            );
+            println!("{read}, being read: {}", aborted_by(rendezvous, id)?);
+        }
+        _ => {}
+    }
+    // Before the step is over, which drops what is left of it.
+    rendezvous.until("abort", |r| r.knows_abort(step))?;
+    rendezvous.drain("the check of memory of aborted steps")?;
+    let now = rendezvous.held_bytes();
+    ensure!(
+        now == held,
+        "{now} bytes are held behind an abort, and {held} before"
+    );
+    rendezvous.finish_step(step)
+}
+
+/// More receives than a peer has slots for, of two ranks from each other, which send only when all were begun; and the answers to more receives than an endpoint has places for, which come when
+/// the step was aborted.
+fn check_many(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
+    let (both, aborted) = (14, 15);
+    let rank = rendezvous.group.rank();
+    let keys = |rendezvous: &Rendezvous<'_>, from: u32, to: u32, step: u64, count: u32| {
+        let name = |number: u32| format!("many/{number}");
+        let numbers = (0..count).map(|number| rendezvous.key(from, to, &name(number), step));
+        numbers.collect::<Result<Vec<Key>>>()
+    };
+    if rank < 2 {
+        let mut ids = Vec::new();
+        for key in keys(rendezvous, 1 - rank, rank, both, 600)? {
+            ids.push(rendezvous.start_recv(&key, Method::Read)?);
+        }
+        for key in keys(rendezvous, rank, 1 - rank, both, 600)? {
+            rendezvous.send(&key, &Rc::new(rendezvous.memory.tensor(7)?))?;
+        }
+        for id in ids {
+            ensure!(rendezvous.wait(id)?.len == 7, "another tensor");
+        }
+        rendezvous.until("ask for all tensors", |r| r.is_taken(both))?;
+    }
+    rendezvous.drain("the check of many receives")?;
+    rendezvous.finish_step(both)?;
+
+    let keys = keys(rendezvous, 0, 1, aborted, 200)?;
+    match rank {
+        0 => {
+            for key in &keys {
+                rendezvous.until("ask for a tensor", |r| r.is_awaited(key))?;
+                rendezvous.send(key, &Rc::new(rendezvous.memory.tensor(7)?))?;
+            }
+            rendezvous.group.barrier()?;
+        }
+        1 => {
+            let dropped = rendezvous.dropped;
+            let ids = keys
+                .iter()
+                .map(|key| rendezvous.start_recv(key, Method::Read));
+            let ids = ids.collect::<Result<Vec<u64>>>()?;
+            // A barrier makes no progress of the rendezvous, so all answers come behind the abort.
+            rendezvous.group.barrier()?;
+            rendezvous.abort(aborted, "before its answers")?;
+            rendezvous.until("the answers", |r| r.dropped == dropped + 200)?;
+            for id in ids {
+                aborted_by(rendezvous, id)?;
+            }
+            println!("200 answers were dropped");
+        }
+        _ => rendezvous.group.barrier()?,
+    }
+    rendezvous.drain("the check of many answers")?;
+    rendezvous.finish_step(aborted)
+}
+
+/// Keys that cannot be: the producer refuses them, and goes on.
+fn check_wrong_keys(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
+    let step = 16;
+    let right = rendezvous.key(0, 1, "right", step)?;
+    for name in ["", "a;b"] {
+        ensure!(
+            rendezvous.key(0, 1, name, step).is_err(),
+            "`{name}` is a name of a key"
+        );
+    }
+    match rendezvous.group.rank() {
+        0 => {
+            rendezvous.send(&right, &Rc::new(rendezvous.memory.tensor(7)?))?;
+            rendezvous.until("ask for a tensor", |r| r.is_taken(step))?;
+        }
+        1 => {
+            for name in ["", "a;b"] {
+                let wrong = Key {
+                    name: name.into(),
+                    ..right.clone()
+                };
+                let id = rendezvous.start_recv(&wrong, Method::Read)?;
+                println!("wrong key: {}", aborted_by(rendezvous, id)?.reason);
+            }
+            let id = rendezvous.start_recv(&right, Method::Read)?;
+            ensure!(rendezvous.wait(id)?.len == 7, "another tensor");
+        }
+        _ => {}
+    }
+    rendezvous.drain("the check of wrong keys")?;
+    rendezvous.finish_step(step)
+}
+
+/// A tensor that its producer changes as soon as it has it back. The software ConnectX of the producer loses a packet of each: a READ whose response was lost reads the memory again, and would find the next
+/// values if the release had not waited for its end.
+fn check_release(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
+    let step = 17;
+    let key = rendezvous.key(0, 1, "changed", step)?;
+    let values = (1..=4_u8).map(f32::from);
+    match rendezvous.group.rank() {
+        0 => {
+            let device = rendezvous.group.domain().device().clone();
+            // So many packets that the lost one is of the response to the READ, with others behind it, so that the consumer reads it again at once.
+            let mut tensor = Rc::new(rendezvous.memory.tensor(100 * ELEMENTS)?);
+            for value in values {
+                let own = Rc::get_mut(&mut tensor).context("a tensor that others have")?;
+                own.values_mut()?.fill(value);
+                // The consumer hears late that a packet is missing. A card has no such faults.
+                device.set_faults(Faults {
+                    drop_nth: 12,
+                    delay_ns: 500_000,
+                    ..Faults::default()
+                });
+                rendezvous.send(&key, &tensor)?;
+                rendezvous.until("give the tensor back", |_| Rc::strong_count(&tensor) == 1)?;
+            }
+            device.set_faults(Faults::default());
+        }
+        1 => {
+            for value in values {
+                let id = rendezvous.start_recv(&key, Method::Read)?;
+                let tensor = rendezvous.wait(id)?;
+                let is_right = tensor.values()?.iter().all(|found| *found == value);
+                ensure!(
+                    is_right,
+                    "a tensor was released before it was read: not all values are {value}"
+                );
+            }
+        }
+        _ => {}
+    }
+    rendezvous.drain("the check of the release")?;
+    rendezvous.finish_step(step)
+}
+
 /// An abort for a reason that is longer than a message, and of which the last byte that would have room is the first one of a character.
 fn check_long_reason(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
     let (step, reason) = (7, "\u{e9}".repeat(600));
-    let key = rendezvous.key(0, 1, "long", step);
+    let key = rendezvous.key(0, 1, "long", step)?;
     match rendezvous.group.rank() {
         0 => {
             rendezvous.until("ask for a tensor", |r| r.is_awaited(&key))?;
@@ -131,9 +315,7 @@ fn check_long_reason(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
         }
         1 => {
             let id = rendezvous.start_recv(&key, Method::Read)?;
-            let failure = rendezvous.wait(id).err();
-            let failure = failure.context("a receive of an aborted step has ended well")?;
-            let failure: Aborted = failure.downcast()?;
+            let failure = aborted_by(rendezvous, id)?;
             ensure!(reason.starts_with(&failure.reason), "{failure}");
             let len = failure.reason.len();
             println!("{key}: {len} of {} bytes of the reason", reason.len());
@@ -158,7 +340,7 @@ fn check_ends(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
         Ok(())
     };
     // Rank 0 ends the step while rank 1 waits for a tensor of it, and rank 1 asks once more.
-    let never = rendezvous.key(0, 1, "never", ended);
+    let never = rendezvous.key(0, 1, "never", ended)?;
     match rank {
         0 => {
             rendezvous.until("ask for a tensor", |r| r.is_awaited(&never))?;
@@ -177,7 +359,7 @@ fn check_ends(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
                 id,
                 "asking when the producer has ended the step",
             )?;
-            let own = rendezvous.key(1, 1, "own", ended);
+            let own = rendezvous.key(1, 1, "own", ended)?;
             let id = rendezvous.start_recv(&own, Method::Read)?;
             rendezvous.finish_step(ended)?;
             fails(rendezvous, id, "waiting when its consumer ends the step")?;
@@ -194,7 +376,7 @@ fn check_ends(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
     );
 
     let key = |name: &str| rendezvous.key(0, 1, name, step);
-    let (taken_back, dead) = (key("x"), key("dead"));
+    let (taken_back, dead) = (key("x")?, key("dead")?);
     let mut cancelled = None;
     if rank == 1 {
         cancelled = Some(rendezvous.start_recv(&taken_back, Method::Read)?);
@@ -246,7 +428,7 @@ fn check_ends(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
 /// A request that names the process which had the producer's rank before.
 fn check_incarnation(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
     let step = 9;
-    let key = rendezvous.key(0, 1, "restarted", step);
+    let key = rendezvous.key(0, 1, "restarted", step)?;
     match rendezvous.group.rank() {
         0 => {
             let refused = rendezvous.refused;
@@ -263,9 +445,7 @@ fn check_incarnation(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
                 ..key.clone()
             };
             let id = rendezvous.start_recv(&stale, Method::Read)?;
-            let failure = rendezvous.wait(id).err();
-            let failure = failure.context("a receive from another incarnation has ended well")?;
-            println!("another incarnation: {}", failure.downcast::<Aborted>()?);
+            println!("another incarnation: {}", aborted_by(rendezvous, id)?);
             let id = rendezvous.start_recv(&key, Method::Read)?;
             ensure!(rendezvous.wait(id)?.len == 7, "another tensor");
         }
@@ -278,7 +458,7 @@ fn check_incarnation(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
 /// A receive that is cancelled when its tensor has been sent and has not come.
 fn check_crossing_cancel(rendezvous: &mut Rendezvous<'_>, method: Method, step: u64) -> Result<()> {
     let group = rendezvous.group;
-    let key = rendezvous.key(0, 1, "crossing", step);
+    let key = rendezvous.key(0, 1, "crossing", step)?;
     match group.rank() {
         0 => {
             rendezvous.until("ask for a tensor", |r| r.is_awaited(&key))?;
