@@ -157,21 +157,30 @@ impl ApplicationMemory {
         }
     }
 
-    /// A registration of the memory, which outlives it. Counts it.
+    /// Registers the memory, for as long as the result is there.
     #[allow(unsafe_code)] // memory that this library does not own
-    fn register(&mut self, domain: &ProtectionDomain, registrations: &mut u64) -> Result<Region> {
-        *registrations += 1;
-        match self {
+    fn register(&mut self, domain: &ProtectionDomain) -> Result<Registration> {
+        let region = match self {
             ApplicationMemory::Host(memory) => {
                 let start = NonNull::from(&mut memory[..]).cast();
-                // SAFETY: the caller drops the region before the memory, and does not use this while a transfer does.
-                Ok(unsafe { Region::register(domain, start, memory.len() as u64, Access::ALL)? })
+                // SAFETY: the caller drops the registration before the memory, and its drop deregisters: no request accesses the memory any more, not even one that has no completion.
+                // It does not use the memory while a transfer does.
+                unsafe { Region::register(domain, start, memory.len() as u64, Access::ALL)? }
             }
             #[cfg(feature = "cuda")]
-            ApplicationMemory::Gpu(memory) => {
-                Ok(Region::register_device(domain, memory, Access::ALL)?)
-            }
-        }
+            ApplicationMemory::Gpu(memory) => Region::register_device(domain, memory, Access::ALL)?,
+        };
+        Ok(Registration(region))
+    }
+}
+
+/// A registration of the memory of an application. Requests that have no completion keep a region after its last handle, so the drop of this deregisters it: also where a transfer has
+/// failed and the peer may still write.
+struct Registration(Region);
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.0.deregister();
     }
 }
 
@@ -254,8 +263,12 @@ struct Side<'a> {
     copies: Copies,
     /// Chunks that were copied into the buffer while another one was on the wire.
     overlapped: u64,
-    /// Of the memory of the application.
+    /// Of the memory of the application, and the last one.
     registrations: u64,
+    last_registration: Option<Region>,
+    /// The most requests without a completion when a slot of the buffer was written again, and when memory of the application was deregistered.
+    unfinished_at_reuse: u64,
+    unfinished_at_deregistration: u64,
     /// Bytes that WRITEs had from the memory of this application, and brought to the memory of the peer's.
     direct_bytes: u64,
     receives: u64,
@@ -277,6 +290,9 @@ impl<'a> Side<'a> {
             copies: Copies::default(),
             overlapped: 0,
             registrations: 0,
+            last_registration: None,
+            unfinished_at_reuse: 0,
+            unfinished_at_deregistration: 0,
             direct_bytes: 0,
             receives: 0,
             unfinished: 0,
@@ -285,6 +301,23 @@ impl<'a> Side<'a> {
             side.post_receive()?;
         }
         Ok(side)
+    }
+
+    fn register(
+        &mut self,
+        memory: &mut ApplicationMemory,
+        domain: &ProtectionDomain,
+    ) -> Result<Registration> {
+        let registration = memory.register(domain)?;
+        self.registrations += 1;
+        self.last_registration = Some(registration.0.clone());
+        Ok(registration)
+    }
+
+    fn deregister(&mut self, registration: Registration) {
+        let unfinished = self.unfinished_at_deregistration.max(self.unfinished);
+        self.unfinished_at_deregistration = unfinished;
+        drop(registration);
     }
 
     fn post_receive(&mut self) -> Result<()> {
@@ -401,6 +434,7 @@ impl<'a> Side<'a> {
         len: usize,
     ) -> Result<()> {
         self.overlapped += u64::from(self.unfinished > 0);
+        self.unfinished_at_reuse = self.unfinished_at_reuse.max(self.unfinished);
         let (slot, at) = (self.slot(number), number * self.chunk_bytes);
         let buffer = &self.buffer;
         if path == Path::Shared {
@@ -452,6 +486,8 @@ struct Measured {
     registrations: u64,
     overlapped: u64,
     direct_bytes: u64,
+    unfinished_at_reuse: u64,
+    unfinished_at_deregistration: u64,
 }
 
 fn transfers(options: &Options, group: &mut Group) -> Result<()> {
@@ -482,7 +518,14 @@ fn transfers(options: &Options, group: &mut Group) -> Result<()> {
                 0 => memory.write(0, &expected)?,
                 _ => memory.write(0, &vec![0; bytes as usize])?,
             }
-            let measured = measure(options, &mut side, &domain, rank, path, &mut memory)?;
+            let measured = measure(options, &mut side, &domain, rank, path, &mut memory);
+            // An error gives the memory back.
+            let last = side.last_registration.as_ref();
+            ensure!(
+                last.is_none_or(|region| !region.is_registered()),
+                "the memory of the application is still registered behind its last transfer"
+            );
+            let measured = measured?;
             let found = memory.bytes()?;
             ensure!(
                 found == expected,
@@ -516,8 +559,9 @@ fn measure(
 ) -> Result<Measured> {
     side.copies = Copies::default();
     (side.overlapped, side.registrations, side.direct_bytes) = (0, 0, 0);
+    (side.unfinished_at_reuse, side.unfinished_at_deregistration) = (0, 0);
     let before = match path {
-        Path::Direct => Some(memory.register(domain, &mut side.registrations)?),
+        Path::Direct => Some(side.register(memory, domain)?),
         _ => None,
     };
     let bytes = memory.len_bytes();
@@ -526,19 +570,22 @@ fn measure(
     for _ in 0..options.transfers {
         let started = Instant::now();
         let own = match path {
-            Path::Registered => Some(memory.register(domain, &mut side.registrations)?),
+            Path::Registered => Some(side.register(memory, domain)?),
             _ => None,
         };
-        let registered = before.as_ref().or(own.as_ref());
+        let registered = before.as_ref().or(own.as_ref()).map(|own| &own.0);
         if rank == 0 {
             side.send_all(path, memory, registered)?;
         } else {
             side.receive_all(memory, registered)?;
         }
-        if let Some(region) = own {
-            region.deregister();
+        if let Some(own) = own {
+            side.deregister(own);
         }
         times.push(started.elapsed());
+    }
+    if let Some(before) = before {
+        side.deregister(before);
     }
     let cpu = support::process_time()? - cpu;
     times.sort_unstable();
@@ -573,6 +620,8 @@ fn measure(
         registrations,
         overlapped: side.overlapped,
         direct_bytes: side.direct_bytes,
+        unfinished_at_reuse: side.unfinished_at_reuse,
+        unfinished_at_deregistration: side.unfinished_at_deregistration,
     })
 }
 
@@ -614,6 +663,7 @@ fn finish(options: &Options, all: &[Measured]) -> Result<()> {
                 "path": measured.path.name(), "bytes": measured.bytes, "transfers": options.transfers,
                 "copies": measured.copies, "copied_bytes": measured.copied_bytes,
                 "registrations": measured.registrations, "direct_bytes": measured.direct_bytes,
+                "unfinished_at_reuse": measured.unfinished_at_reuse, "unfinished_at_deregistration": measured.unfinished_at_deregistration,
             })
         };
         let rows: Vec<_> = all.iter().map(row).collect();

@@ -117,14 +117,38 @@ fn check_bytes_and_copies_of(name: &str, run: impl Fn(&[&str]) -> Output) {
             _ => 0,
         };
         assert_eq!(row["registrations"], registrations, "{path}");
+        check_unfinished(row);
     }
 }
 
-/// Packets of the software ConnectX take two milliseconds. In that time the next chunk is copied, unless the sender has lost its core at each of 30 chunks.
+/// With two slots, one WRITE at most has no completion when a slot is written again, and none when memory is deregistered.
+fn check_unfinished(row: &Value) {
+    assert!(row["unfinished_at_reuse"].as_u64().unwrap() <= 1, "{row}");
+    assert_eq!(row["unfinished_at_deregistration"], 0, "{row}");
+}
+
+/// The receiver makes three sends for each of the four paths: where its memory is, that it has a chunk, and what it has counted. One of the first two fails with the paths that register the memory of
+/// the applications: each side has an error while the memory is registered, and deregisters it before it gives it back.
+#[test]
+fn memory_is_deregistered_when_a_transfer_fails() {
+    for number in [7, 8, 10, 11] {
+        let fault = format!("send={number}:0x22");
+        let output = example_with_fault(&fault, "copies", &["--bytes=1000", "--transfers=1"]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{fault}");
+        assert!(error.contains("(syndrome 0x"), "{fault}: {error}");
+        assert!(!error.contains("is still registered"), "{fault}: {error}");
+    }
+}
+
+/// Packets of the software ConnectX take two milliseconds. In that time the next chunk is copied, unless the sender has lost its core at each of 30 chunks. The completion of a WRITE takes longer
+/// than the posts of two, so a sender that does not wait for it has two without one.
 #[test]
 fn a_chunk_is_copied_while_another_one_is_on_the_wire() {
-    let arguments = "--bytes 10000 --transfers 3 --chunk-bytes 1000 --slots 2";
-    let arguments: Vec<&str> = arguments.split(' ').collect();
+    let file = folder("copies_delayed").join("out.json");
+    let arguments = "--bytes 10000 --transfers 3 --chunk-bytes 1000 --slots 2 --out";
+    let mut arguments: Vec<&str> = arguments.split(' ').collect();
+    arguments.push(file.to_str().unwrap());
     let output = example_with_fault("delay-us=2000", "copies", &arguments);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}\n{output:?}");
@@ -144,4 +168,6 @@ fn a_chunk_is_copied_while_another_one_is_on_the_wire() {
         let expected = if has_chunks { 1..=27 } else { 0..=0 };
         assert!(expected.contains(&overlapped), "{path}: {text}");
     }
+    let rows: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    rows.as_array().unwrap().iter().for_each(check_unfinished);
 }
