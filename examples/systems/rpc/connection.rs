@@ -18,6 +18,10 @@ pub const EAGER_BYTES: u64 = 4096;
 /// The longest busy wait of the method `adaptive`, and the one while there are more threads than cores.
 const SPIN_MAX: Duration = Duration::from_millis(1);
 const SPIN_CROWDED: Duration = Duration::from_micros(20);
+/// The longest sleep: whether all ranks are there is looked at in between.
+const SLEEP_MAX: Duration = Duration::from_millis(100);
+/// How late the event may be told of what has come. The thread that tells it may have no core for some time.
+const NOTICE_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq, Debug)]
 pub enum Method {
@@ -119,8 +123,8 @@ impl Event {
         Ok(Event(event))
     }
 
-    /// Sleeps until something has happened, for a tenth of a second at most: whether all ranks are there is looked at in between.
-    pub fn sleep(&self) -> Result<()> {
+    /// Sleeps until the event was told of something, for `limit` at most. Returns whether it was.
+    fn sleep(&self, limit: Duration) -> Result<bool> {
         let mut entry = libc::pollfd {
             fd: self.0.as_raw_fd(),
             events: libc::POLLIN,
@@ -129,7 +133,7 @@ impl Event {
         let mut count = 0_u64;
         // SAFETY: one entry, and eight bytes; both are here until the calls return.
         let polled = unsafe {
-            let polled = libc::poll(&mut entry, 1, 100);
+            let polled = libc::poll(&mut entry, 1, limit.as_millis() as i32);
             if polled > 0 {
                 libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8);
             }
@@ -140,6 +144,13 @@ impl Event {
             polled >= 0 || error.kind() == std::io::ErrorKind::Interrupted,
             "poll: {error}"
         );
+        Ok(polled > 0)
+    }
+
+    /// Checks that the event is told of what has come when a sleep had ended by its limit. Without its events a side would wake up by the limit alone, a tenth of a second late.
+    fn check_told(&self) -> Result<()> {
+        let is_told = self.sleep(NOTICE_MAX)?;
+        ensure!(is_told, "something has come, and no event has told it");
         Ok(())
     }
 }
@@ -169,6 +180,8 @@ pub struct Connection {
     posts: u64,
     /// What a call has taken lately.
     usual: Duration,
+    /// Receives and READs of requests that are done.
+    come: u64,
     pub sleeps: u64,
     /// Waits for a receive that have polled, and not slept at once, when nothing had come.
     pub polled: u64,
@@ -189,6 +202,7 @@ impl Connection {
             number: 0,
             posts: 0,
             usual: Duration::ZERO,
+            come: 0,
             sleeps: 0,
             polled: 0,
         })
@@ -220,6 +234,7 @@ impl Connection {
         let completion = self.endpoint.poll_cq(QueueKind::Recv)?;
         if completion.is_some() {
             self.receive = None;
+            self.come += 1;
         }
         Ok(completion)
     }
@@ -348,6 +363,7 @@ impl Connection {
     fn wait_receive(&mut self, waiting: &Waiting<'_>, event: &Event) -> Result<()> {
         let spin = waiting.spin(self.usual);
         let mut poll = Poll::new();
+        let mut was_told = true;
         while self.poll_receive()?.is_none() {
             if spin.is_none_or(|spin| poll.elapsed() < spin) {
                 self.polled += u64::from(poll.is_new());
@@ -356,13 +372,16 @@ impl Connection {
             }
             self.sleeps += 1;
             self.note(event)?;
-            event.sleep()?;
+            was_told = event.sleep(SLEEP_MAX)?;
             waiting.group.check()?;
             ensure!(
                 poll.elapsed() < DEADLINE,
                 "no answer to call {} for {DEADLINE:?}",
                 self.number
             );
+        }
+        if !was_told {
+            event.check_told()?;
         }
         Ok(())
     }
@@ -476,6 +495,7 @@ impl Connection {
         while let Some(completion) = self.endpoint.poll_cq(QueueKind::Send)? {
             let is_it = |fetching: &mut Fetching| fetching.read == completion.wr_id;
             if let Some(Fetching { len, .. }) = self.fetching.take_if(is_it) {
+                self.come += 1;
                 return Ok(Some(len));
             }
         }
@@ -544,11 +564,17 @@ pub fn serve(
     // How long nothing has come lately.
     let mut usual = Duration::ZERO;
     let mut poll = Poll::new();
+    let all_come = |all: &[Connection]| all.iter().map(|one| one.come).sum::<u64>();
+    let mut was_told = true;
     while left > 0 {
-        let mut found = 0;
+        let (mut found, before) = (0, all_come(connections));
         for connection in connections.iter_mut() {
             found += u64::from(connection.answer_next(waiting, &compute)?);
         }
+        if !was_told && all_come(connections) > before {
+            event.check_told()?;
+        }
+        was_told = true;
         let reads = connections
             .iter()
             .filter(|connection| connection.is_fetching());
@@ -571,7 +597,7 @@ pub fn serve(
         for connection in connections.iter_mut() {
             connection.note(&event)?;
         }
-        event.sleep()?;
+        was_told = event.sleep(SLEEP_MAX)?;
         waiting.group.check()?;
         ensure!(
             poll.elapsed() < DEADLINE,
