@@ -27,7 +27,8 @@ const NOTICE_MAX: Duration = Duration::from_secs(5);
 pub enum Method {
     /// SEND and RECV; both sides poll
     TwoSided,
-    /// SEND and RECV; both sides sleep until a completion is there
+    /// SEND and RECV; both sides sleep in poll(2) until an eventfd of `Ticket::notify` says that a completion is there. A thread of the library looks for completions: it spins for a while
+    /// after each, and then looks every 200 us at most. No completion channel of the device is used
     Events,
     /// WRITE into memory that the other side polls
     OneSided,

@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Parser, ValueEnum};
 use doorbell::softcx::Faults;
-use doorbell::{EndpointConfig, Group, RemoteRegion};
+use doorbell::{EndpointConfig, Group, GroupConfig, RemoteRegion};
 use serde_json::{Value, json};
 
 use connection::{Connection, DEADLINE, Event, Method, Waiting, serve};
@@ -58,6 +58,9 @@ struct Options {
     /// The clients of each further rank begin so many microseconds later than those of the one before
     #[arg(long, default_value_t = 0)]
     stagger_us: u64,
+    /// The limit of the group for a barrier and for joining, in seconds
+    #[arg(long, default_value_t = 60)]
+    group_limit_s: u64,
     /// Draws latency over sizes with the fewest clients, and next to it throughput over clients with the shortest messages (`.clients.svg`) and processor time over sizes with the most clients (`.cpu.svg`)
     #[arg(long)]
     svg: Option<PathBuf>,
@@ -85,7 +88,8 @@ fn main() -> Result<()> {
         options.sizes.last().is_some_and(|size| *size <= 1 << 24),
         "a message has at most 16 MiB"
     );
-    support::run(options.ranks, |group| rank(&options, group))
+    let config = GroupConfig::default().timeout(Duration::from_secs(options.group_limit_s));
+    support::run_with(options.ranks, None, &config, |group| rank(&options, group))
 }
 
 /// What was measured of one method with one size and number of clients.

@@ -12,7 +12,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use doorbell::{Group, LaunchEnvironment};
+use doorbell::{Group, GroupConfig, LaunchEnvironment};
 
 pub use plot::{Bar, Line, Plot, timeline};
 pub use recorder::Recorder;
@@ -23,7 +23,7 @@ pub use recorder::Recorder;
 /// # Errors
 /// That of `rank`, or, without a launcher, the first rank that did not end well.
 pub fn run(size: u32, rank: impl FnOnce(Group) -> Result<()>) -> Result<()> {
-    run_with_victim(size, None, rank)
+    run_with(size, None, &GroupConfig::default(), rank)
 }
 
 /// [`run`], where the rank `victim` is to be killed: that it ends otherwise is an error.
@@ -35,8 +35,21 @@ pub fn run_with_victim(
     victim: Option<u32>,
     rank: impl FnOnce(Group) -> Result<()>,
 ) -> Result<()> {
+    run_with(size, victim, &GroupConfig::default(), rank)
+}
+
+/// [`run_with_victim`], with another configuration of the group.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with(
+    size: u32,
+    victim: Option<u32>,
+    config: &GroupConfig,
+    rank: impl FnOnce(Group) -> Result<()>,
+) -> Result<()> {
     if LaunchEnvironment::from_env().is_ok() {
-        return rank(Group::from_env()?);
+        return rank(Group::from_env_with(config)?);
     }
     let mut ranks = Ranks::start(size)?;
     for rank in 0..size {
