@@ -11,14 +11,14 @@
 mod support;
 
 use std::fmt;
-use std::io::{BufReader, IoSlice, Read, Write};
+use std::io::{BufReader, ErrorKind, IoSlice, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use doorbell::{
     Access, Completion, Endpoint, Error, Group, QueueKind, Region, RemoteRegion, Work, wait_until,
 };
@@ -53,9 +53,12 @@ struct Options {
     /// Writes of the block by each method, of which the median is printed
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// The replica that is killed in the middle of the block
+    /// The replica that is killed
     #[arg(long)]
     kill: Option<u32>,
+    /// When that replica is killed
+    #[arg(long, value_enum, default_value_t = Moment::Middle, requires = "kill")]
+    kill_at: Moment,
     /// The replica that changes a byte of a packet in its memory before it forwards the packet
     #[arg(long)]
     corrupt: Option<u32>,
@@ -70,6 +73,21 @@ struct Options {
     svg: Option<PathBuf>,
 }
 
+impl Options {
+    /// The replica that is killed then.
+    fn victim(&self, moment: Moment) -> Option<u32> {
+        self.kill.filter(|_| self.kill_at == moment)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Moment {
+    /// In the middle of the block. The others make a chain without it
+    Middle,
+    /// When its neighbours connect to it by TCP. The others end with an error that names it
+    Connect,
+}
+
 fn main() -> Result<()> {
     let options = Options::parse();
     // Each rank's receives hold the packets of two windows: those of before a refusal and those of after it.
@@ -81,9 +99,11 @@ fn main() -> Result<()> {
         (1..=1 << 24).contains(&options.packet_bytes),
         "--packet-bytes must be 1 to 16 MiB"
     );
+    let replicas = support::size(options.replicas + 1) - 1;
+    ensure!(replicas > 0, "a client and at least one replica are needed");
     for rank in [options.kill, options.corrupt].into_iter().flatten() {
         ensure!(
-            (1..=options.replicas).contains(&rank) && options.replicas > 1,
+            (1..=replicas).contains(&rank) && replicas > 1,
             "rank {rank} is not one of several replicas"
         );
     }
@@ -248,9 +268,10 @@ fn rank(options: &Options, mut group: Group) -> Result<()> {
         std::fs::create_dir_all(folder)?;
         std::fs::write(folder.join(format!("replica-{name}")), block.bytes()?)?;
     }
-    if options.kill.is_none() && options.corrupt.is_none() {
+    if options.victim(Moment::Middle).is_none() && options.corrupt.is_none() {
         let mut chain = chain.context("no chain")?;
-        let mut sockets = Sockets::connect(&group)?;
+        let is_killed = options.victim(Moment::Connect) == Some(name);
+        let mut sockets = Sockets::connect(&group, is_killed)?;
         let mut copy = content.clone();
         copy.resize(length as usize, 0);
         for round in 0..options.rounds {
@@ -506,7 +527,7 @@ impl Writer<'_> {
             let (arrived, answer) = come.map_err(|error| self.broken(block, error))?;
             // Others than the expected packet were sent before the client knew that one was refused.
             if let Some(packet) = arrived.filter(|packet| *packet == block.verified) {
-                if self.options.kill == Some(self.name()) && packet == middle {
+                if self.options.victim(Moment::Middle) == Some(self.name()) && packet == middle {
                     support::kill_myself();
                 }
                 let expected = block.sums.load_u32(4 * u64::from(packet))?;
@@ -618,29 +639,63 @@ struct Sockets {
 const HEADER: usize = 12;
 
 /// The address by which the other ranks reach this host: the one from which it reaches rank 0.
-fn own_address() -> Result<IpAddr> {
+///
+/// # Errors
+/// That the ranks are on several hosts, and the launcher has not named an address of rank 0 that all of them reach.
+fn own_address(group: &Group) -> Result<IpAddr> {
     let named = ["DOORBELL_MASTER_ADDR", "MASTER_ADDR"].map(std::env::var);
     let master = named.into_iter().find_map(std::result::Result::ok);
     let master = master.unwrap_or_else(|| "127.0.0.1".into());
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     // Nothing is sent: the kernel chooses the route.
     socket.connect((master.as_str(), 9))?;
-    Ok(socket.local_addr()?.ip())
+    let own = socket.local_addr()?.ip();
+    let hosts = group.store().gather(&support::host_name()?, DEADLINE)?;
+    ensure!(
+        !own.is_loopback() || hosts.iter().all(|host| *host == hosts[0]),
+        "other hosts do not reach {own}: for the write by TCP, DOORBELL_MASTER_ADDR has to be an address of rank 0 that all hosts reach"
+    );
+    Ok(own)
 }
 
 impl Sockets {
-    fn connect(group: &Group) -> Result<Sockets> {
-        let listener = TcpListener::bind(SocketAddr::new(own_address()?, 0))?;
+    /// Connects the neighbours. `is_killed`: this process ends before it does so.
+    fn connect(group: &Group, is_killed: bool) -> Result<Sockets> {
+        let listener = TcpListener::bind(SocketAddr::new(own_address(group)?, 0))?;
+        listener.set_nonblocking(true)?;
         let own = listener.local_addr()?.to_string();
         let all = group.store().gather(own.as_bytes(), DEADLINE)?;
+        if is_killed {
+            // By then the others have all addresses, and wait for this rank.
+            std::thread::sleep(Duration::from_millis(500));
+            support::kill_myself();
+        }
+        let accept = || -> Result<Option<TcpStream>> {
+            // The neighbour may have ended before it connected.
+            group.check()?;
+            match listener.accept() {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+                accepted => Ok(Some(accepted?.0)),
+            }
+        };
+        let connect = |address: &SocketAddr| -> Result<Option<TcpStream>> {
+            group.check()?;
+            match TcpStream::connect_timeout(address, DEADLINE) {
+                // It did listen, so it has ended, and the group will say so.
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(None),
+                connected => Ok(Some(connected?)),
+            }
+        };
         let next = match all.get(group.rank() as usize + 1) {
             None => None,
-            Some(address) => Some(TcpStream::connect(std::str::from_utf8(address)?)?),
+            Some(address) => {
+                let address = std::str::from_utf8(address)?.parse()?;
+                Some(wait_until(Some(DEADLINE), || connect(&address))?)
+            }
         };
         let before = match group.rank() {
             CLIENT => None,
-            // All are in this call, so the neighbour connects, or its end fails the barrier behind it.
-            _ => Some(listener.accept()?.0),
+            _ => Some(wait_until(Some(DEADLINE), accept)?),
         };
         for stream in before.iter().chain(&next) {
             stream.set_nodelay(true)?;

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use crate::{Launcher, folder};
+use std::process::{Child, Command, Stdio};
+
+use crate::{Launcher, folder, free_port, rank_by_hand, waived};
 
 /// Not a multiple of the length of a packet.
 const LEN: usize = 1_000_003;
@@ -134,6 +136,68 @@ fn chain_is_made_again_without_a_replica_that_was_killed() {
         assert!((2..=WINDOW).contains(&most), "{text}");
         check_replicas(&test, &content, &others);
     }
+}
+
+/// The replica behind it waits for its connection, and the one before it connects to nobody.
+#[test]
+fn replica_that_ends_before_it_connects_by_tcp_is_named() {
+    let port = free_port();
+    let start = |rank: u32| {
+        let mut command = rank_by_hand(&["timeout", "60"], "block_write", (rank, 4), port);
+        command.args(["--block-bytes=100000", "--rounds=1"]);
+        command.args(["--kill=2", "--kill-at=connect"]);
+        let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let ranks: Vec<Child> = (0..4).map(start).collect();
+    for (rank, process) in ranks.into_iter().enumerate() {
+        let output = process.wait_with_output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        if rank != 2 {
+            // Not by `timeout`.
+            assert_eq!(output.status.code(), Some(1), "rank {rank}: {error}");
+            assert!(
+                error.contains("rank 2 of the group"),
+                "rank {rank}: {error}"
+            );
+        }
+    }
+}
+
+/// Two ranks with different names of their hosts, of which rank 0 is at an address that only its own host reaches.
+#[test]
+fn address_that_other_hosts_do_not_reach_is_refused() {
+    let test = "address_that_other_hosts_do_not_reach_is_refused";
+    let unshare = ["unshare", "--uts", "sh", "-c"];
+    let is_possible = Command::new(unshare[0])
+        .args(&unshare[1..])
+        .arg("hostname another-host")
+        .status();
+    if !is_possible.is_ok_and(|status| status.success()) {
+        return waived(test, "this user cannot change the name of a host");
+    }
+    let arguments = ["--block-bytes=100000", "--rounds=1"];
+    let port = free_port();
+    let script = "hostname another-host; exec \"$0\" \"$@\"";
+    let mut other = rank_by_hand(
+        &[&unshare[..], &[script]].concat(),
+        "block_write",
+        (1, 2),
+        port,
+    );
+    let other = other.args(arguments).stderr(Stdio::null());
+    let mut other = other.spawn().unwrap();
+    let output = rank_by_hand(&[], "block_write", (0, 2), port)
+        .args(arguments)
+        .output()
+        .unwrap();
+    other.wait().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{output:?}");
+    assert!(
+        error.contains("other hosts do not reach 127.0.0.1"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -21,8 +21,10 @@ mod waived;
 
 use waived::waived;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 /// What starts the ranks of a program.
 #[derive(Debug, Clone, Copy)]
@@ -123,6 +125,26 @@ fn example_with_fault(fault: &str, name: &str, arguments: &[&str]) -> Output {
     output.unwrap_or_else(|error| panic!("{}: {error}", program.display()))
 }
 
+/// A port that nobody listens at.
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// One rank of a job that the test starts itself, behind the words of another command if there are any.
+fn rank_by_hand(prefix: &[&str], name: &str, (rank, size): (u32, u32), port: u16) -> Command {
+    let mut words = prefix.iter().map(OsString::from).collect::<Vec<_>>();
+    words.push(program(name).into());
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command.env("DOORBELL_RANK", rank.to_string());
+    command.env("DOORBELL_SIZE", size.to_string());
+    command.env("DOORBELL_MASTER_ADDR", "127.0.0.1");
+    command.env("DOORBELL_MASTER_PORT", port.to_string());
+    command.env("DOORBELL_TOKEN", format!("{}-{port}", std::process::id()));
+    command
+}
+
 /// A folder of the test's own, empty.
 fn folder(test: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
@@ -189,6 +211,29 @@ impl Drawing {
                 self.texts
             );
         }
+    }
+}
+
+/// Rank 0 of a job that has no other rank must not wait for one. `shuffle` needs no other.
+#[test]
+fn programs_refuse_a_job_of_one_rank() {
+    for (name, said) in [
+        (
+            "block_write",
+            "a client and at least one replica are needed",
+        ),
+        ("copies", "a transfer has two ranks"),
+        ("remote_memory", "the memory has 2 to 64 ranks, not 1"),
+        ("rendezvous", "there must be 2 to 33 ranks, not 1"),
+        ("rpc", "a server and a rank with clients are needed"),
+    ] {
+        let begin = Instant::now();
+        let mut command = rank_by_hand(&[], name, (0, 1), free_port());
+        let output = command.output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{name}: {output:?}");
+        assert!(error.contains(said), "{name}: {error}");
+        assert!(begin.elapsed() < Duration::from_secs(20), "{name}");
     }
 }
 

@@ -74,10 +74,14 @@ fn main() -> Result<()> {
         (1..=16).contains(&options.tensors),
         "--tensors must be 1 to 16: the reads of a step have to fit into a send queue"
     );
-    ensure!((2..=33).contains(&options.ranks), "--ranks must be 2 to 33");
+    let ranks = support::size(options.ranks);
+    ensure!(
+        (2..=33).contains(&ranks),
+        "there must be 2 to 33 ranks, not {ranks}"
+    );
     if let Some(victim) = options.kill {
         ensure!(
-            (1..options.ranks).contains(&victim),
+            (1..ranks).contains(&victim),
             "--kill takes a worker: rank 0 hosts the store of the group"
         );
     }

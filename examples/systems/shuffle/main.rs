@@ -107,8 +107,9 @@ fn main() -> Result<()> {
         "--in-flight must be at least --batch times --read-bytes, {batch_bytes} bytes: a batch is asked for as a whole"
     );
     if let Some(victim) = options.kill {
+        let ranks = support::size(options.ranks);
         ensure!(
-            (1..options.ranks).contains(&victim) && options.ranks > 2,
+            (1..ranks).contains(&victim) && ranks > 2,
             "--kill takes a rank from 1 on of at least 3: rank 0 hosts the store, and a survivor fetches from another"
         );
     }

@@ -63,6 +63,11 @@ pub fn run_with(
     Ok(())
 }
 
+/// The ranks of the job: as many as the launcher has started, or without one `ranks`.
+pub fn size(ranks: u32) -> u32 {
+    LaunchEnvironment::from_env().map_or(ranks, |launched| launched.size())
+}
+
 /// Copies of this program on this host, one for each rank. Those that still run are killed when this is dropped.
 pub struct Ranks {
     children: Vec<Child>,
