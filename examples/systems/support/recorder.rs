@@ -78,8 +78,24 @@ impl Recorder {
     }
 }
 
-/// The bars of all ranks of a group, on each of them.
+/// For each rank, when all ranks have met, in milliseconds by the clock of its host: hosts share no clock.
+fn meet(group: &Group) -> Result<Vec<f64>> {
+    group.barrier()?;
+    let met = Recorder::now_ms();
+    let all: Vec<u64> = super::gather(group, &[met.to_bits()])?.concat();
+    let limit = Duration::from_secs(30);
+    let hosts = group.store().gather(&super::host_name()?, limit)?;
+    let first_of = |host: &Vec<u8>| {
+        let times = all.iter().zip(&hosts).filter(|(_, other)| *other == host);
+        let times = times.map(|(time, _)| f64::from_bits(*time));
+        times.fold(f64::MAX, f64::min)
+    };
+    Ok(hosts.iter().map(first_of).collect())
+}
+
+/// The bars of all ranks of a group, on each of them. Their times begin when the ranks have met in this call, so those of what was done before are negative.
 pub fn gather_bars(group: &Group, own: &[Bar]) -> Result<Vec<Bar>> {
+    let zero = meet(group)?[group.rank() as usize];
     let mut text = String::new();
     for bar in own {
         let Bar {
@@ -88,6 +104,7 @@ pub fn gather_bars(group: &Group, own: &[Bar]) -> Result<Vec<Bar>> {
             from_ms,
             to_ms,
         } = bar;
+        let (from_ms, to_ms) = (from_ms - zero, to_ms - zero);
         writeln!(text, "{row}\t{kind}\t{from_ms}\t{to_ms}")?;
     }
     let limit = Duration::from_secs(30);
