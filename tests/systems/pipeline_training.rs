@@ -1,11 +1,13 @@
 //! `pipeline_training` against a training in one process, written without the library: the same bits.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
 
-use crate::Launcher;
 use crate::data_parallel_training::{
     Images, Numbers, bits, digits, first_difference, images, softmax,
 };
+use crate::{Launcher, waived};
 
 const BLOCKS: usize = 4;
 const HIDDEN: usize = 32;
@@ -379,6 +381,97 @@ fn training_goes_on_without_a_killed_rank_and_after_a_new_start() {
         compare(&mut read(&out).lines(), "1f1b 4", &whole),
         "from 10 kept 4"
     );
+}
+
+/// A rank is killed when the others have saved their weights of step 10, and it has not. Rank 0 must not say that this checkpoint is complete.
+#[test]
+fn checkpoint_that_a_rank_has_not_saved_is_not_gone_on_from() {
+    let test = "checkpoint_that_a_rank_has_not_saved_is_not_gone_on_from";
+    let Some(data) = digits(test) else {
+        return;
+    };
+    let (training, _) = images(&data);
+    let folder = crate::folder(test);
+    let out = folder.join("out.txt");
+    let arguments = "--micro-batches 4 --every 5 --kill 1,9 --kill-at save --on-loss shrink";
+    let mut arguments: Vec<&str> = arguments.split(' ').collect();
+    arguments.extend(["--checkpoint", folder.to_str().unwrap()]);
+    arguments.extend(["--out", out.to_str().unwrap()]);
+    let (is_success, error) = train(&data, 12, &arguments);
+    assert!(is_success, "{error}");
+    assert!(
+        error.contains("goes on at step 5 as rank 1 of [0, 2, 3]"),
+        "{error}"
+    );
+    let text = std::fs::read_to_string(&out).unwrap();
+    let run = compare(&mut text.lines(), "1f1b 4", &expected(&training, 12, 1));
+    assert_eq!(run, "from 5 kept 3");
+}
+
+/// What a power failure may lose shows only in the calls of the system: the names of files are durable when their folders are written behind them.
+#[test]
+fn folders_of_a_checkpoint_are_written_to_disk() {
+    let test = "folders_of_a_checkpoint_are_written_to_disk";
+    let Some(data) = digits(test) else {
+        return;
+    };
+    let traced = [
+        "-f",
+        "-y",
+        "-qq",
+        "-e",
+        "?rename,?renameat,?renameat2,fsync",
+    ];
+    let strace = |more: &[&str]| {
+        let mut command = Command::new("strace");
+        command.args(traced).args(more);
+        command
+    };
+    let is_possible = strace(&["true"]).output();
+    if !is_possible.is_ok_and(|output| output.status.success()) {
+        return waived(test, "there is no strace that can trace");
+    }
+    // As the system names it.
+    let folder = crate::folder(test).canonicalize().unwrap();
+    let trace = folder.join("trace");
+    let program = crate::program("pipeline_training");
+    let mut command = strace(&["-o", trace.to_str().unwrap(), program.to_str().unwrap()]);
+    command.args(["--data", data.to_str().unwrap()]);
+    command.args("--ranks 2 --steps 1 --every 1 --kernel-us 0 --micro-batches 1".split(' '));
+    command.args(["--checkpoint", folder.to_str().unwrap()]);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    // The calls of each process, in their order.
+    let text = std::fs::read_to_string(&trace).unwrap();
+    let mut processes = BTreeMap::<&str, Vec<&str>>::new();
+    for (process, call) in text.lines().filter_map(|line| line.split_once(' ')) {
+        processes.entry(process).or_default().push(call.trim());
+    }
+    let step = folder.join("step-1");
+    let is_write = |call: &str, of: &Path| {
+        call.starts_with("fsync(") && call.contains(&format!("<{}>", of.display()))
+    };
+    let (mut saved, mut named) = (0, 0);
+    for calls in processes.values() {
+        let last_with = |name: &str| {
+            let is_it = |call: &&str| call.starts_with("rename") && call.contains(name);
+            calls.iter().rposition(is_it)
+        };
+        if let Some(last) = last_with("/block-") {
+            let names = &calls[last..];
+            let own = names.iter().position(|call| is_write(call, &step));
+            let own = own.unwrap_or_else(|| panic!("{names:#?}"));
+            let around = names[own..].iter().any(|call| is_write(call, &folder));
+            assert!(around, "{names:#?}");
+            saved += 1;
+        }
+        if let Some(last) = last_with("/latest") {
+            let written = calls[last..].iter().any(|call| is_write(call, &folder));
+            assert!(written, "{calls:#?}");
+            named += 1;
+        }
+    }
+    assert_eq!((saved, named), (2, 1), "{text}");
 }
 
 /// A checkpoint that is further than the steps of a run cannot be gone on from. One of as many steps is the end of the run.

@@ -84,9 +84,12 @@ struct Options {
     /// What the other ranks do if one ends
     #[arg(long, value_enum, default_value = "fail")]
     on_loss: OnLoss,
-    /// RANK,STEP: this rank ends in the middle of this step, as if its host lost power
+    /// RANK,STEP: this rank ends in this step, as if its host lost power
     #[arg(long, value_delimiter = ',')]
     kill: Vec<usize>,
+    /// Where in this step
+    #[arg(long, value_enum, default_value = "kernel", requires = "kill")]
+    kill_at: Moment,
     /// Writes losses and final weights of each run to this file
     #[arg(long)]
     out: Option<PathBuf>,
@@ -105,6 +108,14 @@ enum Method {
 enum OnLoss {
     Shrink,
     Fail,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Moment {
+    /// In a kernel
+    Kernel,
+    /// When it comes to the checkpoint behind this step, of which it has saved nothing
+    Save,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

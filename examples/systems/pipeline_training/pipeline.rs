@@ -18,8 +18,8 @@ use crate::network::{
 use crate::support::digits::{Digits, PIXELS};
 use crate::support::{self, Recorder};
 use crate::{
-    AHEAD, BACKWARD, DEADLINE, GATHERED, OnLoss, Options, Report, Run, Schedule, last, lock, named,
-    report,
+    AHEAD, BACKWARD, DEADLINE, GATHERED, Moment, OnLoss, Options, Report, Run, Schedule, last,
+    lock, named, report,
 };
 
 /// What a block has computed from, and its hidden neurons.
@@ -340,13 +340,22 @@ impl Pipeline {
         for step in first..options.steps {
             let end = &ends[step % AHEAD];
             end.synchronize(DEADLINE)?;
-            let is_killed = self.is_first_try && options.kill == [self.rank, step];
-            self.step(&images_of(step, options, &digits), options, is_killed)?;
+            let is_killed = |moment| {
+                let is_now = options.kill == [self.rank, step] && options.kill_at == moment;
+                self.is_first_try && is_now
+            };
+            let [in_kernel, in_save] = [Moment::Kernel, Moment::Save].map(is_killed);
+            self.step(&images_of(step, options, &digits), options, in_kernel)?;
             self.stream.record(end)?;
             if let Some(folder) = &options.checkpoint
                 && (step + 1) % options.every == 0
             {
                 self.stream.synchronize(DEADLINE)?;
+                if in_save {
+                    // By then the others have saved their weights, and wait for those of this rank.
+                    std::thread::sleep(Duration::from_secs(1));
+                    support::kill_myself();
+                }
                 self.save(group, folder, step + 1)?;
             }
         }
@@ -396,9 +405,14 @@ impl Pipeline {
             write_durably(&own.join("head"), &bytes_of(&stage.network.head))?;
             write_durably(&own.join("losses"), &bytes_of(&stage.network.losses))?;
         }
+        // The files have their names durably when their folder is written, and the folder when the one around it is.
+        for folder in [&own, folder] {
+            sync_folder(folder)?;
+        }
         group.barrier()?;
         if stage.is_first {
             write_durably(&folder.join("latest"), steps.to_string().as_bytes())?;
+            sync_folder(folder)?;
         }
         Ok(())
     }
@@ -407,7 +421,13 @@ impl Pipeline {
 /// Sends of a step, and whether they go forward.
 type Sends = Vec<(bool, doorbell::PendingSend)>;
 
-/// Writes a file that is there as a whole or not at all, also if the host loses power.
+/// Writes the names in a folder to its disk.
+fn sync_folder(folder: &Path) -> Result<()> {
+    let sync = || std::fs::File::open(folder)?.sync_all();
+    sync().with_context(|| folder.display().to_string())
+}
+
+/// Writes a file that is there as a whole or not at all, also if the host loses power. Its name is durable when its folder is written, too.
 fn write_durably(file: &Path, bytes: &[u8]) -> Result<()> {
     let new = file.with_extension("new");
     let write = || {
