@@ -9,10 +9,9 @@ use std::time::Duration;
 use crate::argument::{VersionedStruct, choice, out_handle, read_struct, write_struct};
 use crate::boundary::guard;
 use crate::device::doorbell_domain;
-use crate::endpoint::{doorbell_endpoint, try_lock};
+use crate::endpoint::{doorbell_endpoint, try_lock, wait_timeout};
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
-use crate::queue::wait_timeout;
 use crate::region::doorbell_remote;
 use doorbell_rs::{Bounce, BounceConfig, Endpoint, MemcpyEngine, RemoteRegion, Result};
 #[cfg(feature = "cuda")]

@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use crate::argument::{array, finite_timeout, out_handle, text, write_bytes, write_text};
 use crate::boundary::{call, guard};
-use crate::endpoint::{doorbell_endpoint, try_lock};
+use crate::endpoint::{doorbell_endpoint, try_lock, wait_timeout};
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get, take};
-use crate::queue::wait_timeout;
 use doorbell_rs::Endpoint;
 #[cfg(feature = "verbs")]
 use doorbell_rs::{CmConnection, CmListener, CmRequest};

@@ -9,15 +9,14 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use crate::argument::{
-    DOORBELL_NO_TIMEOUT, VersionedStruct, choice, out, out_handle, out_optional, queue_kind_of,
-    read_struct, text, timeout, write_struct, write_text,
+    DOORBELL_DEFAULT_TIMEOUT, DOORBELL_NO_TIMEOUT, VersionedStruct, choice, out, out_handle,
+    out_optional, queue_kind_of, read_struct, text, timeout, write_struct, write_text,
 };
 use crate::boundary::{call, guard, guard_or};
 use crate::device::doorbell_domain;
 use crate::error::doorbell_failure;
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
-use crate::queue::wait_timeout;
 use crate::region::access;
 use doorbell_rs::{
     AbortHandle, Address, Control, Endpoint, EndpointConfig, PathReport, Transport, WorkError,
@@ -511,6 +510,17 @@ pub unsafe extern "C" fn doorbell_endpoint_room(
         // At most the depth of a queue.
         Ok(room.min(c_int::MAX as u32) as c_int)
     })
+}
+
+/// The deadline of a wait on an endpoint.
+pub(super) fn wait_timeout(
+    endpoint: &Endpoint,
+    timeout_ms: i64,
+) -> Result<Option<Duration>, Failure> {
+    match timeout_ms {
+        DOORBELL_DEFAULT_TIMEOUT => Ok(endpoint.config().wait_timeout),
+        _ => timeout(timeout_ms),
+    }
 }
 
 /// Waits until so many further work requests can be posted to a queue.

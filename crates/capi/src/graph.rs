@@ -12,11 +12,10 @@ use crate::argument::{
 };
 use crate::boundary::{call, guard};
 use crate::communicator::{doorbell_collective, doorbell_collective_ticket, doorbell_communicator};
-use crate::endpoint::{doorbell_endpoint, try_lock};
+use crate::endpoint::{doorbell_endpoint, try_lock, wait_timeout};
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get, take};
 use crate::message::{doorbell_message_queue, doorbell_message_ticket};
-use crate::queue::wait_timeout;
 use crate::region::doorbell_region;
 use crate::stream::doorbell_stream;
 use crate::ticket::doorbell_ticket;

@@ -4,19 +4,16 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Mutex;
-use std::time::Duration;
 
-use crate::argument::{
-    DOORBELL_DEFAULT_TIMEOUT, array, out_handle, queue_kind_of, timeout, write_bytes, write_text,
-};
+use crate::argument::{array, out_handle, queue_kind_of, write_bytes, write_text};
 use crate::boundary::{call, guard};
-use crate::endpoint::{doorbell_endpoint, try_lock};
+use crate::endpoint::{doorbell_endpoint, try_lock, wait_timeout};
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
 use crate::stream::doorbell_stream;
 use crate::ticket::{doorbell_ticket, ticket_place};
 use crate::work::{doorbell_slice, doorbell_work, with_slices, with_work};
-use doorbell_rs::{Endpoint, Prepared, Rejected, RemoteSlice, Work};
+use doorbell_rs::{Prepared, Rejected, RemoteSlice, Work};
 
 /// An operation that is ready to be given to a stream.
 pub struct doorbell_prepared {
@@ -47,17 +44,6 @@ impl doorbell_prepared {
         if let Ok(mut place) = self.inner.lock() {
             *place = Some(prepared);
         }
-    }
-}
-
-/// The deadline of a wait on an endpoint.
-pub(super) fn wait_timeout(
-    endpoint: &Endpoint,
-    timeout_ms: i64,
-) -> Result<Option<Duration>, Failure> {
-    match timeout_ms {
-        DOORBELL_DEFAULT_TIMEOUT => Ok(endpoint.config().wait_timeout),
-        _ => timeout(timeout_ms),
     }
 }
 

@@ -216,7 +216,12 @@ import os, signal, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import doorbell
 stream = doorbell.HostStream()
-stream.launch(threading.Event().wait)
+begun = threading.Event()
+def runs():
+    begun.set()
+    threading.Event().wait()
+stream.launch(runs)
+begun.wait()
 timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
 timer.daemon = True
 timer.start()
