@@ -48,6 +48,9 @@ struct Options {
     elements: usize,
     #[arg(long, default_value_t = 40)]
     steps: u64,
+    /// Receives that two ranks begin from each other before either sends; 600 are more than a peer has slots for, and a third of them more than an endpoint has places for
+    #[arg(long, default_value_t = 600)]
+    receives: u32,
     /// Worker that is killed in the middle of the training
     #[arg(long)]
     kill: Option<u32>,
@@ -381,7 +384,7 @@ fn rank(options: &Options, group: Group) -> Result<()> {
     let transit = Allocator::new(&group, 4 * all * workers + (1 << 20))?;
     let longest = longest.max(ELEMENTS);
     let mut rendezvous = Rendezvous::new(&group, Rc::clone(&memory), transit, longest)?;
-    check_meaning(&mut rendezvous)?;
+    check_meaning(&mut rendezvous, options.receives)?;
     let mut costs = Vec::new();
     let mut results = Vec::new();
     for (method, first) in METHODS.into_iter().zip([1000, 1_000_000, 2_000_000]) {

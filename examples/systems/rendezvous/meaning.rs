@@ -15,7 +15,7 @@ use crate::{DEADLINE, METHODS};
 pub const ELEMENTS: usize = 300;
 
 /// Ranks 0 and 1 send each other a few tensors, in each order of send and receive and with an abort.
-pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
+pub fn check_meaning(rendezvous: &mut Rendezvous<'_>, receives: u32) -> Result<()> {
     let group = rendezvous.group;
     let of_rank_0 = rendezvous.key(0, 1, "any", 0)?;
     let key = |name: &str, step: u64| Key {
@@ -112,7 +112,7 @@ pub fn check_meaning(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
     rendezvous.finish_step(goes_on)?;
     check_long_reason(rendezvous)?;
     check_memory_of_aborted_steps(rendezvous)?;
-    check_many(rendezvous)?;
+    check_many(rendezvous, receives)?;
     check_wrong_keys(rendezvous)?;
     check_release(rendezvous)?;
     check_ends(rendezvous)?;
@@ -175,8 +175,8 @@ fn check_memory_of_aborted_steps(rendezvous: &mut Rendezvous<'_>) -> Result<()> 
 
 /// More receives than a peer has slots for, of two ranks from each other, which send only when all were begun; and the answers to more receives than an endpoint has places for, which come when
 /// the step was aborted.
-fn check_many(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
-    let (both, aborted) = (14, 15);
+fn check_many(rendezvous: &mut Rendezvous<'_>, receives: u32) -> Result<()> {
+    let (both, aborted, answers) = (14, 15, receives / 3);
     let rank = rendezvous.group.rank();
     let keys = |rendezvous: &Rendezvous<'_>, from: u32, to: u32, step: u64, count: u32| {
         let name = |number: u32| format!("many/{number}");
@@ -185,10 +185,10 @@ fn check_many(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
     };
     if rank < 2 {
         let mut ids = Vec::new();
-        for key in keys(rendezvous, 1 - rank, rank, both, 600)? {
+        for key in keys(rendezvous, 1 - rank, rank, both, receives)? {
             ids.push(rendezvous.start_recv(&key, Method::Read)?);
         }
-        for key in keys(rendezvous, rank, 1 - rank, both, 600)? {
+        for key in keys(rendezvous, rank, 1 - rank, both, receives)? {
             rendezvous.send(&key, &Rc::new(rendezvous.memory.tensor(7)?))?;
         }
         for id in ids {
@@ -199,7 +199,7 @@ fn check_many(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
     rendezvous.drain("the check of many receives")?;
     rendezvous.finish_step(both)?;
 
-    let keys = keys(rendezvous, 0, 1, aborted, 200)?;
+    let keys = keys(rendezvous, 0, 1, aborted, answers)?;
     match rank {
         0 => {
             for key in &keys {
@@ -217,11 +217,11 @@ fn check_many(rendezvous: &mut Rendezvous<'_>) -> Result<()> {
             // A barrier makes no progress of the rendezvous, so all answers come behind the abort.
             rendezvous.group.barrier()?;
             rendezvous.abort(aborted, "before its answers")?;
-            rendezvous.until("the answers", |r| r.dropped == dropped + 200)?;
+            rendezvous.until("the answers", |r| r.dropped == dropped + u64::from(answers))?;
             for id in ids {
                 aborted_by(rendezvous, id)?;
             }
-            println!("200 answers were dropped");
+            println!("{answers} answers were dropped");
         }
         _ => rendezvous.group.barrier()?,
     }
