@@ -271,7 +271,7 @@ impl DeviceCore {
 /// What became of a packet that was to be put on a lane.
 #[derive(PartialEq)]
 enum Passage {
-    /// It is there, or is none that a lane takes.
+    /// The packet is on the lane, or is of a kind that does not go over lanes.
     Done,
     /// There is no room.
     Full,
