@@ -409,7 +409,7 @@ fn foreign_and_deregistered_regions_are_refused() {
         }
     }
     let gone = pair.region(64);
-    assert!(gone.deregister());
+    assert_eq!(gone.deregister(), Ok(true));
     let slices = [gone.slice(0, 8).unwrap()];
     let recv = pair.b.post_recv(1, &slices).unwrap_err();
     let send = each_way(&mut pair.a, &stream, &Work::send(&slices));

@@ -1616,7 +1616,7 @@ fn refused_calls_change_nothing() {
     assert!(matches!(recv(&foreign), Error::Foreign { .. }));
     assert!(matches!(now(&foreign), Error::Foreign { .. }));
     let gone = region(&b, 64);
-    assert!(gone.deregister());
+    assert_eq!(gone.deregister(), Ok(true));
     let gone = [gone.slice(0, 8).unwrap()];
     assert_eq!(kind(recv(&gone)), StateKind::Deregistered);
     // A stream with a fault takes nothing.

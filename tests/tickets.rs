@@ -254,7 +254,7 @@ fn words_of_a_deregistered_region_are_refused() {
     let region = doorbell::Region::alloc(&domain, 64, doorbell::Access::ALL).unwrap();
     let stream = rig::stream("words");
     let condition = doorbell::Condition::GreaterOrEqual(1);
-    region.deregister();
+    region.deregister().unwrap();
     let wait = doorbell::stream_wait_value32(&stream, &region, 0, condition, None);
     let write = doorbell::stream_write_value32(&stream, &region, 0, 1);
     for refused in [wait, write] {

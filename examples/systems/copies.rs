@@ -180,7 +180,8 @@ struct Registration(Region);
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.0.deregister();
+        // Else the peer may still write the memory, which goes next.
+        self.0.deregister().expect("the memory is deregistered");
     }
 }
 

@@ -99,7 +99,9 @@ int doorbell_region_register_peermem(const doorbell_domain *domain, uint64_t add
 /*
  * Deregisters the region. After this call the device does not access the memory; work in flight that names it fails.
  * Waits for the device's command, for which mlx5's driver gives up after 60 s.
- * Returns 1 if the region was registered, 0 if it was already deregistered. The handle stays valid and must still be
+ * Returns 1 if the region was registered, 0 if it was already deregistered, and an error if the device refuses: then peers
+ * may still read and write the memory, and it must not be used for anything else. The next call asks again.
+ * The handle stays valid and must still be
  * destroyed. Before the caller frees the memory, waits and stores on streams (doorbell_stream_wait_value32,
  * doorbell_stream_write_value32) and receives of messages (doorbell_message_queue_recv) that use the region must also be
  * done.

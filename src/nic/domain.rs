@@ -182,7 +182,7 @@ pub(crate) struct RegisteredMemory {
 /// A registration as its device has it.
 pub(super) trait Deregister: fmt::Debug + Send + Sync {
     /// As [`RegisteredMemory::deregister`].
-    fn deregister(&self) -> bool;
+    fn deregister(&self) -> Result<bool>;
 }
 
 impl RegisteredMemory {
@@ -204,8 +204,8 @@ impl RegisteredMemory {
         struct OfOther;
 
         impl Deregister for OfOther {
-            fn deregister(&self) -> bool {
-                true
+            fn deregister(&self) -> Result<bool> {
+                Ok(true)
             }
         }
 
@@ -214,12 +214,12 @@ impl RegisteredMemory {
 
     /// For tests of code that waits for the deregistration.
     #[cfg(all(test, feature = "softcx"))]
-    pub(crate) fn that_ends_by(end: fn() -> bool) -> RegisteredMemory {
+    pub(crate) fn that_ends_by(end: fn() -> Result<bool>) -> RegisteredMemory {
         #[derive(Debug)]
-        struct EndsBy(fn() -> bool);
+        struct EndsBy(fn() -> Result<bool>);
 
         impl Deregister for EndsBy {
-            fn deregister(&self) -> bool {
+            fn deregister(&self) -> Result<bool> {
                 (self.0)()
             }
         }
@@ -238,8 +238,11 @@ impl RegisteredMemory {
     }
 
     /// Takes the memory from the device: once this has returned, the device does not access it. Returns whether the device still had it. The
-    /// caller makes sure that there is one such call.
-    pub(crate) fn deregister(&self) -> bool {
+    /// caller makes sure that there is one such call that succeeds.
+    ///
+    /// # Errors
+    /// [`Error::System`](crate::Error::System) if the device refuses, and goes on accessing the memory.
+    pub(crate) fn deregister(&self) -> Result<bool> {
         self.on_device.deregister()
     }
 }

@@ -210,8 +210,8 @@ struct Mapped {
 }
 
 impl Deregister for Mapped {
-    fn deregister(&self) -> bool {
-        self.device.deregister(self.key)
+    fn deregister(&self) -> Result<bool> {
+        Ok(self.device.deregister(self.key))
     }
 }
 
@@ -225,7 +225,7 @@ struct Copied {
 
 #[cfg(feature = "cuda")]
 impl Deregister for Copied {
-    fn deregister(&self) -> bool {
+    fn deregister(&self) -> Result<bool> {
         self.mapped.deregister()
     }
 }

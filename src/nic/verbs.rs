@@ -164,14 +164,14 @@ fn registered(region: verbs::MemoryRegion) -> RegisteredMemory {
 }
 
 impl Deregister for verbs::MemoryRegion {
-    fn deregister(&self) -> bool {
+    fn deregister(&self) -> Result<bool> {
         verbs::MemoryRegion::deregister(self)
     }
 }
 
 impl Deregister for verbs::AdoptedMemory {
     /// The registration stays, because it is not the library's to end.
-    fn deregister(&self) -> bool {
-        true
+    fn deregister(&self) -> Result<bool> {
+        Ok(true)
     }
 }

@@ -77,9 +77,10 @@ struct Registered {
     len_bytes: u64,
     lkey: u32,
     registration: RegisteredMemory,
+    /// Whether work requests may name it.
     alive: AtomicBool,
-    /// Held while the key is taken from the device, which may take long.
-    ending: Mutex<()>,
+    /// Whether the device has given it up. Held while it is asked to, which may take long.
+    has_ended: Mutex<bool>,
     access: Access,
     kind: RegionKind,
     targets: Targets,
@@ -101,8 +102,12 @@ impl Drop for Registered {
 
 impl Registered {
     fn end(&mut self) {
-        if std::mem::replace(self.alive.get_mut(), false) {
-            self.registration.deregister();
+        let has_ended = self.has_ended.get_mut();
+        if !*has_ended.unwrap_or_else(PoisonError::into_inner)
+            && self.registration.deregister().is_err()
+        {
+            // The device may still access the memory for peers that have the key.
+            std::mem::forget(std::mem::replace(&mut self.own, OwnedMemory::Nothing));
         }
     }
 }
@@ -336,7 +341,7 @@ impl Region {
             lkey: registration.lkey(),
             registration,
             alive: AtomicBool::new(true),
-            ending: Mutex::default(),
+            has_ended: Mutex::default(),
             access,
             kind,
             targets,
@@ -439,11 +444,21 @@ impl Region {
     ///
     /// With the feature `verbs`, a region can have the registration of another part of the process (`Region::from_ibv_mr`, `Region::from_keys`). Then this
     /// call only keeps the region out of later work requests. Its keys stay valid, and the device goes on with work in flight.
-    pub fn deregister(&self) -> bool {
+    ///
+    /// # Errors
+    /// [`Error::System`] if the device refuses. Later work requests cannot name the region, but its keys stay valid: peers may still read and write the memory, which must not be
+    /// used for anything else. The next call asks again, and so does the drop of the last handle. If that is refused, too, memory that the region owns is never freed.
+    pub fn deregister(&self) -> Result<bool> {
         // A caller that is told that it was done already may rely on that as well.
-        let _ending = (self.inner.ending.lock()).unwrap_or_else(PoisonError::into_inner);
-        // AcqRel: for threads that only load it.
-        self.inner.alive.swap(false, Ordering::AcqRel) && self.inner.registration.deregister()
+        let mut has_ended = (self.inner.has_ended.lock()).unwrap_or_else(PoisonError::into_inner);
+        // Release: for threads that only load it.
+        self.inner.alive.store(false, Ordering::Release);
+        if *has_ended {
+            return Ok(false);
+        }
+        let was_registered = self.inner.registration.deregister()?;
+        *has_ended = true;
+        Ok(was_registered)
     }
 
     /// Whether the region has not been deregistered.
@@ -1016,7 +1031,7 @@ mod tests {
         let region = register(64, &is_gone).unwrap();
         region.fill(0, 64, 3).unwrap();
         let again = region.clone();
-        assert!(region.deregister());
+        assert_eq!(region.deregister(), Ok(true));
         drop(region);
         assert!(!is_gone.load(Ordering::Acquire));
         assert!(again.is_filled_with(0, 64, 3).unwrap());
@@ -1044,9 +1059,48 @@ mod tests {
         assert_eq!(region.load_u32(60), Ok(9));
         let remote = region.remote();
         assert_eq!(RemoteRegion::from_bytes(&remote.to_bytes()), remote);
-        assert!(region.clone().deregister());
-        assert!(!region.deregister());
+        assert_eq!(region.clone().deregister(), Ok(true));
+        assert_eq!(region.deregister(), Ok(false));
         assert!(!region.is_registered());
+    }
+
+    /// A device that refuses may still access the memory for peers.
+    #[test]
+    fn owner_of_memory_that_a_device_keeps_is_not_dropped() {
+        static REFUSALS: AtomicU32 = AtomicU32::new(0);
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        for (refusals, answers, is_kept) in [
+            (0, [Ok(true), Ok(false)], false),
+            (1, [Err(()), Ok(true)], false),
+            (2, [Err(()), Err(())], false),
+            (3, [Err(()), Err(())], true),
+        ] {
+            REFUSALS.store(refusals, Ordering::Relaxed);
+            let registration = RegisteredMemory::that_ends_by(|| {
+                let left = REFUSALS.load(Ordering::Relaxed);
+                REFUSALS.store(left.saturating_sub(1), Ordering::Relaxed);
+                match left {
+                    0 => Ok(true),
+                    _ => Err(Error::System {
+                        operation: "ibv_dereg_mr",
+                        errno: libc::EBUSY,
+                    }),
+                }
+            });
+            let owner = Arc::new([0_u64; 8]);
+            let start = NonNull::from(&*owner).cast();
+            let own = OwnedMemory::Kept {
+                _owner: Box::new(Arc::clone(&owner)),
+            };
+            let kind = RegionKind::Host;
+            let region = Region::of(&domain, registration, start, 64, Access::ALL, kind, own);
+            for answer in answers {
+                assert_eq!(region.deregister().map_err(drop), answer);
+                assert!(!region.is_registered());
+            }
+            drop(region);
+            assert_eq!(Arc::strong_count(&owner) == 2, is_kept, "{refusals}");
+        }
     }
 
     #[test]
@@ -1058,7 +1112,7 @@ mod tests {
             HAS_BEGUN.wait();
             // A card takes its time.
             std::thread::sleep(Duration::from_millis(50));
-            !HAS_ENDED.swap(true, Ordering::AcqRel)
+            Ok(!HAS_ENDED.swap(true, Ordering::AcqRel))
         });
         let mut word = [0u64; 8];
         let start = NonNull::from(&mut word).cast();
@@ -1066,9 +1120,9 @@ mod tests {
         let kind = RegionKind::Host;
         let region = Region::of(&domain, registration, start, 64, Access::ALL, kind, own);
         std::thread::scope(|threads| {
-            threads.spawn(|| assert!(region.deregister()));
+            threads.spawn(|| assert_eq!(region.deregister(), Ok(true)));
             HAS_BEGUN.wait();
-            assert!(!region.deregister(), "the other thread ends it");
+            assert_eq!(region.deregister(), Ok(false), "the other thread ends it");
             assert!(HAS_ENDED.load(Ordering::Acquire), "it was there");
         });
     }

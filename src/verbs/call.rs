@@ -28,27 +28,35 @@ pub(super) fn object<T>(call: &'static str, of: impl FnOnce() -> *mut T) -> Resu
     Ok(made)
 }
 
-/// A call that destroys an object of [`object`], in a drop: its failure cannot be returned there. It means a wrong order of drops or a failure of the device;
-/// then this returns false.
-pub(super) fn release(call: &'static str, of: impl FnOnce() -> c_int) -> bool {
+/// A call that destroys an object of [`object`], in a drop: its failure cannot be returned there, and means a wrong order of drops.
+pub(super) fn release(call: &'static str, of: impl FnOnce() -> c_int) {
     let result = of();
-    // A device may refuse to deregister memory, and the domain of the memory then stays, too.
-    let may_fail = matches!(call, "ibv_dereg_mr" | "ibv_dealloc_pd");
-    debug_assert!(result == 0 || may_fail, "{call}: {result}");
+    // Where a device has refused to deregister memory, the domain of the memory stays, too.
+    debug_assert!(result == 0 || call == "ibv_dealloc_pd", "{call}: {result}");
     #[cfg(test)]
     injection::released();
+}
+
+/// The same for memory, which a device may refuse to give up.
+pub(super) fn deregister(of: impl FnOnce() -> c_int) -> Result<()> {
+    let call = "ibv_dereg_mr";
     #[cfg(test)]
-    if injection::release_fails() {
-        return false;
-    }
-    result == 0
+    injection::pass_deregistration(call)?;
+    answer(call, of())?;
+    #[cfg(test)]
+    injection::released();
+    Ok(())
 }
 
 /// A call that gives 0 or an errno; some of them give -1 and errno instead.
 pub(super) fn status(call: &'static str, of: impl FnOnce() -> c_int) -> Result<()> {
     #[cfg(test)]
     injection::pass(call)?;
-    match of() {
+    answer(call, of())
+}
+
+fn answer(call: &'static str, result: c_int) -> Result<()> {
+    match result {
         0 => Ok(()),
         errno if errno > 0 => Err(failed(call, errno)),
         _ => Err(failed(call, last_errno())),
@@ -68,16 +76,22 @@ pub(super) mod injection {
     thread_local! {
         static CALLS_LEFT: Cell<Option<u32>> = const { Cell::new(None) };
         static ALIVE: Cell<i32> = const { Cell::new(0) };
-        static RELEASE_FAILS: Cell<bool> = const { Cell::new(false) };
+        static DEREGISTRATIONS_FAIL: Cell<u32> = const { Cell::new(0) };
     }
 
-    /// Has this thread's next call that destroys an object count as failed.
-    pub(in crate::verbs) fn fail_release() {
-        RELEASE_FAILS.set(true);
+    /// Has the device refuse this thread's next deregistrations, as many as that.
+    pub(in crate::verbs) fn fail_deregistrations(count: u32) {
+        DEREGISTRATIONS_FAIL.set(count);
     }
 
-    pub(super) fn release_fails() -> bool {
-        RELEASE_FAILS.replace(false)
+    pub(super) fn pass_deregistration(call: &'static str) -> Result<()> {
+        match DEREGISTRATIONS_FAIL.get() {
+            0 => Ok(()),
+            left => {
+                DEREGISTRATIONS_FAIL.set(left - 1);
+                Err(super::failed(call, ERRNO))
+            }
+        }
     }
 
     /// Objects that this thread made and did not destroy.

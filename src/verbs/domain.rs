@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::address_table::AddressTable;
 use super::adopted::KeptAlive;
-use super::call::{object, release};
+use super::call::{deregister, object, release};
 use super::context::{Context, QUEUE_MEMORY, VerbsDevice};
 use crate::{Error, Result};
 use doorbell_wire::memory::Pages;
@@ -144,15 +144,19 @@ struct Mr(NonNull<rdma_sys::ibv_mr>);
 // SAFETY: it is only handed to `ibv_dereg_mr`, which any thread may call.
 unsafe impl Send for Mr {}
 
+impl Mr {
+    /// Deregisters it; after a success it is not to be used, nor dropped.
+    fn end(&self) -> Result<()> {
+        // SAFETY: registered in `MemoryRegion::new`, and not deregistered yet.
+        deregister(|| unsafe { rdma_sys::ibv_dereg_mr(self.0.as_ptr()) })
+    }
+}
+
 impl Drop for Mr {
     fn drop(&mut self) {
-        // SAFETY: as below.
+        // SAFETY: it is registered.
         let start = unsafe { self.0.as_ref() }.addr.addr();
-        // SAFETY: registered in `MemoryRegion::new`, deregistered once.
-        let is_over = release("ibv_dereg_mr", || unsafe {
-            rdma_sys::ibv_dereg_mr(self.0.as_ptr())
-        });
-        if !is_over {
+        if self.end().is_err() {
             // The device may still access the memory for peers that have the key. If the library has allocated it, nobody gets it again.
             Pages::give_up(start);
         }
@@ -248,12 +252,17 @@ impl MemoryRegion {
     }
 
     /// Takes the memory from the device. Whether it still had it.
-    pub(crate) fn deregister(&self) -> bool {
-        self.mr
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-            .is_some()
+    ///
+    /// # Errors
+    /// [`Error::System`](crate::Error::System) if the device refuses: it still has the memory, and the next call asks again.
+    pub(crate) fn deregister(&self) -> Result<bool> {
+        let mut mr = self.mr.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(registered) = &*mr else {
+            return Ok(false);
+        };
+        registered.end()?;
+        std::mem::forget(mr.take());
+        Ok(true)
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::call::injection::{ERRNO, alive, fail_after, fail_release};
+use super::call::injection::{ERRNO, alive, fail_after, fail_deregistrations};
 use super::qp_states::States;
 use super::{Domain, MemoryRegion, Relay, VerbsDevice, VerbsQueuePair};
 use crate::{Error, Result};
@@ -106,8 +106,8 @@ fn whole_life(name: &str) -> Result<()> {
         pair.reset()?;
         assert_eq!(pair.states().state(), State::Reset);
     }
-    assert!(region.deregister());
-    assert!(!region.deregister());
+    assert!(region.deregister()?);
+    assert!(!region.deregister()?);
     Ok(())
 }
 
@@ -126,9 +126,21 @@ fn memory_that_is_not_deregistered_is_given_to_nobody() {
         seen.push(pages.start());
         let region = MemoryRegion::new(&domain, pages.start(), 11 * 4096, Access::ALL).unwrap();
         if fails {
-            fail_release();
+            fail_deregistrations(2);
+            let refused = region.deregister();
+            assert!(
+                matches!(
+                    refused,
+                    Err(Error::System {
+                        operation: "ibv_dereg_mr",
+                        ..
+                    })
+                ),
+                "{refused:?}"
+            );
+        } else {
+            assert_eq!(region.deregister(), Ok(true));
         }
-        assert!(region.deregister());
     }
     assert_ne!(seen[2], seen[1]);
 }

@@ -145,7 +145,7 @@ fn replays_under_random_faults_are_right_or_have_a_typed_error() {
                         Event::Nothing => {}
                         Event::AbortSender => a.abort(),
                         Event::AbortReceiver => b.abort(),
-                        Event::Deregister => drop(to.deregister()),
+                        Event::Deregister => assert_eq!(to.deregister(), Ok(true)),
                         Event::Cut => fault(Faults {
                             loss: 1.0,
                             ..strict()

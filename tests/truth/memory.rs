@@ -45,7 +45,8 @@ impl Bank {
 
     /// Whether it was registered.
     pub fn deregister(&self) -> bool {
-        let was: Vec<_> = self.0.iter().map(Region::deregister).collect();
+        let ended = self.0.iter().map(|region| region.deregister().unwrap());
+        let was: Vec<_> = ended.collect();
         was.contains(&true)
     }
 }

@@ -1224,7 +1224,7 @@ impl fmt::Display for Step {
             Call::Deregister { bank, is_target } => {
                 write!(
                     f,
-                    "{}[{bank}].deregister();",
+                    "{}[{bank}].deregister().unwrap();",
                     if *is_target { "targets" } else { "sources" }
                 )
             }

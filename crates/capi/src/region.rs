@@ -309,7 +309,7 @@ unsafe fn register_device(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_region_deregister(region: *const doorbell_region) -> c_int {
     call!(region = get(region), || {
-        Ok(region.inner.deregister().into())
+        Ok(region.inner.deregister()?.into())
     })
 }
 

@@ -189,7 +189,8 @@ impl PyRegion {
     /// Ends the registration now. Whether it had not ended yet.
     fn deregister(&self, py: Python<'_>) -> PyResult<bool> {
         let region = self.inner()?;
-        Ok(py.detach(|| region.deregister()))
+        py.detach(|| region.deregister())
+            .map_err(|error| to_exception(py, error))
     }
 
     /// # Safety
