@@ -1166,6 +1166,57 @@ fn full_stream_holds_up_no_receive() {
     stream.synchronize(SOON).unwrap();
 }
 
+/// The same where the calls behind the receive are more than a driver takes for a stream: events, and then sends.
+#[cfg(feature = "cuda")]
+#[test]
+fn sends_behind_a_receive_do_not_hold_it_up() {
+    const EVENTS: u32 = 400;
+    const SENDS: u32 = 900;
+    let _turn = turn();
+    let test = "sends_behind_a_receive_do_not_hold_it_up";
+    let _limit = Limit::new(test, STEP);
+    let device = strict_device();
+    if !rig::is_cuda() {
+        return waived::waived(test, "streams of a GPU do not execute the programs here");
+    }
+    let mut config = with_wait_timeout(config(), SOON).unexpected(0);
+    config.messages = config.messages.ahead(1024);
+    config.messages.endpoint = config.messages.endpoint.room_timeout(SOON);
+    let [a, b] = two(&device, &config);
+    let memory = region(&a, 4096);
+    let slice = |at: u64| [memory.slice(at, 8).unwrap()];
+    let stream = rig::stream("deep");
+    let received = a.recv(&stream, Source::Peer(1), ANY, &slice(0)).unwrap();
+    let sent = AtomicU64::new(0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // Once all sends are queued, or one of them waits.
+            let (mut before, mut since) = (0, Instant::now());
+            while since.elapsed() < Duration::from_secs(1) {
+                let now = sent.load(Ordering::Relaxed);
+                if now != before {
+                    (before, since) = (now, Instant::now());
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+            b.send_now(0, 7, &slice(8), SOON).unwrap();
+            for number in 0..SENDS {
+                let message = b.recv_now(Source::Peer(0), ANY, &slice(16), SOON);
+                assert_eq!(message.map(|it| it.tag), Ok(number));
+            }
+        });
+        for _ in 0..EVENTS {
+            stream.record(&doorbell::Event::new()).unwrap();
+        }
+        for number in 0..SENDS {
+            a.send(&stream, 1, number, &slice(24)).unwrap();
+            sent.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    assert_eq!(received.wait(SOON).map(|it| it.tag), Ok(7));
+    stream.synchronize(SOON).unwrap();
+}
+
 /// The failure of one peer ends the receives that wait for it, and names it. Those from any peer fail until it is excluded. What had arrived can be received.
 #[test]
 fn failed_peer_is_named_and_can_be_excluded() {
@@ -1296,6 +1347,59 @@ fn messages_behind_a_lost_one_are_received_after_a_failure() {
         let message = ranks[0].recv_now(Source::Any, tag.into(), &target, SOON);
         assert_eq!(message.map(|it| it.tag), Ok(tag));
         assert!(memory.is_filled_with(0, 8, tag as u8).unwrap());
+    }
+}
+
+/// Messages that had arrived whole and found no room without a receive: they can be received in any order, and what has not arrived fails.
+#[test]
+fn messages_in_slots_are_received_after_a_failure() {
+    let _turn = turn();
+    let test = "messages_in_slots_are_received_after_a_failure";
+    let limit = Limit::new(test, STEP);
+    let device = strict_device();
+    if rig::has_no_queue(&device, test) {
+        return;
+    }
+    for (step, unexpected) in [0, 1].into_iter().enumerate() {
+        limit.step(step as u64, STEP);
+        let domain = device.protection_domain();
+        let config = impatient(&domain, &config().unexpected(unexpected));
+        let queues = mesh(&domain, 2, &config);
+        let aborts =
+            [(0, 1), (1, 0)].map(|(at, peer)| queues[at][peer].as_ref().unwrap().abort_handle());
+        let ranks: Vec<Matcher> = (queues.into_iter())
+            .map(|queues| Matcher::new(&domain, queues, &config).unwrap())
+            .collect();
+        let memory = region(&ranks[0], 1 << 13);
+        let stream = rig::stream("sends");
+        // As many as blocks and slots hold.
+        let tags = 1..=unexpected + 4;
+        let sent = tags.clone().map(|tag| {
+            let at = 4096 + u64::from(tag) * 8;
+            memory.fill(at, 8, tag as u8).unwrap();
+            let slice = [memory.slice(at, 8).unwrap()];
+            ranks[1].send(&stream, 0, tag, &slice).unwrap()
+        });
+        let sent: Vec<MessageTicket> = sent.collect();
+        until("sends", || {
+            sent.iter().all(|it| it.check().unwrap().is_some())
+        });
+        aborts.iter().for_each(|abort| abort.abort());
+        until("the failure", || ranks[0].failure(1).is_some());
+        let target = [memory.slice(0, 8).unwrap()];
+        let other = 99;
+        for source in [Source::Peer(1), Source::Any] {
+            let failed = ranks[0].recv_now(source, other.into(), &target, SOON);
+            assert!(
+                matches!(failed, Err(Error::Peer { peer: 1, .. })),
+                "{failed:?}"
+            );
+        }
+        for tag in tags.rev() {
+            let message = ranks[0].recv_now(Source::Any, tag.into(), &target, SOON);
+            assert_eq!(message.map(|it| it.tag), Ok(tag));
+            assert!(memory.is_filled_with(0, 8, tag as u8).unwrap());
+        }
     }
 }
 

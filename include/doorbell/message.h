@@ -25,7 +25,8 @@ extern "C" {
  * DOORBELL_ACCESS_REMOTE_READ, it is received into one slice, and its send is done when it has been received. A sender
  * that has used all slots waits, on its stream, until the receiver has emptied one.
  *
- * A wait that misses its deadline, or that its stream discards, fails the queue: the peer may still use what was sent.
+ * A wait that misses its deadline, or that its stream discards, fails the queue. The peer may still receive what was sent, with
+ * whatever is in the memory by then, until this queue is destroyed or aborted.
  */
 typedef struct doorbell_message_queue doorbell_message_queue;
 

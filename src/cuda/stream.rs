@@ -416,6 +416,10 @@ unsafe impl Executor for CudaStream {
         false
     }
 
+    fn has_room(&self, _entries: usize) -> Result<bool> {
+        Ok(self.state().has_room())
+    }
+
     fn turns(&self) -> Option<StreamTurns> {
         Some(self.state().turns())
     }

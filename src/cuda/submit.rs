@@ -23,6 +23,8 @@ use crate::{Error, Result, StateKind};
 
 /// Calls of a stream from which on [`Executor::synchronize`](crate::Executor::synchronize) waits before it queues.
 const CALLS_MAX: usize = 256;
+/// Calls of a stream from which on it has no room ([`Executor::has_room`](crate::Executor::has_room)). The rest is for a send and for the application's own work.
+const ROOM_MAX: usize = 768;
 
 /// Gives the stream what was prepared, without a look at failures.
 fn issue_unchecked(state: &StreamState, queue: &mut CallQueue) -> Result<()> {
@@ -197,8 +199,22 @@ impl StreamState {
     /// Whether the stream has many of the calls that a driver takes before it blocks: 1,020 (docs/measured/h200-5.md), where each node of a graph counts as one. The
     /// application's own work counts as well.
     pub(super) fn is_nearly_full(&self) -> bool {
+        self.calls() > CALLS_MAX
+    }
+
+    /// Whether the driver takes what a send queues without blocking, unless the application's own work fills the stream.
+    pub(super) fn has_room(&self) -> bool {
+        let has_room = || self.calls() <= ROOM_MAX;
+        has_room() || {
+            self.turn();
+            has_room()
+        }
+    }
+
+    /// Calls of this library that the stream is not done with.
+    fn calls(&self) -> usize {
         let functions = self.count.functions.load(Ordering::Relaxed);
-        functions + self.pending.lock().calls() > CALLS_MAX
+        functions + self.pending.lock().calls()
     }
 
     /// Enters the prepared work in `pending`. This comes before the driver call, so a thread that finds a failure of the stream finds this work as well.

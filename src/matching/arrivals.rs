@@ -203,6 +203,7 @@ impl MatchEngine {
         };
         let state = &mut self.peers[peer];
         state.health = PeerHealth::Failed(failure);
+        state.pool.admit_slots();
         let error = failed_peer(peer, failure);
         let reads: Vec<PeerRead> = state
             .reads

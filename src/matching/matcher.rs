@@ -141,7 +141,8 @@ impl Matcher {
                 max_slices: limits.max_slices.min(of_queue.max_slices),
                 eager_bytes: limits.eager_bytes.min(of_queue.eager_bytes),
             }));
-            let pool = UnexpectedPool::new(domain, config.unexpected, of_queue.eager_bytes)?;
+            let slots = queue.config().slot_count();
+            let pool = UnexpectedPool::new(domain, config.unexpected, slots, of_queue.eager_bytes)?;
             let peer = SendingPeer::new(queue);
             let outward = Arc::clone(&peer.queue);
             receiving.push(match inward {
@@ -272,15 +273,19 @@ impl Matcher {
             Err(Error::Timeout { .. }) => {}
             received => return received,
         }
-        let is_cancelled = self.ask(|reply| MatchRequest::Cancel(Arc::clone(&state), reply))?;
-        if is_cancelled {
-            return Err(Error::Timeout {
+        let cancel = MatchRequest::Cancel(Arc::clone(&state), MatchReply::default());
+        self.core.inbox.push(cancel);
+        // However long the thread takes: until then, it may store a message. Either the receive is cancelled, or it has a message, which is being stored or is there.
+        match poll_until(WAIT, None, progress, settled) {
+            Err(Error::State {
+                kind: StateKind::Cancelled,
+                ..
+            }) => Err(Error::Timeout {
                 operation: "the receive of a message",
                 timeout: timeout.unwrap_or_default(),
-            });
+            }),
+            ended => ended,
         }
-        // It has a message, which is being stored or is there.
-        poll_until(WAIT, None, progress, settled)
     }
 
     /// Posts a receive from this thread, and does not wait for its message: [`MatchTicket::wait`] does, and [`Matcher::cancel`] takes it back. A receive whose ticket is dropped

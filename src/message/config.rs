@@ -75,7 +75,7 @@ impl MessageConfig {
         range("max_slices", self.max_slices, 1, 15)
     }
 
-    pub(super) fn slot_count(&self) -> u32 {
+    pub(crate) fn slot_count(&self) -> u32 {
         self.slots.next_power_of_two()
     }
 

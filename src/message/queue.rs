@@ -42,7 +42,8 @@ const CREDIT_BYTES: u64 = 4;
 /// receive. It is one slice, of memory with [`Access::REMOTE_READ`], and it is received into one slice. A sender that has used all slots waits, on its stream, until
 /// the receiver has emptied one.
 ///
-/// A wait that misses its deadline, or that its stream discards, fails the queue: the peer may still use what was sent.
+/// A wait that misses its deadline, or that its stream discards, fails the queue. The peer may still receive what was sent, with whatever is in the memory by then, until
+/// this queue is dropped or aborted (`MessageQueue::abort_handle`).
 ///
 /// Sends and receives can be queued on every stream, receives on one of a GPU if this library has kernels for it. A kernel takes the message out of its slot there, into
 /// memory of the host or of the GPU (`Region::register_device`). After a receive that has failed, the memory must not be used before the stream is synchronized: a kernel may be at it.

@@ -142,7 +142,8 @@ pub unsafe trait Executor: SealedExecutor + Send + Sync {
         true
     }
 
-    /// Whether so many entries, or half of the queue if that is less, can be queued now without a wait for room. A stream that does not know says yes.
+    /// Whether so many entries, or half of the queue if that is less, can be queued now without a wait for room. A stream that does not know says yes. A CUDA stream
+    /// counts the calls of this library, whatever `entries` is: the driver takes about 1,000, the application's own work among them.
     ///
     /// # Errors
     /// [`Error::State`] when only the caller could make room.
