@@ -50,7 +50,8 @@ impl CudaContext {
     }
 
     /// The context that is current in the calling thread, such as the one that the runtime API makes current with its first call. The application
-    /// must not destroy it before everything that was made with this handle is dropped.
+    /// must not destroy it, nor reset its device, before everything that was made with this handle is dropped. That includes the regions and endpoints that streams of the
+    /// context have used: they are registered there.
     ///
     /// # Errors
     /// [`Error::State`] without a driver, or if there is no current context; [`Error::Cuda`].
@@ -80,7 +81,7 @@ impl CudaContext {
     /// As [`CudaContext::current`].
     ///
     /// # Safety
-    /// `raw` is a context, and is not destroyed before all that is made with this handle is gone.
+    /// `raw` is a context, and is not destroyed before all that is made with this handle is gone, as [`CudaContext::current`] says.
     pub unsafe fn from_raw(raw: CUcontext) -> Result<CudaContext> {
         load()?;
         let entered = push(raw)?;
@@ -96,7 +97,7 @@ impl CudaContext {
     /// As [`CudaContext::current`]; [`Error::State`] for `CU_STREAM_PER_THREAD`, which means a different stream in each thread.
     ///
     /// # Safety
-    /// `raw` is a stream, and its context is not destroyed before all that is made with this handle is gone.
+    /// `raw` is a stream, and its context is not destroyed before all that is made with this handle is gone, as [`CudaContext::current`] says.
     pub unsafe fn of_stream(raw: CUstream) -> Result<CudaContext> {
         load()?;
         match raw.addr() {

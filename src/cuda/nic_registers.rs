@@ -53,7 +53,7 @@ pub(crate) unsafe fn check_registers(
     static TRIED: Mutex<BTreeMap<(String, CUdevice), Finding>> = Mutex::new(BTreeMap::new());
     // A process that has not loaded the driver is not made to; and a host function must not call it.
     let may_call = is_loaded() && !in_host_function();
-    let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
+    let tried = || TRIED.lock().unwrap_or_else(PoisonError::into_inner);
     let found = |finding: &Finding| {
         finding.clone().map(|finding| RegistersFound {
             finding,
@@ -62,6 +62,7 @@ pub(crate) unsafe fn check_registers(
     };
     let Some(context) = may_call.then(CudaContext::any).flatten() else {
         // What was found of other GPUs, a refusal first: the process may use one of them again.
+        let tried = tried();
         let of_card = || tried.iter().filter(|((of, _), _)| of == card);
         let known = of_card().find(|(_, finding)| finding.is_err());
         let known = known.or_else(|| of_card().next());
@@ -71,9 +72,10 @@ pub(crate) unsafe fn check_registers(
         );
     };
     let pair = (card.to_owned(), context.device());
-    if let Some(finding) = tried.get(&pair) {
+    if let Some(finding) = tried().get(&pair) {
         return found(finding);
     }
+    // Without the lock: a trial may take seconds, and those of other cards do not wait for it. Two trials of one card find the same.
     // SAFETY: the caller's promise.
     match unsafe { HostRegistration::new_kept(&context, start, len_bytes, Some(device)) } {
         Ok(pinned) => {
@@ -83,7 +85,7 @@ pub(crate) unsafe fn check_registers(
                 ProbeResult::Unknown(finding) => (false, Ok(finding)),
             };
             if is_known {
-                tried.insert(pair, arrives.clone());
+                tried().insert(pair, arrives.clone());
             }
             arrives.map(|finding| RegistersFound {
                 finding,
@@ -92,7 +94,7 @@ pub(crate) unsafe fn check_registers(
         }
         Err(error) if is_refused(&error) => {
             let why = why_not(&error);
-            tried.insert(pair, Err(why.clone()));
+            tried().insert(pair, Err(why.clone()));
             Err(why)
         }
         // This says nothing of the registers: of memory, or of a context that is broken.

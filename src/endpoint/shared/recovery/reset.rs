@@ -84,6 +84,8 @@ impl EndpointShared {
         self.has_failed.store(false, Ordering::Release);
         self.is_shut_down.store(false, Ordering::Release);
         self.stop_state.start_over();
+        // A failure of the new generation is not to wait for what follows.
+        drop(failure);
         // What work of the generation held is deregistered by threads that nobody waits for. A peer of the next generation is not to reach it.
         await_executed(STOP);
         Ok(())
