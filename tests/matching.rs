@@ -74,6 +74,22 @@ fn ranks(device: &Device, count: usize, config: &MatcherConfig) -> Vec<Matcher> 
         .collect()
 }
 
+/// The same with what aborts the connection of the first two at both of its ends: a peer is not told of an abort, and would find out at its deadline.
+fn abortable_ranks(
+    domain: &ProtectionDomain,
+    count: usize,
+    config: &MatcherConfig,
+) -> (Vec<Matcher>, impl Fn() + use<>) {
+    let config = impatient(domain, config);
+    let queues = mesh(domain, count, &config);
+    let aborts =
+        [(0, 1), (1, 0)].map(|(at, peer)| queues[at][peer].as_ref().unwrap().abort_handle());
+    let ranks = (queues.into_iter())
+        .map(|queues| Matcher::new(domain, queues, &config).unwrap())
+        .collect();
+    (ranks, move || aborts.iter().for_each(|abort| abort.abort()))
+}
+
 /// Two ranks.
 fn two(device: &Device, config: &MatcherConfig) -> [Matcher; 2] {
     ranks(device, 2, config).try_into().unwrap()
@@ -1224,14 +1240,7 @@ fn failed_peer_is_named_and_can_be_excluded() {
     let _limit = Limit::new("failed_peer_is_named_and_can_be_excluded", STEP);
     let device = strict_device();
     let domain = device.protection_domain();
-    let config = impatient(&domain, &config());
-    let queues = mesh(&domain, 3, &config);
-    // A peer is not told of an abort, and would find out at its deadline.
-    let aborts =
-        [(0, 1), (1, 0)].map(|(at, peer)| queues[at][peer].as_ref().unwrap().abort_handle());
-    let ranks: Vec<Matcher> = (queues.into_iter())
-        .map(|queues| Matcher::new(&domain, queues, &config).unwrap())
-        .collect();
+    let (ranks, abort) = abortable_ranks(&domain, 3, &config());
     let memory = region(&ranks[0], 1 << 15);
     let slice = |at: u64| [memory.slice(at, 8).unwrap()];
     memory.fill(1024, 8, 9).unwrap();
@@ -1252,7 +1261,7 @@ fn failed_peer_is_named_and_can_be_excluded() {
     let other = ranks[0]
         .recv(&streams[2], Source::Peer(2), 5.into(), &slice(16))
         .unwrap();
-    aborts.iter().for_each(|abort| abort.abort());
+    abort();
     for ticket in [&named, &any] {
         let failed = ticket.wait(SOON);
         assert!(
@@ -1315,13 +1324,7 @@ fn messages_behind_a_lost_one_are_received_after_a_failure() {
         return;
     }
     let domain = device.protection_domain();
-    let config = impatient(&domain, &config().unexpected(1));
-    let queues = mesh(&domain, 2, &config);
-    let aborts =
-        [(0, 1), (1, 0)].map(|(at, peer)| queues[at][peer].as_ref().unwrap().abort_handle());
-    let ranks: Vec<Matcher> = (queues.into_iter())
-        .map(|queues| Matcher::new(&domain, queues, &config).unwrap())
-        .collect();
+    let (ranks, abort) = abortable_ranks(&domain, 2, &config().unexpected(1));
     let memory = region(&ranks[0], 1 << 15);
     let stream = rig::stream("sends");
     let send = |tag: u32, len_bytes| {
@@ -1338,7 +1341,7 @@ fn messages_behind_a_lost_one_are_received_after_a_failure() {
     until("sends", || {
         eager.iter().all(|it| it.check().unwrap().is_some())
     });
-    aborts.iter().for_each(|abort| abort.abort());
+    abort();
     until("the failure", || ranks[0].failure(1).is_some());
     let is_lost = ranks[1].wait_send(&stream, lost).map(|it| it.wait(SOON));
     assert!(!matches!(is_lost, Ok(Ok(_))), "{is_lost:?}");
@@ -1363,13 +1366,7 @@ fn messages_in_slots_are_received_after_a_failure() {
     for (step, unexpected) in [0, 1].into_iter().enumerate() {
         limit.step(step as u64, STEP);
         let domain = device.protection_domain();
-        let config = impatient(&domain, &config().unexpected(unexpected));
-        let queues = mesh(&domain, 2, &config);
-        let aborts =
-            [(0, 1), (1, 0)].map(|(at, peer)| queues[at][peer].as_ref().unwrap().abort_handle());
-        let ranks: Vec<Matcher> = (queues.into_iter())
-            .map(|queues| Matcher::new(&domain, queues, &config).unwrap())
-            .collect();
+        let (ranks, abort) = abortable_ranks(&domain, 2, &config().unexpected(unexpected));
         let memory = region(&ranks[0], 1 << 13);
         let stream = rig::stream("sends");
         // As many as blocks and slots hold.
@@ -1384,7 +1381,7 @@ fn messages_in_slots_are_received_after_a_failure() {
         until("sends", || {
             sent.iter().all(|it| it.check().unwrap().is_some())
         });
-        aborts.iter().for_each(|abort| abort.abort());
+        abort();
         until("the failure", || ranks[0].failure(1).is_some());
         let target = [memory.slice(0, 8).unwrap()];
         let other = 99;

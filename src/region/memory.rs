@@ -447,7 +447,8 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::System`] if the device refuses. Later work requests cannot name the region, but its keys stay valid: peers may still read and write the memory, which must not be
-    /// used for anything else. The next call asks again, and so does the drop of the last handle. If that is refused, too, memory that the region owns is never freed.
+    /// used for anything else. The next call asks again, and so does the drop of the last handle. If that is refused, too, memory that the region owns is never freed. A drop reports
+    /// nothing, so before an application frees memory that peers may write, it makes this call.
     pub fn deregister(&self) -> Result<bool> {
         // A caller that is told that it was done already may rely on that as well.
         let mut has_ended = (self.inner.has_ended.lock()).unwrap_or_else(PoisonError::into_inner);
