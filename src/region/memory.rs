@@ -94,6 +94,9 @@ unsafe impl Send for Registered {}
 // SAFETY: as above.
 unsafe impl Sync for Registered {}
 
+/// Memory that is never freed, because a device refused to deregister it. In a list, so that leak checkers do not take it for lost.
+static HELD_BY_DEVICES: Mutex<Vec<OwnedMemory>> = Mutex::new(Vec::new());
+
 impl Drop for Registered {
     fn drop(&mut self) {
         self.end();
@@ -107,7 +110,10 @@ impl Registered {
             && self.registration.deregister().is_err()
         {
             // The device may still access the memory for peers that have the key.
-            std::mem::forget(std::mem::replace(&mut self.own, OwnedMemory::Nothing));
+            HELD_BY_DEVICES
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(std::mem::replace(&mut self.own, OwnedMemory::Nothing));
         }
     }
 }
