@@ -1195,6 +1195,12 @@ fn sends_behind_a_receive_do_not_hold_it_up() {
     if !rig::is_cuda() {
         return waived::waived(test, "streams of a GPU do not execute the programs here");
     }
+    if rig::by_trigger() {
+        return waived::waived(
+            test,
+            "the kernels are launched inside the library's calls here, and it cannot know when their stream is full",
+        );
+    }
     let mut config = with_wait_timeout(config(), SOON).unexpected(0);
     config.messages = config.messages.ahead(1024);
     config.messages.endpoint = config.messages.endpoint.room_timeout(SOON);
