@@ -566,6 +566,26 @@ fn shell_scripts_see_the_device_through_both_doors() {
     }
 }
 
+/// `ibstat` reads the state there.
+#[test]
+fn sysfs_has_the_state_of_the_link() {
+    for door in doors() {
+        for (link, down) in [("ib", "2: Polling"), ("eth", "3: Disabled")] {
+            let script = "port=/sys/class/infiniband/mlx5_0/ports/1
+                for wanted in DOWN ACTIVE; do
+                    until read state < $port/state && test \"${state#*: }\" = $wanted; do :; done
+                    read phys_state < $port/phys_state
+                    echo $state, $phys_state
+                done";
+            let mut options = door.to_vec();
+            options.extend(["--link", link, "--fault", "down-ms=200+1000"]);
+            let (code, text) = outcome(run(&options, &["timeout", "60", "sh", "-c", script]));
+            let expected = format!("1: DOWN, {down}\n4: ACTIVE, 5: LinkUp\n");
+            assert_eq!((code, text), (0, expected), "{door:?} {link}");
+        }
+    }
+}
+
 #[test]
 fn unusual_programs_are_served() {
     let Some(client) = client() else {

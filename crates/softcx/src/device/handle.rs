@@ -262,6 +262,11 @@ impl Device {
         self.lock().fabric().map_or(0, Fabric::node)
     }
 
+    /// Whether the port has no link now.
+    pub(crate) fn is_link_down(&self) -> bool {
+        self.lock().parts.wire.is_down()
+    }
+
     /// The kind of its link.
     pub fn link(&self) -> LinkLayer {
         self.lock().parts.link()

@@ -65,7 +65,7 @@ impl Local {
             }
         };
         let device = Device::on_fabric(options)?;
-        let scratch = sysfs::show(&device)?;
+        let scratch = sysfs::show(&device, &options.faults)?;
         let node_releaser = device.lock().fabric().map(Fabric::node_releaser);
         let connections = ConnectionManager::start(&device).map_err(system("start of a thread"))?;
         let local: &'static Local = Box::leak(Box::new(Local {

@@ -45,6 +45,16 @@ fn guid_of_address(gid: &[u8; 16]) -> u64 {
 }
 
 impl PortIdentity {
+    /// `IBV_PORT_DOWN` and `IBV_PORT_ACTIVE`, each with the physical state that the kernel's mlx5 driver reports beside it: without a link an InfiniBand port
+    /// polls for one, and an Ethernet port counts as disabled (`mlx5_query_port_roce`).
+    pub(super) fn link_state(&self, is_down: bool) -> (u8, u8) {
+        match (is_down, self.is_ethernet()) {
+            (false, _) => (4, 5),
+            (true, false) => (1, 2),
+            (true, true) => (1, 3),
+        }
+    }
+
     pub(super) fn of(device: &Device) -> PortIdentity {
         PortIdentity {
             link: device.link(),

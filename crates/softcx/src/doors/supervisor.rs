@@ -58,7 +58,7 @@ pub fn run(options: &DeviceOptions, mut command: Command) -> Result<ProgramExit>
     let signals = Signals::block().map_err(system("signalfd"))?;
     let descriptors = Limit::raise().map_err(system("setrlimit"))?;
     let device = Device::on_fabric(options)?;
-    let scratch = sysfs::show(&device)?;
+    let scratch = sysfs::show(&device, &options.faults)?;
     let clients = Clients::new(device).map_err(system("epoll"))?;
     // SAFETY: takes numbers only. Orphans stay descendants of this process: where ptrace is restricted to those, so is their memory.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };

@@ -4,13 +4,15 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use super::scratch::Scratch;
-use crate::Result;
-use crate::device::{Device, file_error};
+use crate::device::{Device, Faults, file_error};
 use crate::doors::pci_function::{self, ADDRESS, ALL, BRIDGE, DRIVER, FOLDER};
 use crate::doors::port::PortIdentity;
 use crate::doors::uverbs::{FIRMWARE, PART, port_capabilities};
+use crate::{Error, Result};
 
 /// The file that a program opens, without the leading slash: in the tree it is an empty file, so that a program that lists its
 /// directory finds it. And its device numbers.
@@ -33,6 +35,8 @@ pub(super) const FOLDERS: [&str; 6] = [
 /// Where the device and its node are described.
 const DEVICE: &str = "infiniband/mlx5_0";
 const VERBS: &str = "infiniband_verbs/uverbs0";
+/// The files of the link's state, below the device, in the order in which they change: who has seen the state also sees the physical one.
+const LINK_FILES: [&str; 2] = ["ports/1/phys_state", "ports/1/state"];
 
 /// What each file takes.
 const PAGE_BYTES: usize = 4096;
@@ -47,8 +51,8 @@ enum SysfsEntry {
 /// Makes a private directory with the tree.
 ///
 /// # Errors
-/// Those of [`Scratch::new`].
-pub(super) fn show(device: &Device) -> Result<Scratch> {
+/// Those of [`Scratch::new`], and [`Error::System`] if there can be no thread, which a link that goes down needs.
+pub(super) fn show(device: &Device, faults: &Faults) -> Result<Scratch> {
     let scratch = Scratch::new()?;
     let entries = entries(&PortIdentity::of(device), Path::new("/sys"));
     write(scratch.path(), &entries).map_err(|error| {
@@ -60,7 +64,47 @@ pub(super) fn show(device: &Device) -> Result<Scratch> {
             &error,
         )
     })?;
+    if faults.down_ns.1 != 0 {
+        let (device, tree) = (device.clone(), scratch.path().to_owned());
+        let thread = thread::Builder::new().name("softcx-link".into());
+        let started = thread.spawn(move || follow_link(device, tree));
+        started.map_err(|error| Error::System {
+            operation: "start of a thread",
+            errno: error.raw_os_error().unwrap_or(libc::EIO),
+        })?;
+    }
     Ok(scratch)
+}
+
+/// Writes the link's state into the tree whenever it changes, as long as the tree is there. Programs may hold its folders open.
+fn follow_link(device: Device, tree: PathBuf) {
+    let port = PortIdentity::of(&device);
+    let mut shown = link_state(&port, false);
+    while tree.exists() {
+        let now = link_state(&port, device.is_link_down());
+        if now != shown {
+            shown = now;
+            for (name, value) in LINK_FILES.into_iter().zip(now) {
+                let (path, new) = (tree.join(FOLDER).join(DEVICE).join(name), tree.join("new"));
+                // Others may be reading. Without room for a few bytes, or without the tree, the file stays as it is.
+                let _ =
+                    fs::write(&new, format!("{value}\n")).and_then(|()| fs::rename(&new, &path));
+            }
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What the files of the link's state have, as the kernel writes it.
+fn link_state(port: &PortIdentity, is_down: bool) -> [&'static str; 2] {
+    let (state, phys_state) = port.link_state(is_down);
+    let state = if state == 4 { "4: ACTIVE" } else { "1: DOWN" };
+    let phys_state = match phys_state {
+        5 => "5: LinkUp",
+        3 => "3: Disabled",
+        _ => "2: Polling",
+    };
+    [phys_state, state]
 }
 
 /// Writes the tree as it would lie under `/sys`, and the node as it would lie in the root. Files that are there are replaced.
@@ -193,11 +237,9 @@ fn device_files(port: &PortIdentity) -> Vec<(&'static str, String)> {
             "ports/1/link_layer",
             if ethernet { "Ethernet" } else { "InfiniBand" },
         ),
-        ("ports/1/phys_state", "5: LinkUp"),
         ("ports/1/rate", "200 Gb/sec (4X HDR)"),
         ("ports/1/sm_lid", if ethernet { "0x0" } else { "0x1" }),
         ("ports/1/sm_sl", "0"),
-        ("ports/1/state", "4: ACTIVE"),
         ("ports/1/pkeys/0", "0xffff"),
         ("ports/1/gids/0", first),
         ("ports/1/gids/1", second),
@@ -213,7 +255,9 @@ fn device_files(port: &PortIdentity) -> Vec<(&'static str, String)> {
     ];
     files
         .iter()
-        .map(|(name, value)| (*name, (*value).to_owned()))
+        .copied()
+        .chain(LINK_FILES.into_iter().zip(link_state(port, false)))
+        .map(|(name, value)| (name, value.to_owned()))
         .collect()
 }
 

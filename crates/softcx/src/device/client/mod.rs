@@ -68,7 +68,7 @@ impl Client {
 
     /// Whether the port has no link now.
     pub(crate) fn is_link_down(&self) -> bool {
-        self.core().parts.wire.is_down()
+        self.owned.device.is_link_down()
     }
 
     fn check_all(&self, needs: &[Need]) -> Result<(), Errno> {

@@ -281,20 +281,10 @@ pub(in crate::doors) fn port_capabilities(port: &PortIdentity) -> u32 {
     }
 }
 
-/// `IBV_PORT_DOWN` and `IBV_PORT_ACTIVE`, each with the physical state that the kernel's mlx5 driver reports beside it: without a link an InfiniBand port polls
-/// for one, and an Ethernet port counts as disabled (`mlx5_query_port_roce`).
-fn link_state(is_down: bool, ethernet: bool) -> (u8, u8) {
-    match (is_down, ethernet) {
-        (false, _) => (4, 5),
-        (true, false) => (1, 2),
-        (true, true) => (1, 3),
-    }
-}
-
 fn port(context: &DeviceContext) -> QueryPortResp {
     let port = &context.port;
     let ethernet = port.is_ethernet();
-    let (state, phys_state) = link_state(context.client.is_link_down(), ethernet);
+    let (state, phys_state) = port.link_state(context.client.is_link_down());
     QueryPortResp {
         port_cap_flags: port_capabilities(port),
         max_msg_sz: limits::MESSAGE_BYTES,
