@@ -35,7 +35,8 @@ pub(super) const FOLDERS: [&str; 6] = [
 /// Where the device and its node are described.
 const DEVICE: &str = "infiniband/mlx5_0";
 const VERBS: &str = "infiniband_verbs/uverbs0";
-/// The files of the link's state, below the device, in the order in which they change: who has seen the state also sees the physical one.
+/// The files of the link's state, below the folder of the device. They are written in this order: a program that has read a new state reads the physical state
+/// that belongs to it.
 const LINK_FILES: [&str; 2] = ["ports/1/phys_state", "ports/1/state"];
 
 /// What each file takes.
