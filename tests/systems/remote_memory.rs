@@ -80,7 +80,7 @@ fn check_litmus(rounds: u64, arguments: &[&str]) -> Value {
             "message passing, fence" | "message passing, atomic" => count("0"),
             "store buffering, fence" => count("00"),
             "load buffering" => count("11"),
-            "independent reads (IRIW)" => count("1010"),
+            "independent reads (IRIW)" => count("00"),
             "one location" => {
                 let is_wrong = |reads: &str| {
                     let [a, b, c, d] = reads.as_bytes() else {

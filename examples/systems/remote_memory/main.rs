@@ -173,14 +173,19 @@ fn test_order(options: &Options, node: &mut Node) -> Result<Vec<Outcomes>> {
                 counts.join(", ")
             );
         }
-        ensure!(
-            outcomes.forbidden == 0,
-            "{}: {} forbidden outcomes",
-            test.name,
-            outcomes.forbidden
-        );
         all.push(outcomes);
     }
+    let forbidden: Vec<String> = all
+        .iter()
+        .filter(|outcomes| outcomes.forbidden > 0)
+        .map(|outcomes| {
+            format!(
+                "{}: {} forbidden outcomes",
+                outcomes.name, outcomes.forbidden
+            )
+        })
+        .collect();
+    ensure!(forbidden.is_empty(), "{}", forbidden.join(", "));
     Ok(all)
 }
 
