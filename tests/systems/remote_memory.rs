@@ -11,7 +11,6 @@ const LITMUS_RANKS: u64 = 4;
 /// More than the cores: a rank that is paused between two messages lets others overtake it.
 const RANKS: u64 = 8;
 const KEYS: u64 = 200;
-const OPERATIONS: u64 = 1000;
 const GETS: [u64; 2] = [20, 80];
 const SEED: u64 = 7;
 
@@ -26,21 +25,30 @@ fn run(launcher: Launcher, ranks: u64, name: &str, arguments: &[&str]) -> Value 
 
 #[test]
 fn no_litmus_test_has_a_forbidden_outcome() {
-    // `scripts/test full` makes more than a million rounds of all tests together.
-    let rounds = std::env::var("DOORBELL_LITMUS_ROUNDS");
-    let rounds: u64 = rounds.map_or(512, |rounds| rounds.parse().unwrap());
     // 256 lines and caches of 32: lines are evicted in the middle of a test, too.
-    check_litmus(rounds, &["--batch", "64", "--cache-lines", "32"]);
+    check_litmus(litmus_rounds(), &["--batch", "64", "--cache-lines", "32"]);
     let batch = ["--batch", "64", "--cache-lines", "32"];
     let reordered = [&batch[..], &["--reorder", "0.02"]].concat();
     check_litmus(rounds_with_faults(), &reordered);
 }
 
+/// A number that the environment sets. `scripts/test full` sets more: more than a million rounds of all litmus tests together.
+fn from_environment(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |number| number.parse().unwrap())
+}
+
+fn litmus_rounds() -> u64 {
+    from_environment("DOORBELL_LITMUS_ROUNDS", 256)
+}
+
 /// Packets that are held back make a round many times longer, so there are fewer.
 fn rounds_with_faults() -> u64 {
-    let rounds = std::env::var("DOORBELL_LITMUS_ROUNDS");
-    let rounds: u64 = rounds.map_or(512, |rounds| rounds.parse().unwrap());
-    (rounds / 32).max(512).next_multiple_of(64)
+    (litmus_rounds() / 32).max(256).next_multiple_of(64)
+}
+
+/// Gets and puts of each rank, for each share of gets and each method.
+fn operations() -> u64 {
+    from_environment("DOORBELL_STORE_OPERATIONS", 400)
 }
 
 /// The home of the data is slow. Without the fence, the reader then often sees the flag and old data: a fence that does nothing would show in `message passing, fence`, and an atomic
@@ -50,7 +58,7 @@ fn without_a_fence_messages_are_passed_in_the_wrong_order() {
     let delayed = ["--batch", "16", "--delay-us", "1000"];
     let counts = check_litmus(rounds_with_faults(), &delayed);
     let relaxed = |name: &str| counts[name].as_u64().unwrap();
-    // 73 and more of 512 were relaxed, however busy the machine was.
+    // 41 and more of 256 were relaxed in runs beside other programs.
     assert!(relaxed("message passing") >= 8, "{counts}");
     assert!(relaxed("store buffering") >= 1, "{counts}");
 }
@@ -134,7 +142,7 @@ fn no_increment_is_lost_when_lines_are_written_back() {
 
 #[test]
 fn every_put_is_there_once_with_caches_and_without() {
-    let numbers = [RANKS, KEYS, OPERATIONS, SEED].map(|number| number.to_string());
+    let numbers = [RANKS, KEYS, operations(), SEED].map(|number| number.to_string());
     let [ranks, keys, operations, seed] = &numbers;
     // Few lines: much is evicted.
     let arguments = [
@@ -212,7 +220,7 @@ fn puts() -> Vec<u64> {
     for (phase, share) in (0..).zip(GETS) {
         for rank in 0..RANKS {
             let mut state = SEED * (1 << 20) + (phase << 10) + rank;
-            for _ in 0..OPERATIONS {
+            for _ in 0..operations() {
                 let is_get = split_mix(&mut state) % 100 < share;
                 let at = (split_mix(&mut state) >> 11) as f64 / (1_u64 << 53) as f64 * total;
                 let mut sum = 0.0;
