@@ -111,6 +111,7 @@ pub const TESTS: [Litmus; 8] = [
         is_forbidden: |reads| reads == [1, 1],
         is_relaxed: |_| false,
     },
+    // Both readers have both lines in their caches before they say so by locations 2 and 3, for which the writers wait.
     Litmus {
         name: "independent reads (IRIW)",
         programs: &[
