@@ -1726,9 +1726,9 @@ fn failed_mapping_is_an_error_and_later_work_succeeds() {
 }
 
 #[test]
-fn panicking_host_function_fails_only_its_stream() {
+fn host_function_that_panics_or_fails_fails_only_its_stream() {
     let _alone = alone();
-    let Some(context) = context("panicking_host_function_fails_only_its_stream") else {
+    let Some(context) = context("host_function_that_panics_or_fails_fails_only_its_stream") else {
         return;
     };
     let stream = new_stream(&context, "panics");
@@ -1752,6 +1752,17 @@ fn panicking_host_function_fails_only_its_stream() {
     assert!(error.to_string().contains("on purpose"), "{error}");
     assert!(stream.launch_host(|| ()).is_err());
     assert_eq!(called.load(Ordering::SeqCst), 1);
+    drop(stream);
+    // An error does the same.
+    let stream = new_stream(&context, "fails");
+    let unknown = || doorbell::Device::open("no such device").map(drop);
+    let expected = format!("a kernel failed: {}", unknown().unwrap_err());
+    stream.try_launch_host(|| Ok(())).unwrap();
+    stream.synchronize(SOON).unwrap();
+    stream.try_launch_host(unknown).unwrap();
+    let error = stream.synchronize(SOON).unwrap_err();
+    assert!(error.to_string().ends_with(&expected), "{error}");
+    assert!(stream.launch_host(|| ()).is_err());
     drop(stream);
     Bench::new().works(&new_stream(&context, "next"), 2);
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use doorbell::__private::{Outcome, Submission};
-use doorbell::{Error, Event, Executor, HostStream, Result, Spin};
+use doorbell::{Cause, Device, Error, Event, Executor, HostStream, Result, Spin, WorkError};
 use words::Words;
 
 /// Far more than any of this takes, even on a busy machine, so that a hang fails the test.
@@ -701,6 +701,48 @@ fn stream_with_continue_on_error_continues_after_a_panic() {
     gate.store(true, Ordering::Release);
     let told = stream.synchronize(PATIENCE).unwrap_err().to_string();
     assert!(told.contains("panicked: once"), "{told}");
+    assert!(ran.load(Ordering::Acquire));
+    stream.synchronize(PATIENCE).unwrap();
+}
+
+#[test]
+fn the_error_of_a_kernel_is_the_fault_of_its_stream() {
+    let stream = HostStream::new("fails").unwrap();
+    let unknown = || Device::open("no such device").map(drop);
+    let expected = unknown().unwrap_err();
+    let go = occupy(&stream);
+    stream.try_launch(|| Ok(())).unwrap();
+    stream.try_launch(unknown).unwrap();
+    let ran = forbidden(&stream);
+    drop(go);
+    let text = format!("a kernel failed: {expected}");
+    assert_eq!(reason(stream.synchronize(PATIENCE)), text);
+    assert_eq!(reason(stream.try_launch(|| Ok(()))), text);
+    assert!(!ran.load(Ordering::Acquire));
+    stream.take_fault().unwrap();
+    // The failure of an endpoint stays what it is, also when it comes by way of another stream's report.
+    let work = WorkError::new(7, Some(3), Cause::Deadline(Duration::from_secs(1)));
+    let by_stream = Error::Asynchronous {
+        stream: "other".into(),
+        reason: "a wait".into(),
+        work: Some(work),
+    };
+    for error in [Error::Work(work), by_stream] {
+        let text = format!("a kernel failed: {error}");
+        stream.try_launch(move || Err(error)).unwrap();
+        match stream.synchronize(PATIENCE).unwrap_err() {
+            Error::Asynchronous {
+                reason, work: kept, ..
+            } => assert_eq!((reason, kept), (text, Some(work))),
+            other => panic!("{other:?}"),
+        }
+        stream.take_fault().unwrap();
+    }
+    // It passes where a stream goes on behind failures.
+    stream.continue_on_error(true);
+    stream.try_launch(unknown).unwrap();
+    let ran = forbidden(&stream);
+    reason(stream.synchronize(PATIENCE));
     assert!(ran.load(Ordering::Acquire));
     stream.synchronize(PATIENCE).unwrap();
 }

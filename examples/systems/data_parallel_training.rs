@@ -305,12 +305,13 @@ impl Replica {
     }
 
     /// Runs a kernel of the compute stream.
-    fn kernel(&self, kind: &str, work: impl FnOnce()) {
+    fn kernel<T>(&self, kind: &str, work: impl FnOnce() -> T) -> T {
         self.recorder.time_in(COMPUTE, kind, || {
             let begin = Instant::now();
-            work();
+            let result = work();
             std::thread::sleep(self.kernel_time.saturating_sub(begin.elapsed()));
-        });
+            result
+        })
     }
 
     fn load(&self, images: &[usize]) {
@@ -325,7 +326,7 @@ impl Replica {
         *passed = lock(&self.layers[layer]).forward(batch, self.is_last(layer));
     }
 
-    fn backward(&self, layer: usize) {
+    fn backward(&self, layer: usize) -> doorbell::Result<()> {
         let mut passed = lock(&self.passed);
         let mut sum = None;
         if self.is_last(layer) {
@@ -335,9 +336,7 @@ impl Replica {
         let (mut gradient, below) = lock(&self.layers[layer]).backward(&passed, layer == 0);
         *passed = below;
         gradient.extend(sum);
-        self.gradients[layer]
-            .write_values(0, &gradient)
-            .expect("a gradient has room");
+        self.gradients[layer].write_values(0, &gradient)
     }
 
     /// Changes the weights by the gradient of the whole batch.
@@ -352,31 +351,25 @@ impl Replica {
         }
     }
 
-    fn reduced_gradient(&self, layer: usize) -> Vec<f32> {
+    fn reduced_gradient(&self, layer: usize) -> doorbell::Result<Vec<f32>> {
         let mut gradient = vec![0.0; self.reduced(layer)];
-        self.gradients[layer]
-            .read_values(0, &mut gradient)
-            .expect("a gradient is there");
-        gradient
+        self.gradients[layer].read_values(0, &mut gradient)?;
+        Ok(gradient)
     }
 
     /// On the parameter server: adds the gradients of the others to its own in the order of the ranks, and changes the weights that it sends to all.
-    fn serve(&self, layer: usize, received: &Region) {
-        let mut sum = self.reduced_gradient(layer);
+    fn serve(&self, layer: usize, received: &Region) -> doorbell::Result<()> {
+        let mut sum = self.reduced_gradient(layer)?;
         let mut other = vec![0.0; sum.len()];
         let bytes = 4 * sum.len() as u64;
         for at in (0..received.len_bytes()).step_by(bytes as usize) {
-            received
-                .read_values(at, &mut other)
-                .expect("a gradient was received");
+            received.read_values(at, &mut other)?;
             for (sum, other) in sum.iter_mut().zip(&other) {
                 *sum += other;
             }
         }
         self.update(layer, &sum);
-        self.weights[layer]
-            .write_values(0, &lock(&self.layers[layer]).weights)
-            .expect("weights have room");
+        self.weights[layer].write_values(0, &lock(&self.layers[layer]).weights)
     }
 
     /// The number of images that the network recognizes.
@@ -485,11 +478,11 @@ impl Training<'_> {
     fn compute(
         &self,
         kind: &'static str,
-        work: impl FnOnce(&Replica) + Send + 'static,
+        work: impl FnOnce(&Replica) -> doorbell::Result<()> + Send + 'static,
     ) -> Result<()> {
         let replica = Arc::clone(&self.replica);
         self.compute
-            .launch(move || replica.kernel(kind, || work(&replica)))?;
+            .try_launch(move || replica.kernel(kind, || work(&replica)))?;
         self.queued(&self.compute)
     }
 
@@ -503,6 +496,7 @@ impl Training<'_> {
             self.compute("forward", move |replica| {
                 images.iter().for_each(|images| replica.load(images));
                 replica.forward(layer);
+                Ok(())
             })?;
         }
         for layer in (0..layers).rev() {
@@ -523,7 +517,8 @@ impl Training<'_> {
                 self.comm.launch(&self.network, reduce)?;
                 self.end(begun, "all-reduce")?;
                 self.on_network(move |replica| {
-                    replica.update(layer, &replica.reduced_gradient(layer))
+                    replica.update(layer, &replica.reduced_gradient(layer)?);
+                    Ok(())
                 })?;
             }
             Exchange::Server {
@@ -543,9 +538,7 @@ impl Training<'_> {
                 if received.is_none() {
                     self.on_network(move |replica| {
                         let weights = &mut lock(&replica.layers[layer]).weights;
-                        replica.weights[layer]
-                            .read_values(0, weights)
-                            .expect("weights were received");
+                        replica.weights[layer].read_values(0, weights)
                     })?;
                 }
             }
@@ -553,9 +546,12 @@ impl Training<'_> {
         Ok(())
     }
 
-    fn on_network(&self, work: impl FnOnce(&Replica) + Send + 'static) -> Result<()> {
+    fn on_network(
+        &self,
+        work: impl FnOnce(&Replica) -> doorbell::Result<()> + Send + 'static,
+    ) -> Result<()> {
         let replica = Arc::clone(&self.replica);
-        self.network.launch(move || work(&replica))?;
+        self.network.try_launch(move || work(&replica))?;
         self.queued(&self.network)
     }
 
@@ -569,7 +565,10 @@ impl Training<'_> {
     }
 
     fn end(&self, begun: Arc<Mutex<f64>>, kind: &'static str) -> Result<()> {
-        self.on_network(move |replica| replica.recorder.add_in(NETWORK, kind, *lock(&begun)))
+        self.on_network(move |replica| {
+            replica.recorder.add_in(NETWORK, kind, *lock(&begun));
+            Ok(())
+        })
     }
 }
 

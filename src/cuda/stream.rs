@@ -201,6 +201,21 @@ impl CudaStream {
     /// # Errors
     /// As [`Executor::submit`]. The closure is then dropped without having run.
     pub fn launch_host(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.try_launch_host(move || {
+            function();
+            Ok(())
+        })
+    }
+
+    /// Queues a host function as [`CudaStream::launch_host`] does, one that may fail. Its error is a failure of the stream, as a panic is, and
+    /// [`Error::Asynchronous`](crate::Error::Asynchronous) has the error's text and its [`WorkError`](crate::WorkError), if it has one.
+    ///
+    /// # Errors
+    /// As [`Executor::submit`]. The closure is then dropped without having run.
+    pub fn try_launch_host(
+        &self,
+        function: impl FnOnce() -> Result<()> + Send + 'static,
+    ) -> Result<()> {
         let state = self.state();
         state.check()?;
         let Some(stream) = state.weak.upgrade() else {
@@ -215,13 +230,20 @@ impl CudaStream {
         let call = Box::new(move || {
             let is_given_up = stream.functions.lock().is_given_up(place);
             let run = AssertUnwindSafe(|| match is_given_up {
-                true => drop(function),
+                true => {
+                    drop(function);
+                    Ok(())
+                }
                 false => run_as_stream(stream.id, function),
             });
-            if let Err(panicked) = catch_unwind(run) {
-                let reason = format!("panicked: {}", message(panicked));
+            let failure: Option<StreamFailure> = match catch_unwind(run) {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.into()),
+                Err(panicked) => Some(format!("panicked: {}", message(panicked)).into()),
+            };
+            if let Some(failure) = failure {
                 // An owner that is given up may panic, too; nothing may leave this closure.
-                let _ = catch_unwind(AssertUnwindSafe(|| stream.fail_now(place, reason.into())));
+                let _ = catch_unwind(AssertUnwindSafe(|| stream.fail_now(place, failure)));
             }
             stream.function_is_over();
             // Dropping the last handle calls the driver, which a host function must not do.

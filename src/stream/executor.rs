@@ -72,7 +72,7 @@ pub trait SealedExecutor {}
 /// Work fails after the call that queued it has returned. As with CUDA streams, the failure is the result of a later call, any call
 /// of this trait: [`Error::Asynchronous`], with the first cause. A call that reports one queues nothing.
 ///
-/// A failure is a fault of the stream: a kernel panicked, a wait ended without success, or an event that was waited for stands for work that
+/// A failure is a fault of the stream: a kernel failed or panicked, a wait ended without success, or an event that was waited for stands for work that
 /// failed. What is queued behind it is not executed, its tickets say [`Status::Discarded`](crate::Status::Discarded), and every later call
 /// reports the fault until [`Executor::take_fault`]. A CUDA stream cannot skip kernels that are queued: they can test the stream's status word.
 ///

@@ -48,6 +48,20 @@ impl From<WorkError> for StreamFailure {
     }
 }
 
+/// The error of a kernel.
+impl From<Error> for StreamFailure {
+    fn from(error: Error) -> StreamFailure {
+        StreamFailure {
+            reason: format!("a kernel failed: {error}"),
+            work: match error {
+                Error::Work(work) => Some(work),
+                Error::Asynchronous { work, .. } => work,
+                _ => None,
+            },
+        }
+    }
+}
+
 impl From<String> for StreamFailure {
     fn from(reason: String) -> StreamFailure {
         StreamFailure { reason, work: None }

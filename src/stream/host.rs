@@ -28,7 +28,7 @@ use crate::{Error, Result};
 /// still executed, as with `cudaStreamDestroy`, and then the thread ends. The drop does not wait for that.
 ///
 /// - A full queue makes the caller wait, with back-off.
-/// - A kernel that panics, or a wait that ends without success, is a fault of the stream; see [`Executor`] for how that is reported. What is queued
+/// - A kernel that fails or panics, or a wait that ends without success, is a fault of the stream; see [`Executor`] for how that is reported. What is queued
 ///   behind it is not executed: operations end as [`Status::Discarded`](crate::Status::Discarded), events pass and report the failure, and a
 ///   stream that waits for such an event has a fault, too. [`Executor::take_fault`] takes the fault, and the stream can be used again.
 ///   [`HostStream::continue_on_error`] lets the stream go on instead.
@@ -168,6 +168,18 @@ impl HostStream {
     /// # Errors
     /// As [`Executor::submit`]. The closure is then dropped without having run.
     pub fn launch(&self, kernel: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.try_launch(move || {
+            kernel();
+            Ok(())
+        })
+    }
+
+    /// Queues a kernel as [`HostStream::launch`] does, one that may fail. Its error is a fault of the stream, as a panic is, and
+    /// [`Error::Asynchronous`](crate::Error::Asynchronous) has the error's text and its [`WorkError`](crate::WorkError), if it has one.
+    ///
+    /// # Errors
+    /// As [`Executor::submit`]. The closure is then dropped without having run.
+    pub fn try_launch(&self, kernel: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
         let kernel = HostClosure::new(kernel);
         self.push(|queued| queued.hold_kernel(kernel)).map(drop)
     }

@@ -1,8 +1,10 @@
-//! Kernels of the host stream: closures, kept in the queue itself when they are small.
+//! Kernels of the host stream: closures that may fail, kept in the queue itself when they are small.
 #![allow(unsafe_code)] // a closure of any type, stored as bytes
 
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, MaybeUninit};
+
+use crate::Result;
 
 /// Room for a closure: eight captured words.
 type Storage = MaybeUninit<[u64; 8]>;
@@ -16,18 +18,18 @@ pub(super) struct HostClosure {
 
 /// What can be done with the closure in a [`Storage`], once, and it is gone.
 struct Calls {
-    run: unsafe fn(*mut Storage),
+    run: unsafe fn(*mut Storage) -> Result<()>,
     discard: unsafe fn(*mut Storage),
 }
 
 struct CallsOf<F>(PhantomData<F>);
 
-impl<F: FnOnce()> CallsOf<F> {
+impl<F: FnOnce() -> Result<()>> CallsOf<F> {
     const CALLS: Calls = Calls {
         run: |closure| {
             // SAFETY: the caller says that an F is there, and that it is gone after this.
             let closure = unsafe { closure.cast::<F>().read() };
-            closure();
+            closure()
         },
         discard: |closure| {
             // SAFETY: as for `run`.
@@ -38,9 +40,9 @@ impl<F: FnOnce()> CallsOf<F> {
 
 impl HostClosure {
     /// `Send`, because another thread runs or drops it; `'static`, because nobody knows when.
-    pub(super) fn new<F: FnOnce() + Send + 'static>(closure: F) -> Self {
+    pub(super) fn new<F: FnOnce() -> Result<()> + Send + 'static>(closure: F) -> Self {
         if size_of::<F>() > size_of::<Storage>() || align_of::<F>() > align_of::<Storage>() {
-            let boxed: Box<dyn FnOnce() + Send> = Box::new(closure);
+            let boxed: Box<dyn FnOnce() -> Result<()> + Send> = Box::new(closure);
             return Self::new(boxed);
         }
         let mut kernel = Self {
@@ -52,12 +54,12 @@ impl HostClosure {
         kernel
     }
 
-    pub(super) fn run(self) {
+    pub(super) fn run(self) -> Result<()> {
         // The closure goes away in the call, so our drop must not drop it again.
         let mut kernel = ManuallyDrop::new(self);
         let run = kernel.calls.run;
         // SAFETY: a kernel holds the closure that its `calls` are of, until this call or its drop, and only one of them happens.
-        unsafe { run(&raw mut kernel.closure) };
+        unsafe { run(&raw mut kernel.closure) }
     }
 }
 
@@ -77,7 +79,10 @@ mod tests {
     /// Adds the sum of what it captured to the count, and holds a reference to it until it is gone.
     fn kernel<const N: usize>(count: &Arc<AtomicU64>) -> HostClosure {
         let (held, words) = (Arc::clone(count), [1u64; N]);
-        HostClosure::new(move || _ = held.fetch_add(words.iter().sum(), Ordering::Relaxed))
+        HostClosure::new(move || {
+            held.fetch_add(words.iter().sum(), Ordering::Relaxed);
+            Ok(())
+        })
     }
 
     #[test]
@@ -89,7 +94,7 @@ mod tests {
         for (make, sum) in makers.into_iter().zip([0, 7, 15, 115]) {
             let moved = vec![make(&count)];
             assert_eq!(Arc::strong_count(&count), 2);
-            moved.into_iter().for_each(HostClosure::run);
+            moved.into_iter().for_each(|kernel| kernel.run().unwrap());
             assert_eq!(count.load(Ordering::Relaxed), sum);
             assert_eq!(Arc::strong_count(&count), 1);
             drop(make(&count));
@@ -108,8 +113,10 @@ mod tests {
             let wide = wide;
             assert!((&raw const wide).addr().is_multiple_of(64));
             wide.0.store(1, Ordering::Relaxed);
+            Ok(())
         })
-        .run();
+        .run()
+        .unwrap();
         assert_eq!(count.load(Ordering::Relaxed), 1);
     }
 

@@ -277,8 +277,8 @@ impl StreamShared {
             Item::Nothing => {}
             Item::HostClosure => {
                 let kernel = queued.kernel.take().filter(|_| !discards);
-                if let Some(kernel) = kernel {
-                    kernel.run();
+                if let Some(Err(error)) = kernel.map(HostClosure::run) {
+                    self.fault.fail(error);
                 }
             }
             Item::Program { owner, cookie } if discards => {

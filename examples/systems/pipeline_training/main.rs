@@ -254,10 +254,11 @@ struct Report {
 }
 
 /// The least time of a kernel.
-fn last(time: Duration, work: impl FnOnce()) {
+fn last<T>(time: Duration, work: impl FnOnce() -> T) -> T {
     let begin = Instant::now();
-    work();
+    let result = work();
     std::thread::sleep(time.saturating_sub(begin.elapsed()));
+    result
 }
 
 struct Run {

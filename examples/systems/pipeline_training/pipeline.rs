@@ -299,22 +299,17 @@ impl Pipeline {
         let sent = to.as_ref().map(|neighbour| neighbour.sent.clone());
         let (stage, recorder) = (Arc::clone(&self.stage), Arc::clone(&self.recorder));
         let time = self.kernel_time * factor;
-        self.stream.launch(move || {
+        self.stream.try_launch(move || {
             recorder.time(kind, || {
                 last(time, || {
                     let mut values = vec![0.0; width];
                     if let Some(received) = received {
-                        received
-                            .read_values(at, &mut values)
-                            .expect("it was received");
+                        received.read_values(at, &mut values)?;
                     }
                     let values = work(&mut lock(&stage), values);
-                    if let Some(sent) = sent {
-                        sent.write_values(at, &values)
-                            .expect("there is memory for each micro-batch");
-                    }
-                });
-            });
+                    sent.map_or(Ok(()), |sent| sent.write_values(at, &values))
+                })
+            })
         })?;
         if let Some(neighbour) = to {
             sends.push((

@@ -18,7 +18,7 @@ use crate::support::{self, Recorder};
 use crate::{AHEAD, BACKWARD, DEADLINE, GATHERED, Options, Report, Run, last, lock, report};
 
 /// What a kernel of a part does to it and to the memory of its sums.
-type PartKernel = Box<dyn FnOnce(&mut Part, &Region) + Send>;
+type PartKernel = Box<dyn FnOnce(&mut Part, &Region) -> doorbell::Result<()> + Send>;
 
 /// What the kernels of one rank use that has a part of the neurons of each block.
 struct Part {
@@ -35,22 +35,21 @@ struct Part {
 }
 
 impl Part {
-    fn forward(&mut self, block: usize, sums: &Region) {
+    fn forward(&mut self, block: usize, sums: &Region) -> doorbell::Result<()> {
         let weights = &self.network.blocks[block];
         let (of_part, hidden) = Block::forward(&weights[..weights.len() - PIXELS], &self.passed);
-        sums.write_values(0, &of_part)
-            .expect("it has the length of a batch");
         self.kept.push((std::mem::take(&mut self.passed), hidden));
+        sums.write_values(0, &of_part)
     }
 
     /// Behind the all-reduce.
-    fn after_forward(&mut self, block: usize, sums: &Region) {
+    fn after_forward(&mut self, block: usize, sums: &Region) -> doorbell::Result<()> {
         let weights = &self.network.blocks[block];
         let images = &self.kept[block].0;
         let mut of_all = vec![0.0; images.len()];
-        sums.read_values(0, &mut of_all)
-            .expect("it has the length of a batch");
+        sums.read_values(0, &mut of_all)?;
         self.passed = Block::output(images, &of_all, &weights[weights.len() - PIXELS..]);
+        Ok(())
     }
 
     fn classify(&mut self, images: &[usize]) {
@@ -64,7 +63,7 @@ impl Part {
         );
     }
 
-    fn backward(&mut self, block: usize, sums: &Region) {
+    fn backward(&mut self, block: usize, sums: &Region) -> doorbell::Result<()> {
         let (images, hidden) = self.kept.pop().expect("it has gone forward");
         let weights = &self.network.blocks[block];
         let neurons = &weights[..weights.len() - PIXELS];
@@ -72,17 +71,16 @@ impl Part {
         Block::add_bias_gradient(of_biases, &self.passed);
         let below = Block::backward(neurons, of_neurons, &images, &hidden, &self.passed);
         sums.write_values(0, &below)
-            .expect("it has the length of a batch");
     }
 
-    fn after_backward(&mut self, sums: &Region) {
+    fn after_backward(&mut self, sums: &Region) -> doorbell::Result<()> {
         let mut below = vec![0.0; self.passed.len()];
-        sums.read_values(0, &mut below)
-            .expect("it has the length of a batch");
+        sums.read_values(0, &mut below)?;
         self.passed
             .iter_mut()
             .zip(below)
             .for_each(|(delta, below)| *delta += below);
+        Ok(())
     }
 
     fn update(&mut self, batch: usize, rate: f32) {
@@ -139,7 +137,7 @@ pub fn train(group: &Group, options: &Options, digits: &Arc<Digits>) -> Result<R
     let time = Duration::from_micros(options.kernel_us) / ranks as u32;
     let kernel = |kind: &'static str, factor: u32, work: PartKernel| {
         let (part, recorder, sums) = (Arc::clone(&part), Arc::clone(&recorder), sums.clone());
-        stream.launch(move || {
+        stream.try_launch(move || {
             recorder.time(kind, || {
                 last(time * factor, || work(&mut lock(&part), &sums))
             })
@@ -161,25 +159,25 @@ pub fn train(group: &Group, options: &Options, digits: &Arc<Digits>) -> Result<R
                 images
                     .iter()
                     .for_each(|images| part.passed = pixels(&part.digits, images));
-                part.forward(block, sums);
+                part.forward(block, sums)
             };
             kernel("forward", 1, Box::new(forward))?;
             comm.launch(&stream, &reduce)?;
             let part = Arc::clone(&part);
             let sums = sums.clone();
-            stream.launch(move || lock(&part).after_forward(block, &sums))?;
+            stream.try_launch(move || lock(&part).after_forward(block, &sums))?;
         }
         for block in (0..options.blocks).rev() {
             let images = (block + 1 == options.blocks).then(|| images.clone());
             let backward = move |part: &mut Part, sums: &Region| {
                 images.iter().for_each(|images| part.classify(images));
-                part.backward(block, sums);
+                part.backward(block, sums)
             };
             kernel(BACKWARD, 2, Box::new(backward))?;
             comm.launch(&stream, &reduce)?;
             let part = Arc::clone(&part);
             let sums = sums.clone();
-            stream.launch(move || lock(&part).after_backward(&sums))?;
+            stream.try_launch(move || lock(&part).after_backward(&sums))?;
         }
         let (part, batch, rate) = (Arc::clone(&part), options.batch, options.rate);
         stream.launch(move || lock(&part).update(batch, rate))?;
