@@ -122,6 +122,19 @@ const SYNDROMES: [(u8, u8); 13] = [
 ];
 
 #[test]
+fn path_without_a_route_is_refused() {
+    let test = "path_without_a_route_is_refused";
+    let Some(program) = verbs_program(test, "verbs/unreachable.c") else {
+        return;
+    };
+    for door in Door::all() {
+        let command = door.run(&["--link", "eth", "--wire", "udp"], &program);
+        let output = Running::start(command, &format!("{test}.{door:?}")).finish();
+        assert!(output.contains("every path was right"), "{output}");
+    }
+}
+
+#[test]
 fn every_status_can_be_injected() {
     let test = "every_status_can_be_injected";
     let Some(program) = verbs_program(test, "verbs/statuses.c") else {
@@ -136,6 +149,13 @@ fn every_status_can_be_injected() {
             assert!(output.contains("every status was right"), "{output}");
         };
         expect("garble=1", &["garbled"]);
+        let mut command = door.run(
+            &["--link", "eth", "--wire", "udp", "--fault", "garble=1"],
+            &program,
+        );
+        command.arg("garbled");
+        let output = Running::start(command, &format!("{test}.{door:?}.udp")).finish();
+        assert!(output.contains("every status was right"), "{output}");
         for (status, syndrome) in SYNDROMES {
             for side in ["send", "recv"] {
                 expect(

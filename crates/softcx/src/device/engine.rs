@@ -27,6 +27,8 @@ pub(super) struct EngineCore {
     stop: AtomicBool,
     /// When another thread than the engine last made a turn ([`EngineCore::now_ns`]). Changes also when one could not, because the core was locked.
     pub(super) driven: AtomicU64,
+    /// When the engine wakes up by itself, if it sleeps until something is due; else 0. Written with the core locked.
+    pub(super) sleeps_until_ns: AtomicU64,
     /// Slots of queue pairs whose doorbells were rung and that no turn looks at.
     pub(super) rung: NumberSet,
     /// A doorbell of some queue pair was rung.
@@ -51,6 +53,7 @@ impl EngineCore {
             started: Instant::now(),
             stop: AtomicBool::new(false),
             driven: AtomicU64::new(0),
+            sleeps_until_ns: AtomicU64::new(0),
             rung: NumberSet::default(),
             any_rung: AtomicBool::new(false),
             wanted: AtomicU32::new(0),
@@ -100,6 +103,24 @@ impl EngineCore {
             return core.turn(now_ns);
         }
         worked
+    }
+
+    /// Ends a turn of another thread: wakes the engine if there is more to do, or if the turn has begun a wait that ends before the engine wakes up by itself.
+    #[inline]
+    pub(super) fn end_turn(&self, core: MutexGuard<'_, DeviceCore>, worked: bool) {
+        let wakes = core.has_more_to_do() || (worked && self.is_due_in_sleep(&core));
+        drop(core);
+        if wakes {
+            self.wake_word.wake();
+        }
+    }
+
+    fn is_due_in_sleep(&self, core: &DeviceCore) -> bool {
+        let until_ns = self.sleeps_until_ns.load(Ordering::Relaxed);
+        until_ns > 0
+            && core
+                .next_due_ns(self.now_ns())
+                .is_some_and(|due| due < until_ns)
     }
 
     /// Sleeps for that time while another thread makes the device's progress. Returns whether a wake ended the sleep, so that the engine has work.
@@ -168,12 +189,17 @@ impl EngineCore {
             let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
             let is_driven = driven_at.is_some_and(|at| at.elapsed() < DRIVEN_FOR);
             let mut rest = pace.rest(idle, is_driven, core.pages_that_may_be_rung());
+            let mut until_ns = 0;
             if rest != Rest::Spin {
                 let now_ns = self.now_ns();
                 let due = core.next_due_ns(now_ns);
                 rest = rest.until(due.map(|due| Duration::from_nanos(due.saturating_sub(now_ns))));
                 core.look_at_all_pages();
+                if let Rest::Sleep(time) = rest {
+                    until_ns = now_ns.saturating_add(time.as_nanos() as u64);
+                }
             }
+            self.sleeps_until_ns.store(until_ns, Ordering::Relaxed);
             drop(core);
             let time = match rest {
                 Rest::Spin => {
@@ -188,10 +214,13 @@ impl EngineCore {
             };
             let mut woken = false;
             let was_woken = self.wake_word.sleep(time, || {
-                woken =
-                    self.stop.load(Ordering::Acquire) || self.turn(&mut self.lock(), self.now_ns());
+                let mut core = self.lock();
+                woken = self.stop.load(Ordering::Acquire)
+                    || self.turn(&mut core, self.now_ns())
+                    || self.is_due_in_sleep(&core);
                 woken
             });
+            self.sleeps_until_ns.store(0, Ordering::Relaxed);
             #[cfg(test)]
             if !woken && !was_woken && time >= REPORTED_SLEEP {
                 self.long_sleeps.fetch_add(1, Ordering::Relaxed);

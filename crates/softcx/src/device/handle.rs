@@ -172,6 +172,11 @@ impl Device {
         self.nic().turn(&mut self.lock(), now_ns)
     }
 
+    #[cfg(test)]
+    pub(super) fn engine_core(&self) -> &std::sync::Arc<EngineCore> {
+        &self.engine.nic
+    }
+
     fn nic(&self) -> &EngineCore {
         &self.engine.nic
     }
@@ -198,12 +203,8 @@ impl Device {
         let now_ns = nic.now_ns();
         nic.driven.store(now_ns, Ordering::Relaxed);
         let worked = nic.turn(&mut core, now_ns);
-        let more = core.has_more_to_do();
-        drop(core);
-        if more {
-            // The caller may not poll again, so the engine must do the rest.
-            nic.wake_word.wake();
-        }
+        // The caller may not poll again, so the engine must do the rest.
+        nic.end_turn(core, worked);
         worked
     }
 

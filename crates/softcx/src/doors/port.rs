@@ -1,8 +1,10 @@
 //! How the port of the device shows itself.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 
+use crate::device::client::Errno;
 use crate::device::management::MadPeer;
+use crate::device::roce::ROCE_PORT;
 use crate::device::{Device, Function, LinkLayer, UdpInterface};
 
 /// The identity and the link of the port.
@@ -17,6 +19,8 @@ pub(super) struct PortIdentity {
     pub(super) function: Function,
     /// The network interface that its packets go over.
     pub(super) interface: UdpInterface,
+    /// Whether its packets go to other hosts, by UDP: GIDs are then addresses of hosts.
+    pub(super) by_udp: bool,
 }
 
 /// Entries of the table of GIDs. One is the port's own.
@@ -66,7 +70,18 @@ impl PortIdentity {
             },
             function: device.function(),
             interface: device.interface().unwrap_or(UdpInterface::LOOPBACK),
+            by_udp: matches!(device.mad_port(), MadPeer::Host(_)),
         }
+    }
+
+    /// What the kernel finds of the way to a port before it sets a path or makes an address handle (`ib_resolve_eth_dmac` of core/verbs.c): EINVAL for an address
+    /// of another family than the port's, and the error of a route that is not there. A station that does not answer is not asked for.
+    pub(super) fn check_route(&self, gid: &[u8; 16]) -> Result<(), Errno> {
+        let to = Ipv6Addr::from(*gid).to_canonical();
+        if !self.is_ethernet() || !self.by_udp || to.is_multicast() {
+            return Ok(());
+        }
+        route(Ipv6Addr::from(self.gid).to_canonical(), to)
     }
 
     pub(super) fn is_ethernet(&self) -> bool {
@@ -89,9 +104,20 @@ impl PortIdentity {
     }
 }
 
+/// Whether the kernel has a route from one address to the other.
+pub(super) fn route(from: IpAddr, to: IpAddr) -> Result<(), Errno> {
+    if from.is_ipv4() != to.is_ipv4() {
+        return Err(libc::EINVAL);
+    }
+    UdpSocket::bind((from, 0))
+        .and_then(|socket| socket.connect((to, ROCE_PORT)))
+        .map_err(|error| error.raw_os_error().unwrap_or(libc::ENETUNREACH))
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::device::roce::gid_of_address;
     use crate::device::{DeviceOptions, WireKind};
 
     #[test]
@@ -112,6 +138,38 @@ mod tests {
         assert_ne!(guids[0], guids[1]);
         let numbered = device("c", WireKind::SharedMemory);
         assert_eq!(PortIdentity::of(&numbered).guid, GUID | 1);
+    }
+
+    #[test]
+    fn addresses_of_hosts_need_a_route() {
+        let device = |name: &str, link, wire| {
+            Device::on_fabric(&DeviceOptions {
+                fabric: format!("route-{}-{name}", std::process::id()),
+                link,
+                wire,
+                ..DeviceOptions::default()
+            })
+            .unwrap()
+        };
+        let (here, other_family) = (gid_of_address("127.9.0.1".parse().unwrap()), [0xfd; 16]);
+        // Without a route from the loopback interface.
+        let elsewhere = gid_of_address("192.0.2.1".parse().unwrap());
+        let far = device("a", LinkLayer::Ethernet, WireKind::Udp(None));
+        let port = PortIdentity::of(&far);
+        assert_eq!(port.check_route(&here), Ok(()));
+        assert_eq!(port.check_route(&port.gid), Ok(()));
+        assert_eq!(port.check_route(&other_family), Err(libc::EINVAL));
+        assert!(port.check_route(&elsewhere).is_err());
+        // Groups have no route, and GIDs of other wires are no addresses of hosts.
+        let group = gid_of_address("224.0.0.9".parse().unwrap());
+        assert_eq!(port.check_route(&group), Ok(()));
+        for near in [
+            device("b", LinkLayer::Ethernet, WireKind::SharedMemory),
+            device("c", LinkLayer::InfiniBand, WireKind::SharedMemory),
+        ] {
+            let port = PortIdentity::of(&near);
+            assert_eq!(port.check_route(&other_family), Ok(()));
+        }
     }
 
     #[test]

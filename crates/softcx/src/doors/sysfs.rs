@@ -188,6 +188,13 @@ fn entries(port: &PortIdentity, sysfs: &Path) -> Vec<(PathBuf, SysfsEntry)> {
     for (name, value) in device_files(port) {
         add(function.join(DEVICE).join(name), &value);
     }
+    if port.is_ethernet() {
+        // The function's own interface, as rdma-core's tests look for it.
+        let name = port.interface.name();
+        let interface = Path::new("/sys/class/net").join(&name);
+        let link = function.join("net").join(&name);
+        entries.push((link, SysfsEntry::Link(interface)));
+    }
     let space = SysfsEntry::File(pci_function::configuration(port));
     entries.push((function.join("config"), space));
     for (link, target) in links() {
@@ -313,6 +320,11 @@ mod tests {
         write(&root, &entries(&port, Path::new("/sys"))).unwrap();
         let folder = root.join("class/infiniband/mlx5_0/ports/1");
         let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
+        let interface = root.join("class/infiniband/mlx5_0/device/net/lo");
+        assert_eq!(
+            fs::read_link(interface).unwrap(),
+            Path::new("/sys/class/net/lo")
+        );
         // libibumad reads these, and refuses a port without them. IBV_PORT_IP_BASED_GIDS is the only capability.
         assert_eq!(read("cap_mask"), "0x04000000\n");
         assert_eq!(read("sm_sl"), "0\n");

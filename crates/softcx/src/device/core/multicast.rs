@@ -1,5 +1,7 @@
 //! Multicast groups of this device: which queue pairs are in them.
 
+use std::net::Ipv6Addr;
+
 use super::DeviceCore;
 use crate::device::client::{Errno, Transport};
 use crate::device::options::LinkLayer;
@@ -27,8 +29,9 @@ impl DeviceCore {
             // Members on other hosts would have to join the group by IGMP.
             return Err(libc::EOPNOTSUPP);
         }
-        // Multicast GIDs begin so (IBTA 4.1.1).
-        if qp.parts.transport != Transport::Ud || gid[0] != 0xff || !self.is_group_lid(mlid) {
+        // Multicast GIDs begin with 0xff (IBTA 4.1.1), and those of RoCE v2 may be addresses of IPv4 (`rdma_is_multicast_addr` of the kernel).
+        let is_group = Ipv6Addr::from(gid).to_canonical().is_multicast();
+        if qp.parts.transport != Transport::Ud || !is_group || !self.is_group_lid(mlid) {
             return Err(libc::EINVAL);
         }
         let members = self.multicast.entry(gid).or_default();

@@ -17,7 +17,7 @@ pub use self::status::QpStatus;
 use crate::device::client::{DeviceEvent, QpAttributes, Transport};
 use crate::device::fabric::Fabric;
 use crate::device::keys::Accessor;
-use crate::device::packet::{Header, Packet, PacketKind, PacketPayload, Service};
+use crate::device::packet::{Header, Packet, PacketKind, PacketPayload, Service, flag};
 use crate::device::requester::Requester;
 use crate::device::responder::Responder;
 use crate::device::wire::{Counted, Destination};
@@ -144,7 +144,7 @@ impl Qp {
     pub(crate) fn send_to(&self, context: &mut DeviceParts, to: Destination, mut packet: Packet) {
         context.counters.packets_sent += 1;
         if context.wire.is_faulty() {
-            garble(context, &mut packet.header);
+            garble(context, &mut packet);
         }
         if let Some(trace) = &mut context.trace {
             trace.sent(context.now_ns, to, &packet.header, None);
@@ -287,7 +287,8 @@ impl Qp {
 
 /// Gives a response the form of the other kind, if a fault picks it.
 #[cold]
-fn garble(context: &mut DeviceParts, header: &mut Header) {
+fn garble(context: &mut DeviceParts, packet: &mut Packet) {
+    let header = &mut packet.header;
     let other = match header.kind {
         PacketKind::ReadResponse => PacketKind::AtomicResponse,
         PacketKind::AtomicResponse => PacketKind::ReadResponse,
@@ -295,5 +296,9 @@ fn garble(context: &mut DeviceParts, header: &mut Header) {
     };
     if context.wire.fault_code(Counted::Response).is_some() {
         header.kind = other;
+        // A whole response of that kind: a frame of another form would be dropped on its way.
+        header.flags |= flag::FIRST | flag::LAST;
+        header.payload_bytes = 0;
+        packet.payload = PacketPayload::Empty;
     }
 }

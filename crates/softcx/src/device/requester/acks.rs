@@ -3,9 +3,12 @@
 use super::flow_window::READ_CHUNK;
 use super::message::OutstandingMessage;
 use super::opcode::{NOP, RDMA_READ};
+use super::state::NextResponse;
 use super::unread_peer::Silence;
 use crate::device::gather::{GatherSource, ScatterError};
-use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance, rnr_delay_ns};
+use crate::device::packet::{
+    AckCode, Header, PacketKind, flag, psn_add, psn_distance, rnr_delay_ns,
+};
 use crate::device::qp::{DeviceParts, Qp};
 use crate::device::wire::Destination;
 use doorbell_wire::mlx5::Syndrome;
@@ -105,6 +108,8 @@ impl Qp {
         requester.retries = 0;
         requester.rnr_retries = 0;
         requester.asked_again = false;
+        // What the receiver was not ready for has arrived by another packet.
+        requester.wait_until_ns = 0;
         requester.unread_peer.answered();
         let outstanding = psn_distance(requester.unsent_psn, requester.unacked_psn) > 0;
         requester.deadline_ns = outstanding.then(|| {
@@ -163,6 +168,7 @@ impl Qp {
             end > 0 || (end == 0 && message.packets == 0)
         });
         requester.cursor = at.unwrap_or(requester.messages.len());
+        requester.next_response = NextResponse::Any;
         requester.packet = match requester.messages.get(requester.cursor) {
             Some(message) if !message.wants_response() => {
                 psn_distance(unacked, message.first_psn).max(0) as u32
@@ -242,7 +248,8 @@ impl Qp {
         };
         let now_ns = context.now_ns;
         let unread_peer = &mut self.requester.unread_peer;
-        unread_peer.silence(now_ns, || context.unread_at(remote.to))
+        let by_socket = matches!(remote.to, Destination::Host(_));
+        unread_peer.silence(now_ns, by_socket, || context.unread_at(remote.to))
     }
 
     /// A response to a read or an atomic.
@@ -290,15 +297,23 @@ impl Qp {
         } else {
             (total - offset.min(total)).min(self.attributes.mtu_bytes)
         };
-        if header.kind != kind || source.len_bytes() != wanted {
-            return self.fail_message(context, index, Syndrome::BadResp);
-        }
         let end_psn = psn_add(message.first_psn, message.packets);
         let is_last = psn_add(psn, 1) == end_psn;
         let in_pieces =
             matches!(self.remote, Some(remote) if matches!(remote.to, Destination::Host(_)));
         let ends_request =
             is_last || (in_pieces && (message.responses + 1).is_multiple_of(READ_CHUNK));
+        // As the kernel's rxe checks a response (`check_ack` of rxe_comp.c): its opcode follows the one before, and its syndrome is that of an acknowledgement.
+        let in_order = atomic
+            || (requester.next_response.allows(header.has(flag::FIRST))
+                && header.has(flag::LAST) == ends_request);
+        if header.kind != kind
+            || header.code != AckCode::Ack
+            || source.len_bytes() != wanted
+            || !in_order
+        {
+            return self.fail_message(context, index, Syndrome::BadResp);
+        }
         let put_off = !is_last && context.wire.late_packets_ns() > 0;
         let placed = if put_off && self.requester.late.is_none() {
             self.put_off_response(context, source, (index, end_psn), offset)
@@ -313,6 +328,12 @@ impl Qp {
         let requester = &mut self.requester;
         if let Some(message) = requester.messages.iter_mut().find(|m| m.index == index) {
             message.responses += 1;
+        }
+        if !atomic {
+            requester.next_response = match ends_request {
+                true => NextResponse::First,
+                false => NextResponse::Further,
+            };
         }
         if ends_request {
             // Those that were on their way when the requester went back are not counted.

@@ -5,6 +5,7 @@ use super::message::MAX_MESSAGE_BYTES;
 use super::opcode::{
     ATOMIC_CS, ATOMIC_FA, NOP, RDMA_READ, RDMA_WRITE_IMM, SEND, SEND_IMM, SEND_INVAL, UMR,
 };
+use super::state::NextResponse;
 use crate::device::client::Transport;
 use crate::device::gather::WqeRequest;
 use crate::device::packet::{
@@ -61,6 +62,9 @@ impl Qp {
                 requester.packet = 0;
             }
             requester.reads += 1;
+            if psn_distance(psn, requester.unsent_psn) < 0 {
+                requester.next_response = NextResponse::Any;
+            }
             if psn_distance(after, requester.unsent_psn) > 0 {
                 requester.unsent_psn = after;
             }

@@ -50,6 +50,8 @@ pub(crate) struct Requester {
     pub(super) reads: u32,
     /// Reads and atomics in `messages` that are not answered.
     pub(super) unanswered: u32,
+    /// Which response of a read may come next.
+    pub(super) next_response: NextResponse,
     /// A response of a read that is not placed.
     pub(super) late: Option<LateResponse>,
     /// Set when a lost response made the requester go back, until something arrives: one loss, one retry.
@@ -63,6 +65,28 @@ pub(crate) struct Requester {
     pub(super) wait_until_ns: u64,
     /// What is announced is not read before this time, if a fault says so; else 0.
     pub(super) fetch_from_ns: u64,
+}
+
+/// Which packet of the responses to reads may come next.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum NextResponse {
+    /// The first one of a request.
+    #[default]
+    First,
+    /// One behind the first.
+    Further,
+    /// Either, because a request was sent again: responses to the one before may still come.
+    Any,
+}
+
+impl NextResponse {
+    pub(super) fn allows(self, is_first: bool) -> bool {
+        match self {
+            NextResponse::First => is_first,
+            NextResponse::Further => !is_first,
+            NextResponse::Any => true,
+        }
+    }
 }
 
 impl Requester {

@@ -364,6 +364,65 @@ fn bad_response() {
     case.unnoticed();
 }
 
+/// A read of three packets whose responses do not follow each other, or are no acknowledgement.
+#[test]
+fn responses_out_of_form_are_bad() {
+    const MTU: u32 = 1024;
+    const NONE: u8 = 0;
+    const ONLY: u8 = flag::FIRST | flag::LAST;
+    let ack = AckCode::Ack;
+    let good = [(flag::FIRST, ack), (NONE, ack), (flag::LAST, ack)];
+    let mut rows = vec![(good.to_vec(), None)];
+    // Each with one response that is wrong, in its place.
+    for (place, wrong) in [
+        (0, (NONE, ack)),
+        (0, (ONLY, ack)),
+        (0, (flag::LAST, ack)),
+        (0, (flag::FIRST, AckCode::AccessError)),
+        (0, (flag::FIRST, AckCode::SequenceError)),
+        (1, (flag::FIRST, ack)),
+        (1, (flag::LAST, ack)),
+        (2, (NONE, ack)),
+        (2, (ONLY, ack)),
+        (2, (flag::LAST, AckCode::InvalidRequest)),
+        (2, (flag::LAST, AckCode::ReceiverNotReady(1))),
+    ] {
+        let row = [&good[..place], &[wrong]].concat();
+        rows.push((row, Some(Syndrome::BadResp)));
+    }
+    for (responses, end) in rows {
+        let mut case = Case::new(Shape {
+            attributes: Attributes {
+                mtu_bytes: MTU,
+                ..Attributes::default()
+            },
+            ..Shape::default()
+        });
+        case.world.set_faults(Faults {
+            loss: 1.0,
+            ..Faults::default()
+        });
+        let local = case.a.qp.local();
+        let list = [case.a.segment(0, 3 * MTU as usize)];
+        let read = SendRequest::read(case.b.at(0), case.b.key).segments(&list);
+        case.a.send(&read.signaled(true));
+        case.world.turn();
+        for ((flags, code), packet) in responses.iter().zip(0..) {
+            let psn = psn_add(local.psn, packet);
+            let header = Header {
+                flags: *flags,
+                code: *code,
+                payload_bytes: MTU as u16,
+                ..Header::new(PacketKind::ReadResponse, local.qpn, psn, local.connection)
+            };
+            let mut core = case.world.devices[0].lock();
+            core.inject(&header, &[packet as u8; MTU as usize]);
+        }
+        case.world.turn();
+        assert_eq!(case.a.all_sent(), [(0, end)], "{responses:?}");
+    }
+}
+
 #[test]
 fn a_response_of_the_wrong_length_or_time_changes_nothing_that_was_not_asked_for() {
     let mut case = case();
@@ -588,6 +647,41 @@ fn a_requester_that_waits_for_a_receive_ignores_sequence_naks() {
     b.receive(&[b.segment(0, 8)]);
     world.settle();
     assert_eq!(a.all_sent(), [(0, None)]);
+}
+
+/// The send came twice: the receiver was not ready for the first copy, and has taken the second one.
+#[test]
+fn an_acknowledgement_ends_the_wait_for_the_receiver() {
+    let mut case = case();
+    case.world.set_faults(Faults {
+        loss: 1.0,
+        ..Faults::default()
+    });
+    let list = [case.a.segment(0, 8)];
+    for _ in 0..2 {
+        case.a
+            .post(&SendRequest::send().segments(&list).signaled(true));
+    }
+    case.a.ring();
+    case.world.turn();
+    let (local, device) = (case.a.qp.local(), case.world.devices[0].clone());
+    assert_eq!(device.counters().packets_sent, 2);
+    let answer = |code| Header {
+        code,
+        ..Header::new(PacketKind::Ack, local.qpn, local.psn, local.connection)
+    };
+    // Code 0 is the longest wait, 655 ms: longer than all retries.
+    device
+        .lock()
+        .inject(&answer(AckCode::ReceiverNotReady(0)), &[]);
+    for _ in 0..10 {
+        case.world.turn();
+    }
+    assert_eq!(device.counters().packets_sent, 2, "it waits");
+    device.lock().inject(&answer(AckCode::Ack), &[]);
+    case.world.turn();
+    assert_eq!(case.a.all_sent(), [(0, None)]);
+    assert_eq!(device.counters().packets_sent, 3, "the second send again");
 }
 
 #[test]

@@ -528,6 +528,43 @@ fn management_datagrams_of_other_classes_are_dropped_and_counted() {
     assert_eq!(kept.len(), 1);
 }
 
+/// The sockets that frames leave by have ports, too, and nobody reads there: the kernel keeps a few datagrams, and not the megabytes of a buffer.
+#[test]
+fn what_a_stranger_sends_to_the_ports_of_flows_is_dropped_by_the_kernel() {
+    const MOST_BYTES: u64 = 16 << 10;
+    let world = World::by_udp(1);
+    let own = address(&world.devices[0]);
+    let at = format!("{:08X}", u32::from_ne_bytes(own.octets()));
+    // Port, bytes that wait, datagrams dropped, of each socket at the address.
+    let sockets = || {
+        let text = std::fs::read_to_string("/proc/net/udp").unwrap();
+        let of_line = |line: &str| {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            let port = fields.get(1)?.strip_prefix(&at)?.strip_prefix(':')?;
+            let port = u16::from_str_radix(port, 16).ok()?;
+            let waiting = u64::from_str_radix(fields[4].split_once(':')?.1, 16).ok()?;
+            let dropped = fields.last()?.parse::<u64>().ok()?;
+            (port != ROCE_PORT).then_some((port, waiting, dropped))
+        };
+        text.lines().filter_map(of_line).collect::<Vec<_>>()
+    };
+    let ports = sockets();
+    assert_eq!(ports.len(), 4, "{ports:?}");
+    let stranger = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    for (port, ..) in &ports {
+        for _ in 0..1000 {
+            stranger.send_to(&[0; 1024], (own, *port)).unwrap();
+        }
+    }
+    let of_flows = |port: u16| ports.iter().any(|(flow, ..)| *flow == port);
+    // The stranger's own socket may have the same address.
+    let after = sockets();
+    for (port, waiting, dropped) in after.into_iter().filter(|(port, ..)| of_flows(*port)) {
+        assert!(waiting <= MOST_BYTES, "{waiting} bytes at port {port}");
+        assert!(dropped > 900, "{dropped} datagrams at port {port}");
+    }
+}
+
 /// Until then the frames of a full socket buffer waited for the end of whatever sleep the engine had begun.
 #[test]
 fn frames_that_the_kernel_has_not_taken_are_due_soon() {

@@ -27,6 +27,35 @@ fn a_quiet_device_needs_no_turn() {
     assert_eq!(due, None, "nothing is outstanding, so no timer runs");
 }
 
+/// A turn of another thread may begin a wait that is over before the engine's sleep: here that for an acknowledgement.
+#[test]
+fn an_engine_that_sleeps_hears_of_a_wait_that_another_thread_has_begun() {
+    for until_ns in [u64::MAX, 0] {
+        let mut world = World::new(2);
+        let (mut a, b) = world.pair(Shape::default());
+        let list = [a.segment(0, 8)];
+        a.send(&SendRequest::write(b.at(0), b.key).segments(&list));
+        let device = world.devices[0].clone();
+        let nic = std::sync::Arc::clone(device.engine_core());
+        nic.sleeps_until_ns
+            .store(until_ns, std::sync::atomic::Ordering::Relaxed);
+        let (told, asleep) = std::sync::mpsc::channel();
+        let engine = std::thread::spawn(move || {
+            let limit = Duration::from_secs(if until_ns > 0 { 60 } else { 1 });
+            let last_look = || {
+                told.send(()).unwrap();
+                false
+            };
+            nic.wake_word.sleep(limit, last_look)
+        });
+        asleep.recv().unwrap();
+        assert!(device.progress());
+        assert!(device.lock().next_due_ns(0).is_some());
+        // 0: it rests for a time that does not depend on what is due.
+        assert_eq!(engine.join().unwrap(), until_ns > 0);
+    }
+}
+
 #[test]
 fn drops_in_any_order() {
     for (order, engines) in (0..24).map(|i| (i / 4, i % 2 == 1)) {

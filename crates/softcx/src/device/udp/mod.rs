@@ -26,7 +26,7 @@ pub(crate) use self::interface::UdpInterface;
 pub(crate) use self::outbound::Departures;
 #[cfg(test)]
 pub(crate) use self::socket::mark_congested;
-use self::socket::{bind, duplicate};
+use self::socket::{bind, bind_sender, duplicate};
 use crate::device::roce::{ROCE_PORT, gid_of_address};
 use crate::{Error, Result, StateKind};
 
@@ -150,11 +150,11 @@ fn bind_to_any(addresses: impl Iterator<Item = IpAddr>) -> Result<(OwnedFd, IpAd
 fn flow_socket(address: IpAddr, flow: u16) -> Result<(OwnedFd, u16)> {
     let first = FIRST_FLOW_PORT + flow * FLOW_PORTS;
     for port in first..first + FLOW_PORTS {
-        if let Ok(socket) = bind(address, port) {
+        if let Ok(socket) = bind_sender(address, port) {
             return Ok((socket, port));
         }
     }
-    let any = bind(address, 0).and_then(|socket| Ok((socket::port_of(&socket)?, socket)));
+    let any = bind_sender(address, 0).and_then(|socket| Ok((socket::port_of(&socket)?, socket)));
     match any {
         Ok((port, socket)) => Ok((socket, port)),
         Err(error) => Err(system("bind of the UDP wire", &error)),

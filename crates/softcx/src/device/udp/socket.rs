@@ -114,6 +114,14 @@ pub(super) fn takes_segments(socket: &OwnedFd) -> bool {
     set(socket, libc::SOL_UDP, UDP_SEGMENT, 0)
 }
 
+/// A socket to send from, at an address and a port; 0 for a free port. Nobody reads what arrives there, so the kernel is to keep next to nothing of it.
+pub(super) fn bind_sender(address: IpAddr, port: u16) -> io::Result<OwnedFd> {
+    let socket = bind(address, port)?;
+    set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, 0);
+    set(&socket, libc::SOL_UDP, UDP_GRO, 0);
+    Ok(socket)
+}
+
 /// A socket at an address and a port; 0 for a free port.
 pub(super) fn bind(address: IpAddr, port: u16) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() {

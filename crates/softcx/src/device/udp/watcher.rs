@@ -89,11 +89,7 @@ fn take(nic: &EngineCore) -> bool {
         return false;
     };
     let worked = nic.turn(&mut core, nic.now_ns());
-    let more = core.has_more_to_do();
-    drop(core);
-    if more {
-        nic.wake_word.wake();
-    }
+    nic.end_turn(core, worked);
     worked
 }
 

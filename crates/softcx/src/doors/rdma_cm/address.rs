@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
 use crate::device::LinkLayer;
 use crate::device::fabric::{NODES, gid_of, node_of};
-use crate::device::roce::{ROCE_PORT, gid_of_address};
+use crate::device::roce::gid_of_address;
+use crate::doors::port::route;
 
 pub(super) const INET: u16 = libc::AF_INET as u16;
 pub(super) const INET6: u16 = libc::AF_INET6 as u16;
@@ -217,12 +218,9 @@ impl SocketAddress {
             None => self.gid(),
         };
         let [from, to] = [own, &gid].map(|gid| Ipv6Addr::from(*gid).to_canonical());
-        let connect = |socket: UdpSocket| socket.connect((to, ROCE_PORT));
-        let has_route =
-            from.is_ipv4() == to.is_ipv4() && UdpSocket::bind((from, 0)).and_then(connect).is_ok();
-        match has_route {
-            true => AddressTarget::Port(gid),
-            false => AddressTarget::Foreign,
+        match route(from, to) {
+            Ok(()) => AddressTarget::Port(gid),
+            Err(_) => AddressTarget::Foreign,
         }
     }
 

@@ -13,7 +13,7 @@ use crate::doors::abi::{
     GlobalRoute, Layout,
 };
 
-const PORT: u8 = 1;
+pub(super) const PORT: u8 = 1;
 const PKEY: u16 = 0xffff;
 const HOPS: u8 = 64;
 /// "Exactly", of a path's MTU, rate and life time.

@@ -198,7 +198,8 @@ impl<'a> CmCommand<'a> {
             command::JOIN_IP_MCAST => {
                 self.need_room(CmCreateIdResp::BYTES)?;
                 let it: CmJoinIpMcast = self.request()?;
-                self.refuse_multicast(it.id)
+                let address = SocketAddress::read(&it.addr);
+                self.join((it.id, it.uid), it.response, &address)
             }
             command::JOIN_MCAST => {
                 self.need_room(CmCreateIdResp::BYTES)?;
@@ -207,12 +208,13 @@ impl<'a> CmCommand<'a> {
                 if it.addr_size == 0 || it.addr_size != address.len_bytes() || it.join_flags > 1 {
                     return Err(libc::EINVAL);
                 }
-                self.refuse_multicast(it.id)
+                self.join((it.id, it.uid), it.response, &address)
             }
-            // No multicast group was ever joined.
             command::LEAVE_MCAST => {
                 self.need_room(CmDestroyIdResp::BYTES)?;
-                Err(libc::ENOENT)
+                let it: CmDestroyId = self.request()?;
+                let events_reported = self.table.leave(self.file, it.id)?;
+                self.respond(it.response, &CmDestroyIdResp { events_reported }.to_bytes())
             }
             command::GET_OPTION => Err(libc::ENOSYS),
             _ => Err(libc::EINVAL),
@@ -412,13 +414,17 @@ impl<'a> CmCommand<'a> {
         self.respond(it.response, &CmMigrateResp { events_reported }.to_bytes())
     }
 
-    /// There is no subnet manager, and no network interface, whose groups could be joined.
-    fn refuse_multicast(&self, handle: u32) -> Result<(), Errno> {
-        let id = self.table.id_of(self.file, handle)?;
-        let is_early = !matches!(id.state, IdState::AddressBound | IdState::AddressResolved);
-        if is_early || !id.has_device {
-            return Err(libc::EINVAL);
-        }
-        Err(libc::EOPNOTSUPP)
+    fn join(
+        &mut self,
+        (id, uid): (u32, u64),
+        response: u64,
+        address: &SocketAddress,
+    ) -> Result<(), Errno> {
+        let (space, file) = (self.caller.space(), self.file);
+        let answer = |id| {
+            let written = space.write(response, &CmCreateIdResp { id }.to_bytes());
+            written.map_err(|_| libc::EFAULT)
+        };
+        self.table.join((file, id), uid, address, answer)
     }
 }

@@ -19,6 +19,8 @@ pub(super) struct QueuedCmEvent {
     pub(super) owner: u32,
     /// The identifier of a request's connection.
     pub(super) request: Option<u32>,
+    /// The number of a multicast group that was joined.
+    pub(super) group: Option<u32>,
     pub(super) response: CmEventResp,
 }
 
@@ -117,6 +119,7 @@ mod tests {
             file.events.push_back(QueuedCmEvent {
                 owner: 1,
                 request: None,
+                group: None,
                 response: CmEventResp::read(&[]),
             });
         }

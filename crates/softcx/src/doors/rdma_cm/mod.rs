@@ -10,6 +10,7 @@ mod attributes;
 mod commands;
 mod connect;
 mod event_file;
+mod groups;
 mod id;
 mod mad;
 mod messages;

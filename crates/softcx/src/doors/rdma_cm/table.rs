@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::address::SocketAddress;
 use super::event_file::{EventFile, QueuedCmEvent};
+use super::groups::JoinedGroups;
 use super::id::{ConnectionId, ExchangeState, FileKey, IdState};
 use super::mad::CmMessage;
 use super::ports::Ports;
@@ -26,6 +27,7 @@ pub(super) mod event {
     pub(in crate::doors::rdma_cm) const REJECTED: u32 = 8;
     pub(in crate::doors::rdma_cm) const ESTABLISHED: u32 = 9;
     pub(in crate::doors::rdma_cm) const DISCONNECTED: u32 = 10;
+    pub(in crate::doors::rdma_cm) const MULTICAST_JOIN: u32 = 12;
     pub(in crate::doors::rdma_cm) const TIMEWAIT_EXIT: u32 = 15;
 }
 
@@ -38,7 +40,7 @@ pub(super) enum EventParam {
 }
 
 impl EventParam {
-    fn bytes(self) -> [u8; 304] {
+    pub(super) fn bytes(self) -> [u8; 304] {
         let from = match self {
             EventParam::None => Vec::new(),
             EventParam::Connection(param) => param.to_bytes(),
@@ -71,6 +73,7 @@ pub(super) struct CmTable {
     pub(super) path_mtu: u8,
     pub(super) ids: HashMap<u32, ConnectionId>,
     pub(super) files: HashMap<FileKey, EventFile>,
+    pub(super) groups: JoinedGroups,
     pub(super) ports: Ports,
     /// Identifiers by the number of their exchange.
     pub(super) exchanges: HashMap<u32, u32>,
@@ -96,6 +99,7 @@ impl CmTable {
             device,
             ids: HashMap::new(),
             files: HashMap::new(),
+            groups: JoinedGroups::default(),
             ports: Ports::after(32768 + (seed % 28000) as u16),
             exchanges: HashMap::new(),
             requests: HashMap::new(),
@@ -306,6 +310,7 @@ impl CmTable {
         let event = QueuedCmEvent {
             owner: handle,
             request: None,
+            group: None,
             response,
         };
         self.deliver(file, event);
@@ -330,13 +335,14 @@ impl CmTable {
         let event = QueuedCmEvent {
             owner: listener,
             request: Some(request),
+            group: None,
             response,
         };
         self.deliver(file, event);
         true
     }
 
-    fn deliver(&mut self, key: FileKey, event: QueuedCmEvent) {
+    pub(super) fn deliver(&mut self, key: FileKey, event: QueuedCmEvent) {
         if let Some(file) = self.files.get_mut(&key) {
             file.events.push_back(event);
         }
@@ -377,6 +383,9 @@ impl CmTable {
         if let Some(request) = event.request.and_then(|it| self.ids.get_mut(&it)) {
             request.is_known = true;
         }
+        if let Some(group) = event.group {
+            self.groups.event_is_read(group);
+        }
         if let Some(owner) = self.ids.get_mut(&event.owner) {
             owner.events_read += 1;
             owner.backlog += u32::from(event.request.is_some());
@@ -390,6 +399,7 @@ impl CmTable {
             return 0;
         };
         self.exchanges.remove(&id.exchange.local_id);
+        self.groups.forget_id(handle);
         if let Some(peer) = id.exchange.peer {
             let remote = (peer, id.exchange.remote_guid, id.exchange.remote_qpn);
             if self.connections.get(&remote) == Some(&handle) {

@@ -21,6 +21,7 @@ pub(super) fn create(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     if global && call.context.client.gid_index() != Some(route.sgid_index) {
         return Err(GID_IS_EMPTY);
     }
+    port.check_route(&route.dgid)?;
     let pd = call.tables.objects.pd(request.pd_handle)?;
     let ah_handle = call.insert(Object::Ah(pd))?;
     call.respond(CreateAhResp { ah_handle });

@@ -51,6 +51,9 @@ fn change(call: &mut UverbsCall<'_>, request: &ExModifyQp, known: u32) -> Result
     let qp = call.tables.objects.qp(base.qp_handle)?;
     let port = call.context.port;
     check(base, &port)?;
+    if base.attr_mask & mask::AV != 0 {
+        port.check_route(&base.dest.dgid)?;
+    }
     // Keys with this bit are kept to processes that may make raw packets (`modify_qp` in core/uverbs_cmd.c).
     if base.attr_mask & mask::QKEY != 0
         && base.qkey & PRIVILEGED_QKEY != 0

@@ -2,6 +2,7 @@
 
 mod connections;
 mod exchanges;
+mod groups;
 mod hostile;
 mod refusals;
 
@@ -38,6 +39,8 @@ const MIGRATE_ID: u32 = 18;
 const BIND: u32 = 20;
 const RESOLVE_ADDR: u32 = 21;
 const JOIN_MCAST: u32 = 22;
+const JOIN_IP_MCAST: u32 = 16;
+const LEAVE_MCAST: u32 = 17;
 
 /// Events.
 const ADDR_RESOLVED: u32 = 0;
@@ -49,6 +52,7 @@ const UNREACHABLE: u32 = 7;
 const REJECTED: u32 = 8;
 const ESTABLISHED: u32 = 9;
 const DISCONNECTED: u32 = 10;
+const MULTICAST_JOIN: u32 = 12;
 const TIMEWAIT_EXIT: u32 = 15;
 
 const TCP: u16 = 0x0106;
