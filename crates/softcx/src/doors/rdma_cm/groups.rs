@@ -1,7 +1,5 @@
 //! Multicast groups that identifiers have joined: on Ethernet, where no subnet manager is asked.
 
-use std::collections::HashMap;
-
 use super::address::SocketAddress;
 use super::attributes::PORT;
 use super::connect::UDP_QKEY;
@@ -16,42 +14,6 @@ use doorbell_wire::mlx5::Datagram;
 
 /// Datagrams to a group do not leave the network of their sender.
 const HOPS: u8 = 1;
-
-/// Groups by the numbers that processes have for them.
-#[derive(Debug, Default)]
-pub(super) struct JoinedGroups {
-    groups: HashMap<u32, JoinedGroup>,
-    last: u32,
-}
-
-#[derive(Debug)]
-struct JoinedGroup {
-    /// The identifier that has joined it.
-    id: u32,
-    events_read: u32,
-}
-
-impl JoinedGroups {
-    fn add(&mut self, id: u32) -> u32 {
-        self.last = self.last.wrapping_add(1);
-        while self.groups.contains_key(&self.last) {
-            self.last = self.last.wrapping_add(1);
-        }
-        let group = JoinedGroup { id, events_read: 0 };
-        self.groups.insert(self.last, group);
-        self.last
-    }
-
-    pub(super) fn event_is_read(&mut self, number: u32) {
-        if let Some(group) = self.groups.get_mut(&number) {
-            group.events_read += 1;
-        }
-    }
-
-    pub(super) fn forget_id(&mut self, id: u32) {
-        self.groups.retain(|_, group| group.id != id);
-    }
-}
 
 impl CmTable {
     /// Joins a group (`cma_iboe_join_multicast` of core/cma.c). The queue pair joins by a command of its own. `answer` tells the process the number before there is
@@ -81,7 +43,7 @@ impl CmTable {
         let gid = address.ip().map_or(address.gid(), gid_of_address);
         let number = self.groups.add(handle);
         if let Err(error) = answer(number) {
-            self.groups.groups.remove(&number);
+            self.groups.remove(number);
             return Err(error);
         }
         let param = CmUdParam {
@@ -122,10 +84,9 @@ impl CmTable {
     /// # Errors
     /// ENOENT if there is no such group, EINVAL if it is one of another file.
     pub(super) fn leave(&mut self, file: FileKey, number: u32) -> Result<u32, Errno> {
-        let group = self.groups.groups.get(&number).ok_or(libc::ENOENT)?;
-        self.id_of(file, group.id).map_err(|_| libc::EINVAL)?;
-        let events_read = group.events_read;
-        self.groups.groups.remove(&number);
+        let id = self.groups.id_of(number).ok_or(libc::ENOENT)?;
+        self.id_of(file, id).map_err(|_| libc::EINVAL)?;
+        let events_read = self.groups.remove(number);
         if let Some(file) = self.files.get_mut(&file) {
             file.events.retain(|event| event.group != Some(number));
             file.settle();

@@ -12,6 +12,7 @@ mod connect;
 mod event_file;
 mod groups;
 mod id;
+mod joined_groups;
 mod mad;
 mod messages;
 mod ports;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::address::SocketAddress;
 use super::event_file::{EventFile, QueuedCmEvent};
-use super::groups::JoinedGroups;
 use super::id::{ConnectionId, ExchangeState, FileKey, IdState};
+use super::joined_groups::JoinedGroups;
 use super::mad::CmMessage;
 use super::ports::Ports;
 use crate::device::Device;
