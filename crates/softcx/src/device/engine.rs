@@ -189,17 +189,16 @@ impl EngineCore {
             let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
             let is_driven = driven_at.is_some_and(|at| at.elapsed() < DRIVEN_FOR);
             let mut rest = pace.rest(idle, is_driven, core.pages_that_may_be_rung());
-            let mut until_ns = 0;
             if rest != Rest::Spin {
                 let now_ns = self.now_ns();
                 let due = core.next_due_ns(now_ns);
                 rest = rest.until(due.map(|due| Duration::from_nanos(due.saturating_sub(now_ns))));
                 core.look_at_all_pages();
                 if let Rest::Sleep(time) = rest {
-                    until_ns = now_ns.saturating_add(time.as_nanos() as u64);
+                    let until_ns = now_ns.saturating_add(time.as_nanos() as u64);
+                    self.sleeps_until_ns.store(until_ns, Ordering::Relaxed);
                 }
             }
-            self.sleeps_until_ns.store(until_ns, Ordering::Relaxed);
             drop(core);
             let time = match rest {
                 Rest::Spin => {

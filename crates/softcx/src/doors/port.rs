@@ -78,7 +78,7 @@ impl PortIdentity {
     /// of another family than the port's, and the error of a route that is not there. A station that does not answer is not asked for.
     pub(super) fn check_route(&self, gid: &[u8; 16]) -> Result<(), Errno> {
         let to = Ipv6Addr::from(*gid).to_canonical();
-        if !self.is_ethernet() || !self.by_udp || to.is_multicast() {
+        if !self.by_udp || to.is_multicast() {
             return Ok(());
         }
         route(Ipv6Addr::from(self.gid).to_canonical(), to)
